@@ -1,0 +1,97 @@
+//! Tensors hold their items along one dimension: dim 0, or the one that a batch names.
+
+use std::ops::Range;
+
+use burn_tensor::backend::Backend;
+use burn_tensor::{BasicOps, Tensor};
+
+use crate::{MicroBatch, MicroBatchError};
+
+/// A value whose items lie along a dimension that the batch names: what `#[micro_batch(dim = ...)]` needs.
+///
+/// Tensors of every kind and rank have it, and an `Option` of them.
+///
+/// ```
+/// use burn_tensor::{Tensor, backend::Backend};
+/// use firebox_batch::SliceDim;
+///
+/// /// The second half of the sequences of a `[time, sequences, features]` tensor.
+/// fn second_half<B: Backend>(sequences: &Tensor<B, 3>) -> Tensor<B, 3> {
+///     let items = sequences.dim_items(1).expect("the rank is 3");
+///     sequences.dim_range(1, items / 2..items)
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no dimensions to cut along",
+    label = "`{Self}` is not a tensor",
+    note = "`#[micro_batch(dim = ...)]` is for fields that are a `Tensor` or an `Option<Tensor>`; for a list \
+            of tensors write `#[micro_batch(each, dim = ...)]`",
+    note = "without it the field is cut as its type says, and with `#[micro_batch(shared)]` not at all"
+)]
+pub trait SliceDim: Sized {
+    /// The number of items along `dim`, from 0.
+    ///
+    /// # Errors
+    /// [`MicroBatchError::DimOutOfRank`] if there is no such dimension; [`MicroBatchError::NoItems`] for `None`.
+    fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError>;
+
+    /// The items in `range` along `dim`, from 0. The whole range is a clone: no operation is added.
+    ///
+    /// # Panics
+    /// If there is no such dimension, or `range` is not inside `0..self.dim_items(dim)`.
+    #[must_use]
+    fn dim_range(&self, dim: usize, range: Range<usize>) -> Self;
+}
+
+impl<B, const D: usize, K> SliceDim for Tensor<B, D, K>
+where
+    B: Backend,
+    K: BasicOps<B>,
+{
+    fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError> {
+        self.dims().get(dim).copied().ok_or(MicroBatchError::DimOutOfRank {
+            owner: "Tensor",
+            field: String::new(),
+            dim,
+            rank: D,
+        })
+    }
+
+    fn dim_range(&self, dim: usize, range: Range<usize>) -> Self {
+        let shape = self.dims();
+        assert!(dim < D, "dim {dim} is outside a tensor of shape {shape:?}: count from 0");
+        assert!(
+            range.start <= range.end && range.end <= shape[dim],
+            "items {range:?} are outside dim {dim} of a tensor of shape {shape:?}: take a range of `items()`"
+        );
+        if range == (0..shape[dim]) { self.clone() } else { self.clone().slice_dim(dim, range) }
+    }
+}
+
+impl<T: SliceDim> SliceDim for Option<T> {
+    fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError> {
+        match self {
+            Some(value) => value.dim_items(dim),
+            None => Err(MicroBatchError::NoItems { owner: "Option" }),
+        }
+    }
+
+    fn dim_range(&self, dim: usize, range: Range<usize>) -> Self {
+        self.as_ref().map(|value| value.dim_range(dim, range))
+    }
+}
+
+/// One item per entry of dim 0.
+impl<B, const D: usize, K> MicroBatch for Tensor<B, D, K>
+where
+    B: Backend,
+    K: BasicOps<B>,
+{
+    fn items(&self) -> Result<usize, MicroBatchError> {
+        self.dim_items(0)
+    }
+
+    fn range(&self, range: Range<usize>) -> Self {
+        self.dim_range(0, range)
+    }
+}

@@ -1,0 +1,16 @@
+//! A field cannot be shared and cut at once.
+
+use firebox_batch::MicroBatch;
+
+#[derive(MicroBatch)]
+struct Batch {
+    #[micro_batch(shared, dim = 1)]
+    a: Vec<u8>,
+    #[micro_batch(each, shared)]
+    b: Vec<Vec<u8>>,
+    #[micro_batch(each)]
+    #[micro_batch(shared)]
+    c: Vec<Vec<u8>>,
+}
+
+fn main() {}

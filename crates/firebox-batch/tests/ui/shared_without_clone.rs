@@ -1,0 +1,17 @@
+//! What is shared goes into every micro-batch, so it must be `Clone`.
+
+use firebox_batch::MicroBatch;
+
+struct Vocabulary(Vec<String>);
+
+#[derive(MicroBatch)]
+struct Batch {
+    ids: Vec<u32>,
+    #[micro_batch(shared)]
+    vocabulary: Vocabulary,
+}
+
+#[derive(MicroBatch)]
+struct Elements(Vec<Vocabulary>);
+
+fn main() {}

@@ -1,0 +1,163 @@
+//! The decorator as a backend, and what lies between it and the user's backend type.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use burn::backend::Autodiff;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::tensor::Tensor;
+use burn_backend::backend::BackendTypes;
+use burn_backend::{Backend, DType, DTypeUsageSet, ExecutionError, TensorData};
+
+use crate::kind::{Bool, Float, Int, Quantized};
+use crate::session;
+use crate::tensor::LazyTensor;
+
+/// A backend that can record its operations instead of running them.
+///
+/// Outside a recording every operation runs at once on `B`: same values, same gradients, same order, same reuse of
+/// memory. Inside a [`Recorder::record`](crate::Recorder::record) scope operations of the recording thread are
+/// written into a [`Trace`](firebox_trace::Trace) and run later, or never.
+///
+/// Use it below `Autodiff`: `Autodiff<Lazy<Flex>>` in place of `Autodiff<Flex>`. Its device is the device of `B`.
+///
+/// Differences from `B`: quantized tensors cannot be recorded, and `memory_persistent_allocations` is not passed on
+/// (which pool a parameter lands in would depend on a race). `memory_cleanup` and `staging` are passed on outside
+/// recordings only.
+pub struct Lazy<B>(PhantomData<B>);
+
+impl<B> Clone for Lazy<B> {
+    fn clone(&self) -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<B> Default for Lazy<B> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<B> fmt::Debug for Lazy<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lazy")
+    }
+}
+
+impl<B: Backend> BackendTypes for Lazy<B> {
+    type Device = B::Device;
+    type FloatTensorPrimitive = LazyTensor<B, Float>;
+    type FloatElem = B::FloatElem;
+    type IntTensorPrimitive = LazyTensor<B, Int>;
+    type IntElem = B::IntElem;
+    type BoolTensorPrimitive = LazyTensor<B, Bool>;
+    type BoolElem = B::BoolElem;
+    type QuantizedTensorPrimitive = LazyTensor<B, Quantized>;
+}
+
+impl<B: Backend> Backend for Lazy<B> {
+    fn ad_enabled(device: &Self::Device) -> bool {
+        B::ad_enabled(device)
+    }
+
+    fn memory_cleanup(device: &Self::Device) {
+        if !session::records::<B>() {
+            B::memory_cleanup(device);
+        }
+    }
+
+    fn name(device: &Self::Device) -> String {
+        format!("lazy<{}>", B::name(device))
+    }
+
+    fn seed(device: &Self::Device, seed: u64) {
+        if session::records::<B>() {
+            let device = device.clone();
+            session::with::<B, _>(|session| {
+                session.push_effect(move |_| B::seed(&device, seed));
+            });
+        } else {
+            B::seed(device, seed);
+        }
+    }
+
+    fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
+        B::sync(device)
+    }
+
+    fn staging<'a, Iter>(data: Iter, device: &Self::Device)
+    where
+        Iter: Iterator<Item = &'a mut TensorData>,
+    {
+        if !session::records::<B>() {
+            B::staging(data, device);
+        }
+    }
+
+    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        B::dtype_usage(device, dtype)
+    }
+
+    fn device_count(type_id: u16) -> usize {
+        B::device_count(type_id)
+    }
+}
+
+/// The backends whose operations can be recorded: [`Lazy<B>`] and `Autodiff<Lazy<B>>`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot record its operations",
+    label = "not a lazy backend",
+    note = "put `Lazy` around the innermost backend: `Autodiff<Lazy<Flex>>` instead of `Autodiff<Flex>`"
+)]
+pub trait LazyBackend: Backend<Device = <Self::Base as BackendTypes>::Device> {
+    /// The decorated backend, which runs the operations.
+    type Base: Backend;
+
+    /// The tensor of the decorator below a float tensor of this backend.
+    fn lazy_float(tensor: &Self::FloatTensorPrimitive) -> LazyTensor<Self::Base, Float>;
+    /// The tensor of the decorator below an integer tensor of this backend.
+    fn lazy_int(tensor: &Self::IntTensorPrimitive) -> LazyTensor<Self::Base, Int>;
+    /// The tensor of the decorator below a boolean tensor of this backend.
+    fn lazy_bool(tensor: &Self::BoolTensorPrimitive) -> LazyTensor<Self::Base, Bool>;
+
+    /// Lets go of what automatic differentiation still holds of graphs that nobody can run backwards any more.
+    fn forget_graphs(_device: &Self::Device) {}
+}
+
+impl<B: Backend> LazyBackend for Lazy<B> {
+    type Base = B;
+
+    fn lazy_float(tensor: &Self::FloatTensorPrimitive) -> LazyTensor<B, Float> {
+        tensor.clone()
+    }
+
+    fn lazy_int(tensor: &Self::IntTensorPrimitive) -> LazyTensor<B, Int> {
+        tensor.clone()
+    }
+
+    fn lazy_bool(tensor: &Self::BoolTensorPrimitive) -> LazyTensor<B, Bool> {
+        tensor.clone()
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> LazyBackend for Autodiff<Lazy<B>, C> {
+    type Base = B;
+
+    fn lazy_float(tensor: &Self::FloatTensorPrimitive) -> LazyTensor<B, Float> {
+        tensor.primitive.clone()
+    }
+
+    fn lazy_int(tensor: &Self::IntTensorPrimitive) -> LazyTensor<B, Int> {
+        tensor.clone()
+    }
+
+    fn lazy_bool(tensor: &Self::BoolTensorPrimitive) -> LazyTensor<B, Bool> {
+        tensor.clone()
+    }
+
+    /// burn-autodiff frees such graphs at the end of a backward pass: one is run, on a single number.
+    fn forget_graphs(device: &Self::Device) {
+        let one = Tensor::<Self, 1>::ones([1], device).require_grad();
+        drop(one.backward());
+    }
+}

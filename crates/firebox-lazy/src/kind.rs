@@ -1,0 +1,85 @@
+//! The four kinds of tensors of a backend, and a value that may be any of them.
+
+use burn_backend::{Backend, QTensorPrimitive, TensorMetadata, quantization::QuantScheme};
+
+/// A kind of tensor: float, int, bool or quantized.
+pub trait Kind<B: Backend>: Send + Sync + 'static {
+    /// The backend's own tensor of this kind.
+    type Primitive: TensorMetadata + 'static;
+
+    /// The device on which a tensor lives.
+    fn device(primitive: &Self::Primitive) -> B::Device;
+
+    /// Forgets the kind.
+    fn erase(primitive: Self::Primitive) -> Value<B>;
+
+    /// Finds the kind again.
+    ///
+    /// # Panics
+    ///
+    /// If the value is of another kind.
+    fn restore(value: Value<B>) -> Self::Primitive;
+}
+
+/// The kind of float tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Float;
+
+/// The kind of integer tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Int;
+
+/// The kind of boolean tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Bool;
+
+/// The kind of quantized tensors, which cannot be recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Quantized;
+
+/// A tensor of the decorated backend, of any kind.
+#[derive(Clone)]
+pub enum Value<B: Backend> {
+    /// A float tensor.
+    Float(B::FloatTensorPrimitive),
+    /// An integer tensor.
+    Int(B::IntTensorPrimitive),
+    /// A boolean tensor.
+    Bool(B::BoolTensorPrimitive),
+    /// A quantized tensor.
+    Quantized(B::QuantizedTensorPrimitive),
+}
+
+macro_rules! kind {
+    ($kind:ident, $primitive:ident, $device:ident) => {
+        impl<B: Backend> Kind<B> for $kind {
+            type Primitive = B::$primitive;
+
+            fn device(primitive: &Self::Primitive) -> B::Device {
+                B::$device(primitive)
+            }
+
+            fn erase(primitive: Self::Primitive) -> Value<B> {
+                Value::$kind(primitive)
+            }
+
+            fn restore(value: Value<B>) -> Self::Primitive {
+                match value {
+                    Value::$kind(primitive) => primitive,
+                    _ => unreachable!("a tensor keeps its kind for life"),
+                }
+            }
+        }
+    };
+}
+
+kind!(Float, FloatTensorPrimitive, float_device);
+kind!(Int, IntTensorPrimitive, int_device);
+kind!(Bool, BoolTensorPrimitive, bool_device);
+kind!(Quantized, QuantizedTensorPrimitive, q_device);
+
+impl<B: Backend> QTensorPrimitive for crate::LazyTensor<B, Quantized> {
+    fn scheme(&self) -> &QuantScheme {
+        self.ready().scheme()
+    }
+}

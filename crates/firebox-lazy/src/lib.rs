@@ -1,0 +1,17 @@
+//! `Lazy<B>`: a decorator for burn backends that records operations without running them.
+
+mod backend;
+mod call;
+mod describe;
+mod kind;
+mod module;
+mod ops;
+mod recording;
+mod session;
+mod tensor;
+
+pub use backend::{Lazy, LazyBackend};
+pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
+pub use module::{Rehearsal, initialize, rehearse, restore};
+pub use recording::{Discarded, RecordError, Recorder, Recording, Survivor, label, mark};
+pub use tensor::LazyTensor;

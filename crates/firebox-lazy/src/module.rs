@@ -1,0 +1,147 @@
+//! Recording a step of a model without leaving a mark on the model.
+//!
+//! Three things of a burn module outlive a step that is recorded and never run: parameters that were not
+//! initialized before, running statistics, which clones of a module share, and updates of them that are still
+//! pending for the thread. [`rehearse`] takes care of all three.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Bool, Int, Tensor, TensorPrimitive};
+use burn_backend::Backend;
+use firebox_trace::Trace;
+
+use crate::backend::LazyBackend;
+use crate::recording::{Discarded, RecordError, Recorder, Survivor};
+
+/// Initializes every parameter of a module in place, in the order of the module's fields.
+///
+/// burn initializes a parameter when it is first used, and a clone of a module made before that gets values of its
+/// own. After this call all clones share the same values.
+pub fn initialize<B: Backend, M: Module<B>>(module: &M) {
+    struct Initialize;
+
+    impl<B: Backend> ModuleVisitor<B> for Initialize {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            param.val();
+        }
+
+        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+            param.val();
+        }
+
+        fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
+            param.val();
+        }
+    }
+
+    module.visit(&mut Initialize);
+}
+
+/// Records what `program` does with `module`, and discards it.
+///
+/// Afterwards the module's parameters and running statistics, and the backend's random state, are bit for bit what
+/// they were, also when `program` panics. Set [`Recorder::substitute_random`] for a program that reads values.
+/// Clones of `module` share its running statistics and must not be in use on other threads meanwhile.
+///
+/// Tensors that `program` put elsewhere are reported as [`Discarded::survivors`]; they stay without values.
+///
+/// # Errors
+///
+/// As [`Recorder::record`].
+///
+/// # Panics
+///
+/// If `program` panics.
+pub fn rehearse<B: LazyBackend, M: Module<B>>(
+    recorder: &Recorder,
+    module: &M,
+    program: impl FnOnce(&M),
+) -> Result<Rehearsal, RecordError> {
+    initialize(module);
+    let snapshot = module.clone().into_record();
+    let recorded =
+        catch_unwind(AssertUnwindSafe(|| recorder.record::<B::Base, _>(|| program(module))));
+    let replaced = restore(module, snapshot)?;
+    if let Some(device) = module.devices().first() {
+        B::forget_graphs(device);
+    }
+    match recorded {
+        Ok(recording) => {
+            let Discarded { trace, survivors } = recording?.discard();
+            Ok(Rehearsal { trace, survivors, replaced })
+        }
+        Err(panic) => resume_unwind(panic),
+    }
+}
+
+/// What is left of a rehearsal.
+#[derive(Clone, Debug)]
+pub struct Rehearsal {
+    /// The trace.
+    pub trace: Trace,
+    /// Tensors of the recording that somebody outside the module still holds.
+    pub survivors: Vec<Survivor>,
+    /// The paths of the tensors of the module that the program replaced in place: running statistics.
+    pub replaced: Vec<String>,
+}
+
+/// Gives a module the running statistics of `snapshot`, a record of the same module, also when they are tensors of a
+/// recording that was discarded or failed; returns the paths of those.
+///
+/// # Errors
+///
+/// [`RecordError::Nested`] inside a recording.
+pub fn restore<B: LazyBackend, M: Module<B>>(
+    module: &M,
+    snapshot: M::Record,
+) -> Result<Vec<String>, RecordError> {
+    let mut replaced = Lost { path: Vec::new(), found: Vec::new() };
+    let salvage = Recorder::salvage().record::<B::Base, _>(|| {
+        // Updates that are pending for this thread are drained by making a record. That computes on tensors that
+        // may have no values, which is why all of this is a recording, and never run.
+        drop(module.clone().into_record());
+        module.visit(&mut replaced);
+        drop(module.clone().load_record(snapshot));
+    })?;
+    salvage.discard();
+    Ok(replaced.found)
+}
+
+/// Finds the tensors of a module that have no values.
+struct Lost {
+    path: Vec<String>,
+    found: Vec<String>,
+}
+
+impl Lost {
+    fn note(&mut self, lost: bool) {
+        if lost {
+            self.found.push(self.path.join("."));
+        }
+    }
+}
+
+impl<B: LazyBackend> ModuleVisitor<B> for Lost {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let TensorPrimitive::Float(tensor) = param.val().into_primitive() {
+            self.note(B::lazy_float(&tensor).is_promise());
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+        self.note(B::lazy_int(&param.val().into_primitive()).is_promise());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
+        self.note(B::lazy_bool(&param.val().into_primitive()).is_promise());
+    }
+
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+}

@@ -1,0 +1,190 @@
+//! The operations of the decorator: each runs at once on the backend, or, inside a recording, becomes a call of the
+//! trace and of the program.
+//!
+//! The methods are listed by their signatures; the macros below write their bodies. A test compares the lists with
+//! the traits of burn, so that no method falls back to a decomposition that the backend does not use.
+
+mod activation;
+mod bool;
+mod float;
+mod int;
+mod module;
+mod quantized;
+mod random;
+mod transaction;
+
+/// Methods that the describing router knows: called on the backend, or described by the router and recorded.
+macro_rules! forward {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
+        fn $name($($arg: $ty),*) -> $ret {
+            if !$crate::session::records::<B>() {
+                return <$ret as $crate::call::Returned<B>>::wrap(
+                    B::$name($(<$ty as $crate::call::Argument<B>>::plain($arg)),*),
+                );
+            }
+            let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
+            $(let $arg = <$ty as $crate::call::Argument<B>>::record($arg, &mut frame);)*
+            let described = $crate::describe::Describer::<B>::$name($($arg.0),*);
+            frame.close::<$ret>(described, move |values| {
+                $(let mut $arg = $arg.1;)*
+                B::$name($($crate::call::Slot::<B>::fetch(&mut $arg, values)),*)
+            })
+        }
+    )*};
+}
+
+/// Methods that the describing router does not know, or only by reading values: described by the shapes and element
+/// types of their results.
+macro_rules! by_shape {
+    ($(
+        fn $name:ident($first:ident: $first_ty:ty $(, $arg:ident: $ty:ty)*) -> $ret:ty => $shapes:expr;
+    )*) => {$(
+        fn $name($first: $first_ty $(, $arg: $ty)*) -> $ret {
+            if !$crate::session::records::<B>() {
+                return <$ret as $crate::call::Returned<B>>::wrap(B::$name(
+                    <$first_ty as $crate::call::Argument<B>>::plain($first)
+                    $(, <$ty as $crate::call::Argument<B>>::plain($arg))*
+                ));
+            }
+            let shapes = $shapes;
+            let device = $first.device();
+            let parameters = $crate::ops::parameters(&[$(&$crate::ops::Described(&$arg)),*]);
+            let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
+            let $first = <$first_ty as $crate::call::Argument<B>>::record($first, &mut frame);
+            $(let $arg = <$ty as $crate::call::Argument<B>>::record($arg, &mut frame);)*
+            let described = frame.describe_by_shape(parameters, &device, shapes);
+            let described = $crate::ops::FromShapes::from_shapes(described);
+            frame.close::<$ret>(described, move |values| {
+                let mut $first = $first.1;
+                $(let mut $arg = $arg.1;)*
+                B::$name(
+                    $crate::call::Slot::<B>::fetch(&mut $first, values)
+                    $(, $crate::call::Slot::<B>::fetch(&mut $arg, values))*
+                )
+            })
+        }
+    )*};
+}
+
+/// Methods that make a tensor on a device.
+macro_rules! create {
+    ($kind:ident: $(
+        fn $name:ident($($before:ident: $before_ty:ty),*; device; $dtype:ident: $dtype_ty:ty) -> $ret:ty;
+    )*) => {$(
+        fn $name($($before: $before_ty),*, device: &Device<Self>, $dtype: $dtype_ty) -> $ret {
+            create!($kind: $name, device, ($($before),*; $dtype), |_values| {
+                B::$name($($before),*, &device, $dtype)
+            })
+        }
+    )*};
+    ($kind:ident: $name:ident, $device:ident, ($($before:ident),*; $dtype:ident), |$values:ident| $run:expr) => {{
+        if !$crate::session::records::<B>() {
+            return $crate::tensor::LazyTensor::<B, $kind>::new(B::$name($($before),*, $device, $dtype));
+        }
+        let frame = $crate::call::CallFrame::<B>::open(stringify!($name));
+        let described =
+            $crate::describe::Describer::<B>::$name($($before.clone()),*, $device, $dtype);
+        let $device = $device.clone();
+        frame.close::<$crate::tensor::LazyTensor<B, $kind>>(described, move |$values| $run)
+    }};
+}
+
+/// Methods that read the values of a tensor.
+macro_rules! into_data {
+    ($name:ident, $tensor:ident) => {
+        fn $name(
+            tensor: $tensor<Self>,
+        ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
+            B::$name($crate::session::read(tensor))
+        }
+    };
+}
+
+/// Moves to a device: nothing to record where the tensor is there already.
+macro_rules! move_to {
+    ($name:ident, $tensor:ident, $device:ident) => {{
+        if !$crate::session::records::<B>() {
+            return $crate::tensor::LazyTensor::new(B::$name($tensor.into_inner(), $device));
+        }
+        if &$tensor.device() == $device {
+            return $tensor;
+        }
+        let shape = (
+            burn_backend::TensorMetadata::shape(&$tensor),
+            burn_backend::TensorMetadata::dtype(&$tensor),
+        );
+        let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
+        let (_, mut slot) = frame.input($tensor);
+        let [described] = frame.describe_by_shape(String::new(), $device, [shape]);
+        let $device = $device.clone();
+        frame.close(described, move |values| {
+            B::$name($crate::call::Slot::<B>::fetch(&mut slot, values), &$device)
+        })
+    }};
+}
+
+use by_shape;
+use create;
+use forward;
+use into_data;
+use move_to;
+
+/// A parameter of a call as its description shows it; tensors are shown by the trace already.
+struct Described<'a, T>(&'a T);
+
+/// What is left of a [`Described`] when its type is forgotten.
+trait Show {
+    fn show(&self) -> Option<String>;
+}
+
+impl<T: Parameter> Show for Described<'_, T> {
+    fn show(&self) -> Option<String> {
+        self.0.text()
+    }
+}
+
+/// Arguments of methods that are described by their shapes.
+trait Parameter {
+    fn text(&self) -> Option<String>;
+}
+
+macro_rules! parameter {
+    ($($ty:ty),*) => {$(
+        impl Parameter for $ty {
+            fn text(&self) -> Option<String> {
+                Some(format!("{self:?}"))
+            }
+        }
+    )*};
+}
+
+parameter!(bool, usize, Option<usize>, burn_std::IntDType, burn_backend::ops::GridSampleOptions);
+
+impl<B: burn_backend::Backend, K: crate::kind::Kind<B>> Parameter for crate::LazyTensor<B, K> {
+    fn text(&self) -> Option<String> {
+        None
+    }
+}
+
+fn parameters(parameters: &[&dyn Show]) -> String {
+    parameters.iter().filter_map(|parameter| parameter.show()).collect::<Vec<_>>().join(", ")
+}
+
+/// The described results of a call from the list of its described tensors.
+trait FromShapes<B: burn_backend::Backend, const N: usize> {
+    fn from_shapes(described: [crate::describe::Described<B>; N]) -> Self;
+}
+
+impl<B: burn_backend::Backend> FromShapes<B, 1> for crate::describe::Described<B> {
+    fn from_shapes([described]: [crate::describe::Described<B>; 1]) -> Self {
+        described
+    }
+}
+
+impl<B: burn_backend::Backend> FromShapes<B, 2>
+    for (crate::describe::Described<B>, crate::describe::Described<B>)
+{
+    fn from_shapes([first, second]: [crate::describe::Described<B>; 2]) -> Self {
+        (first, second)
+    }
+}

@@ -1,0 +1,263 @@
+//! The recording scope: what a user of the decorator calls.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use burn_backend::Backend;
+use burn_std::{DType, Shape};
+use firebox_trace::{Bytes, Label, OpIndex, Origin, Step, Trace};
+
+use crate::kind::Kind;
+use crate::session::{self, Session};
+use crate::tensor::{LazyTensor, Stage};
+
+/// Records operations of [`Lazy<B>`](crate::Lazy) on the calling thread.
+///
+/// ```
+/// use burn::backend::Flex;
+/// use burn::tensor::Tensor;
+/// use firebox_lazy::{Lazy, Recorder};
+///
+/// let device = Default::default();
+/// let x = Tensor::<Lazy<Flex>, 1>::from_floats([1.0, 2.0], &device);
+/// let recording = Recorder::new().record::<Flex, _>(|| x.clone().exp().sum())?;
+/// assert_eq!(recording.trace().calls().count(), 2);
+/// let sum = recording.run();
+/// assert_eq!(sum.into_scalar(), 1f32.exp() + 2f32.exp());
+/// # Ok::<(), firebox_lazy::RecordError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Recorder {
+    pub(crate) read_limit: Option<ReadLimit>,
+    pub(crate) substitute_random: bool,
+    /// Whether tensors that another recording promised may be used: what is computed on them is never run.
+    pub(crate) salvage: bool,
+}
+
+/// What a read inside a recording may cost: see [`Recorder::limit_reads`].
+#[derive(Clone)]
+pub(crate) struct ReadLimit {
+    pub(crate) budget: Bytes,
+    pub(crate) footprint: Arc<dyn Fn(&Trace) -> Bytes + Send + Sync>,
+}
+
+impl fmt::Debug for ReadLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadLimit").field("budget", &self.budget).finish_non_exhaustive()
+    }
+}
+
+/// The payload with which a refused read unwinds to [`Recorder::record`].
+pub(crate) struct ReadRefused {
+    pub(crate) at: OpIndex,
+    pub(crate) needed: Bytes,
+    pub(crate) budget: Bytes,
+}
+
+/// Why nothing was recorded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// The thread records already.
+    #[error(
+        "this thread records already, and recordings do not nest: end the outer recording first, or record on \
+         another thread"
+    )]
+    Nested,
+    /// The program reads a value, and what it recorded before does not fit.
+    #[error(
+        "step {at} reads a value, and running what comes before it needs {needed} where {budget} are allowed: \
+         record fewer items at once, or do not read values inside the step"
+    )]
+    ReadTooLarge {
+        /// The position of the read.
+        at: OpIndex,
+        /// What the steps before it need.
+        needed: Bytes,
+        /// The limit.
+        budget: Bytes,
+    },
+}
+
+impl Recorder {
+    /// A recorder that runs whatever a read asks for.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A recorder for a program that is never run and may use tensors without values.
+    pub(crate) fn salvage() -> Self {
+        Self { salvage: true, ..Self::default() }
+    }
+
+    /// Refuses a read whose prefix has a footprint above `budget`. Default: no limit.
+    ///
+    /// A value that is read inside a recording forces all steps before it to run. `footprint` gives the bytes that
+    /// a trace needs.
+    pub fn limit_reads(
+        mut self,
+        budget: Bytes,
+        footprint: impl Fn(&Trace) -> Bytes + Send + Sync + 'static,
+    ) -> Self {
+        self.read_limit = Some(ReadLimit { budget, footprint: Arc::new(footprint) });
+        self
+    }
+
+    /// Draws random numbers that a read forces from a generator of the recorder's own, so that a recording that is
+    /// discarded leaves the backend's random state untouched. Default: the backend's generator.
+    pub fn substitute_random(mut self) -> Self {
+        self.substitute_random = true;
+        self
+    }
+
+    /// Records what `program` does with tensors of `Lazy<B>` on this thread.
+    ///
+    /// Tensors that existed before are inputs of the recording; host data stays on the host until the recording is
+    /// run. Operations of other threads run at once meanwhile, and so do operations of other backends.
+    ///
+    /// # Errors
+    ///
+    /// [`RecordError::Nested`] inside another recording, [`RecordError::ReadTooLarge`] where a read is refused.
+    ///
+    /// # Panics
+    ///
+    /// If `program` panics; tensors that it made are lost, all others stay usable.
+    pub fn record<B: Backend, T>(
+        &self,
+        program: impl FnOnce() -> T,
+    ) -> Result<Recording<B, T>, RecordError> {
+        if session::is_recording() {
+            return Err(RecordError::Nested);
+        }
+        session::install(Session::<B>::new(self));
+        let result = catch_unwind(AssertUnwindSafe(program));
+        let session = session::take::<B>();
+        match result {
+            Ok(result) => {
+                session.end(Stage::Recorded);
+                Ok(Recording { parts: Some((result, session)) })
+            }
+            Err(panic) => {
+                session.end(Stage::Failed);
+                match panic.downcast::<ReadRefused>() {
+                    Ok(refused) => {
+                        let ReadRefused { at, needed, budget } = *refused;
+                        Err(RecordError::ReadTooLarge { at, needed, budget })
+                    }
+                    Err(panic) => resume_unwind(panic),
+                }
+            }
+        }
+    }
+}
+
+/// What was recorded, and the result that it promises. Dropping it discards it.
+#[must_use = "a recording that is dropped never runs"]
+pub struct Recording<B: Backend, T> {
+    parts: Option<(T, Session<B>)>,
+}
+
+impl<B: Backend, T: fmt::Debug> fmt::Debug for Recording<B, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let result = self.parts.as_ref().map(|(result, _)| result);
+        f.debug_struct("Recording").field("result", &result).finish_non_exhaustive()
+    }
+}
+
+/// A tensor that outlived the recording that made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survivor {
+    /// Its dimensions.
+    pub shape: Shape,
+    /// Its element type.
+    pub dtype: DType,
+    /// The method that was to make it.
+    pub call: String,
+}
+
+impl fmt::Display for Survivor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {:?} of `{}`", self.shape.as_slice(), self.dtype, self.call)
+    }
+}
+
+/// What is left of a discarded recording.
+#[derive(Clone, Debug)]
+pub struct Discarded {
+    /// The trace.
+    pub trace: Trace,
+    /// Tensors of the recording that somebody still holds. They have no values and will never have any.
+    pub survivors: Vec<Survivor>,
+}
+
+impl<B: Backend, T> Recording<B, T> {
+    /// What was recorded.
+    pub fn trace(&self) -> &Trace {
+        &self.parts.as_ref().expect("a recording has its parts until it ends").1.trace
+    }
+
+    /// The promised result. Its tensors have shapes and no values.
+    pub fn result(&self) -> &T {
+        &self.parts.as_ref().expect("a recording has its parts until it ends").0
+    }
+
+    /// Runs the recording on `B` and gives the result with real tensors.
+    ///
+    /// # Panics
+    ///
+    /// If an operation panics on `B`. Tensors of the recording are lost then, all others stay usable.
+    pub fn run(mut self) -> T {
+        let (result, mut session) =
+            self.parts.take().expect("a recording has its parts until it ends");
+        session.end(Stage::Failed);
+        session.run();
+        session.settle();
+        session.end(Stage::Run);
+        result
+    }
+
+    /// Throws the recording away. Tensors that it took over from the program are freed, nothing is computed.
+    pub fn discard(mut self) -> Discarded {
+        let (result, session) = self.parts.take().expect("a recording has its parts until it ends");
+        discard(result, session)
+    }
+}
+
+impl<B: Backend, T> Drop for Recording<B, T> {
+    fn drop(&mut self) {
+        if let Some((result, session)) = self.parts.take() {
+            discard(result, session);
+        }
+    }
+}
+
+fn discard<B: Backend, T>(result: T, session: Session<B>) -> Discarded {
+    session.end(Stage::Discarded);
+    drop(result);
+    let trace = &session.trace;
+    let survivors = session.survivors().into_iter().map(|index| {
+        let tensor = trace.tensor(index);
+        let call = match tensor.origin {
+            Origin::Made(at) => match &trace.steps[at.0 as usize] {
+                Step::Call(call) => call.name.to_string(),
+                _ => "from_data".to_owned(),
+            },
+            Origin::Existing | Origin::Internal => unreachable!("survivors were made"),
+        };
+        Survivor { shape: tensor.shape.clone(), dtype: tensor.dtype, call }
+    });
+    Discarded { survivors: survivors.collect(), trace: session.trace }
+}
+
+/// Says what a tensor is for, in the trace that this thread records on `B`. Does nothing outside a recording.
+pub fn label<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>, label: Label) {
+    session::with::<B, _>(|session| {
+        let index = session.meet(tensor);
+        session.label(index, label);
+    });
+}
+
+/// Sets a mark in the trace that this thread records on `B`. Does nothing outside a recording.
+pub fn mark<B: Backend>(text: impl Into<String>) {
+    session::with::<B, _>(|session| session.mark(text.into()));
+}

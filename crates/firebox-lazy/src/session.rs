@@ -1,0 +1,340 @@
+//! The session of a thread that records: the trace as it grows, the program that will run, and the values that
+//! reads have already forced.
+//!
+//! Every operation of [`Lazy<B>`](crate::Lazy) asks here whether its thread records. Outside a recording that is
+//! one look at a thread-local number.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use burn_backend::{Backend, TensorData, TensorMetadata};
+use burn_ir::{OperationIr, TensorIr};
+use burn_std::{DType, Shape};
+use firebox_trace::{
+    Bytes, Call, Label, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace, Use,
+};
+
+use crate::kind::{Kind, Value};
+use crate::recording::{ReadLimit, ReadRefused, Recorder};
+use crate::tensor::{LazyTensor, Settle, Stage, Ticket};
+
+thread_local! {
+    /// The number of the session of this thread; zero outside a recording.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+    static SESSION: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+}
+
+static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
+
+/// Whether this thread records at all, on whatever backend.
+pub(crate) fn is_recording() -> bool {
+    CURRENT.get() != 0
+}
+
+/// Whether this thread records operations of `Lazy<B>`.
+#[inline]
+pub(crate) fn records<B: Backend>() -> bool {
+    CURRENT.get() != 0 && with::<B, _>(|_| ()).is_some()
+}
+
+/// Runs `f` on the session of this thread, if it records operations of `Lazy<B>`.
+pub(crate) fn with<B: Backend, R>(f: impl FnOnce(&mut Session<B>) -> R) -> Option<R> {
+    if CURRENT.get() == 0 {
+        return None;
+    }
+    SESSION.with_borrow_mut(|session| session.as_mut()?.downcast_mut::<Session<B>>().map(f))
+}
+
+/// Notes that the last owner of a tensor is gone.
+pub(crate) fn tensor_freed<B: Backend>(session: u64, tensor: TensorIndex) {
+    // A thread that ends has no session any more, and a tensor that dies while the session is at work lives on in
+    // the trace until the end: longer than it did, never shorter.
+    let current = CURRENT.try_with(Cell::get).unwrap_or(0);
+    if current == session {
+        let _ = SESSION.try_with(|current| {
+            if let Ok(mut current) = current.try_borrow_mut()
+                && let Some(current) = current.as_mut().and_then(|s| s.downcast_mut::<Session<B>>())
+            {
+                current.free(tensor);
+            }
+        });
+    }
+}
+
+/// Makes `session` the session of this thread until it is taken back.
+pub(crate) fn install<B: Backend>(session: Session<B>) {
+    CURRENT.set(session.id);
+    SESSION.set(Some(Box::new(session)));
+}
+
+/// Ends the session of this thread.
+pub(crate) fn take<B: Backend>() -> Session<B> {
+    CURRENT.set(0);
+    let session = SESSION.take().expect("a session was installed on this thread");
+    *session.downcast::<Session<B>>().expect("the session keeps its backend")
+}
+
+/// What a session has yet to do on the backend, in order.
+enum Instruction<B: Backend> {
+    Run(Box<dyn FnOnce(&mut Values<B>) + Send>),
+    Free(TensorIndex),
+}
+
+/// The tensors of the backend that the program works on, by their number in the trace.
+pub(crate) struct Values<B: Backend> {
+    values: Vec<Option<Value<B>>>,
+    /// Whether random numbers come from a generator of the session's own, so that the backend's is left alone.
+    pub(crate) substitute_random: bool,
+}
+
+impl<B: Backend> Values<B> {
+    /// The value of a tensor; its last use takes it out, so that the backend finds itself the only owner.
+    pub(crate) fn fetch(&mut self, used: Use) -> Value<B> {
+        let value = &mut self.values[used.tensor.0 as usize];
+        if used.last { value.take() } else { value.clone() }
+            .expect("the program makes a tensor before it uses it")
+    }
+
+    pub(crate) fn store(&mut self, tensor: TensorIndex, value: Value<B>) {
+        self.values[tensor.0 as usize] = Some(value);
+    }
+}
+
+/// A recording in progress or at its end.
+pub(crate) struct Session<B: Backend> {
+    pub(crate) id: u64,
+    pub(crate) ticket: Arc<Ticket>,
+    pub(crate) trace: Trace,
+    program: Vec<Instruction<B>>,
+    values: Values<B>,
+    /// Tensors that existed before, by the id of their node: for when another thread's recording met them since.
+    met: HashMap<u64, TensorIndex>,
+    born: Vec<(TensorIndex, Weak<dyn Settle<B>>)>,
+    /// The intermediate representation of the call that is being described.
+    ir: Vec<OperationIr>,
+    read_limit: Option<ReadLimit>,
+    salvage: bool,
+}
+
+impl<B: Backend> Session<B> {
+    pub(crate) fn new(options: &Recorder) -> Self {
+        Self {
+            id: NEXT_SESSION.fetch_add(1, Ordering::Relaxed),
+            ticket: Ticket::new(),
+            trace: Trace::default(),
+            program: Vec::new(),
+            values: Values { values: Vec::new(), substitute_random: options.substitute_random },
+            met: HashMap::new(),
+            born: Vec::new(),
+            ir: Vec::new(),
+            read_limit: options.read_limit.clone(),
+            salvage: options.salvage,
+        }
+    }
+
+    /// A new tensor of the trace, of which nothing is known yet.
+    pub(crate) fn reserve(&mut self) -> TensorIndex {
+        self.add(Shape::new([]), DType::F32, Origin::Internal)
+    }
+
+    fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
+        let index = TensorIndex(self.trace.tensors.len() as u32);
+        self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None });
+        self.values.values.push(None);
+        index
+    }
+
+    /// The number of a tensor; one that the session has not met existed before.
+    pub(crate) fn meet<K: Kind<B>>(&mut self, tensor: &LazyTensor<B, K>) -> TensorIndex {
+        if let Some(index) = tensor.node.index_in(self.id) {
+            return index;
+        }
+        if let Some(index) = self.met.get(&tensor.node.id()) {
+            return *index;
+        }
+        let index = self.add(tensor.shape(), tensor.dtype(), Origin::Existing);
+        if !(self.salvage && tensor.is_promise()) {
+            self.values.store(index, K::erase(tensor.ready().clone()));
+        }
+        self.met.insert(tensor.node.id(), index);
+        tensor.node.enter(self.id, index);
+        index
+    }
+
+    /// Takes a tensor as an argument of a call.
+    pub(crate) fn take<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> Use {
+        let index = self.meet(&tensor);
+        match Arc::try_unwrap(tensor.node) {
+            Ok(node) => {
+                node.consume();
+                Use { tensor: index, last: true }
+            }
+            Err(_shared) => Use { tensor: index, last: false },
+        }
+    }
+
+    /// Starts to describe a call.
+    pub(crate) fn open_call(&mut self) {
+        self.ir.clear();
+    }
+
+    /// Notes an operation of the decomposition of the call that is being described.
+    pub(crate) fn describe(&mut self, operation: OperationIr) {
+        for output in operation.outputs() {
+            let tensor = &mut self.trace.tensors[output.id.value() as usize];
+            tensor.shape = output.shape.clone();
+            tensor.dtype = output.dtype;
+        }
+        self.ir.push(operation);
+    }
+
+    /// A tensor inside a decomposition that is made from host data, such as a constant kernel.
+    pub(crate) fn describe_data(&mut self, data: &TensorData) -> TensorIndex {
+        self.add(data.shape.clone(), data.dtype, Origin::Internal)
+    }
+
+    /// The description of the call that is being described.
+    pub(crate) fn take_description(&mut self) -> Vec<OperationIr> {
+        std::mem::take(&mut self.ir)
+    }
+
+    /// The promise of a result of the call that is being described.
+    pub(crate) fn promise<K: Kind<B>>(
+        &mut self,
+        ir: TensorIr,
+        device: B::Device,
+        call: &'static str,
+    ) -> (LazyTensor<B, K>, TensorIndex) {
+        let index = TensorIndex(ir.id.value() as u32);
+        let info = &mut self.trace.tensors[index.0 as usize];
+        info.origin = Origin::Made(OpIndex(self.trace.steps.len() as u32));
+        info.shape = ir.shape.clone();
+        info.dtype = ir.dtype;
+        let place = (self.id, index);
+        let tensor =
+            LazyTensor::promise(ir.shape, ir.dtype, device, call, self.ticket.clone(), place);
+        let settle: Arc<dyn Settle<B>> = tensor.node.clone();
+        self.born.push((index, Arc::downgrade(&settle)));
+        (tensor, index)
+    }
+
+    /// Appends a call to the trace and to the program.
+    pub(crate) fn push_call(
+        &mut self,
+        call: Call,
+        run: impl FnOnce(&mut Values<B>) + Send + 'static,
+    ) {
+        self.trace.steps.push(Step::Call(call));
+        self.program.push(Instruction::Run(Box::new(run)));
+    }
+
+    /// Appends work that makes no tensor, such as seeding.
+    pub(crate) fn push_effect(&mut self, run: impl FnOnce(&mut Values<B>) + Send + 'static) {
+        self.program.push(Instruction::Run(Box::new(run)));
+    }
+
+    /// Host data that becomes a tensor; it stays on the host until the program runs.
+    pub(crate) fn upload<K: Kind<B>>(
+        &mut self,
+        data: TensorData,
+        device: &B::Device,
+        call: &'static str,
+        make: fn(TensorData, &B::Device) -> K::Primitive,
+    ) -> LazyTensor<B, K> {
+        let output = self.reserve();
+        let host = Bytes::new(data.bytes.len() as u64);
+        let ir = TensorIr::uninit(
+            burn_ir::TensorId::new(output.0.into()),
+            data.shape.clone(),
+            data.dtype,
+        );
+        let (tensor, output) = self.promise(ir, device.clone(), call);
+        let device = device.clone();
+        self.trace.steps.push(Step::Upload { output, host });
+        self.program.push(Instruction::Run(Box::new(move |values| {
+            values.store(output, K::erase(make(data, &device)));
+        })));
+        tensor
+    }
+
+    /// Reads a tensor of the session: runs what has been recorded so far.
+    pub(crate) fn read<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> K::Primitive {
+        self.refuse_large_prefix();
+        self.run();
+        let used = self.take(tensor);
+        self.trace.steps.push(Step::Read(used));
+        K::restore(self.values.fetch(used))
+    }
+
+    fn refuse_large_prefix(&self) {
+        if let Some(limit) = &self.read_limit {
+            let needed = (limit.footprint)(&self.trace);
+            if needed > limit.budget {
+                // Unwinds to `Recorder::record`, which turns it into an error; not through the panic hook, since
+                // nothing is wrong with the program.
+                std::panic::resume_unwind(Box::new(ReadRefused {
+                    at: OpIndex(self.trace.steps.len() as u32),
+                    needed,
+                    budget: limit.budget,
+                }));
+            }
+        }
+    }
+
+    fn free(&mut self, tensor: TensorIndex) {
+        self.trace.steps.push(Step::Free(tensor));
+        self.program.push(Instruction::Free(tensor));
+    }
+
+    /// Runs what has been recorded and not been run.
+    pub(crate) fn run(&mut self) {
+        for instruction in self.program.drain(..) {
+            match instruction {
+                Instruction::Run(run) => run(&mut self.values),
+                Instruction::Free(tensor) => self.values.values[tensor.0 as usize] = None,
+            }
+        }
+    }
+
+    /// Hands the values to the tensors that wait for them.
+    pub(crate) fn settle(&mut self) {
+        for (index, waiting) in self.born.drain(..) {
+            if let Some(waiting) = waiting.upgrade()
+                && let Some(value) = self.values.values[index.0 as usize].take()
+            {
+                waiting.settle(value);
+            }
+        }
+    }
+
+    /// The tensors made in the session that somebody still holds.
+    pub(crate) fn survivors(&self) -> Vec<TensorIndex> {
+        let alive = self.born.iter().filter(|(_, waiting)| waiting.strong_count() > 0);
+        alive.map(|(index, _)| *index).collect()
+    }
+
+    pub(crate) fn label(&mut self, tensor: TensorIndex, label: Label) {
+        self.trace.tensors[tensor.0 as usize].label = Some(label);
+    }
+
+    pub(crate) fn mark(&mut self, text: String) {
+        self.trace.steps.push(Step::Mark(text));
+    }
+
+    pub(crate) fn end(&self, stage: Stage) {
+        self.ticket.set(stage);
+    }
+}
+
+/// The value of a tensor; inside a recording, a tensor of that recording is computed now.
+pub(crate) fn read<B: Backend, K: Kind<B>>(tensor: LazyTensor<B, K>) -> K::Primitive {
+    let id = CURRENT.get();
+    if id != 0 && tensor.is_promise() && tensor.node.index_in(id).is_some() {
+        with::<B, _>(|session| session.read(tensor)).expect("the tensor belongs to the session")
+    } else {
+        tensor.into_inner()
+    }
+}

@@ -1,0 +1,264 @@
+//! The tensor of the decorator: a tensor of the backend, or the promise of one.
+//!
+//! A [`LazyTensor`] is a shared pointer to a node. The node holds the backend's tensor, or, after a recording has
+//! made it, nothing until the recording is run. Clones of a tensor share the node, and the node alone holds the
+//! backend's tensor: a backend that looks whether its buffer is shared finds exactly what it would find without
+//! the decorator.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use burn_backend::{Backend, TensorMetadata};
+use burn_std::{DType, Shape};
+use firebox_trace::TensorIndex;
+
+use crate::kind::{Kind, Value};
+use crate::session;
+
+/// A tensor of [`Lazy<B>`](crate::Lazy).
+pub struct LazyTensor<B: Backend, K: Kind<B>> {
+    pub(crate) node: Arc<Node<B, K>>,
+}
+
+/// What clones of a tensor share.
+pub(crate) struct Node<B: Backend, K: Kind<B>> {
+    id: u64,
+    value: OnceLock<K::Primitive>,
+    promise: Option<Promise<B>>,
+    /// The last session that met this tensor, and its number there.
+    session: AtomicU64,
+    index: AtomicU32,
+}
+
+/// What is known of a tensor that a recording will make.
+struct Promise<B: Backend> {
+    shape: Shape,
+    dtype: DType,
+    device: B::Device,
+    call: &'static str,
+    ticket: Arc<Ticket>,
+}
+
+/// How a recording stands, as the tensors that it promised see it.
+#[derive(Debug)]
+pub(crate) struct Ticket(AtomicU8);
+
+/// The states of a [`Ticket`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Stage {
+    Recording,
+    Recorded,
+    Discarded,
+    Failed,
+    Run,
+}
+
+impl Ticket {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self(AtomicU8::new(Stage::Recording as u8)))
+    }
+
+    pub(crate) fn set(&self, stage: Stage) {
+        self.0.store(stage as u8, Ordering::Release);
+    }
+
+    pub(crate) fn get(&self) -> Stage {
+        match self.0.load(Ordering::Acquire) {
+            0 => Stage::Recording,
+            1 => Stage::Recorded,
+            2 => Stage::Discarded,
+            3 => Stage::Failed,
+            _ => Stage::Run,
+        }
+    }
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl<B: Backend, K: Kind<B>> Node<B, K> {
+    fn new(value: OnceLock<K::Primitive>, promise: Option<Promise<B>>, place: (u64, u32)) -> Self {
+        Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            value,
+            promise,
+            session: AtomicU64::new(place.0),
+            index: AtomicU32::new(place.1),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The number of the tensor in `session`, if that was the last session to meet it.
+    pub(crate) fn index_in(&self, session: u64) -> Option<TensorIndex> {
+        (self.session.load(Ordering::Relaxed) == session)
+            .then(|| TensorIndex(self.index.load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn enter(&self, session: u64, index: TensorIndex) {
+        self.index.store(index.0, Ordering::Relaxed);
+        self.session.store(session, Ordering::Relaxed);
+    }
+
+    pub(crate) fn value(&self) -> Option<&K::Primitive> {
+        self.value.get()
+    }
+
+    /// Takes the backend's tensor out of a node that nobody else holds; its end goes unreported.
+    pub(crate) fn consume(mut self) -> Option<K::Primitive> {
+        *self.session.get_mut() = 0;
+        self.value.take()
+    }
+
+    fn refuse(&self) -> ! {
+        let promise = self.promise.as_ref().expect("a tensor without value is a promise");
+        let what = format!(
+            "a tensor of shape {:?} that a recording made with `{}`",
+            promise.shape.as_slice(),
+            promise.call
+        );
+        match promise.ticket.get() {
+            Stage::Recording => panic!(
+                "{what} was used on another thread while that recording goes on: its values do not exist yet; \
+                 use it on the recording thread, or outside the recording"
+            ),
+            Stage::Discarded => panic!(
+                "{what} was used after that recording was discarded: its values were never computed; do not keep \
+                 tensors of a planned step (a module that stores them, say behind an `Arc<Mutex<…>>`, has to be \
+                 restored after planning)"
+            ),
+            Stage::Failed => panic!(
+                "{what} was used after that recording failed: an operation panicked before this tensor was \
+                 computed; load the model from the last good state"
+            ),
+            Stage::Recorded | Stage::Run => {
+                panic!("{what} was used before that recording was run: call `Recording::run` first")
+            }
+        }
+    }
+}
+
+impl<B: Backend, K: Kind<B>> Drop for Node<B, K> {
+    fn drop(&mut self) {
+        let session = *self.session.get_mut();
+        if session != 0 {
+            session::tensor_freed::<B>(session, TensorIndex(*self.index.get_mut()));
+        }
+    }
+}
+
+/// A node that waits for its value, whatever its kind.
+pub(crate) trait Settle<B: Backend>: Send + Sync {
+    /// Gives the node its value.
+    fn settle(&self, value: Value<B>);
+}
+
+impl<B: Backend, K: Kind<B>> Settle<B> for Node<B, K> {
+    fn settle(&self, value: Value<B>) {
+        // A node that already has its value was settled by a read.
+        let _ = self.value.set(K::restore(value));
+    }
+}
+
+impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
+    /// Decorates a tensor of the backend.
+    pub fn new(primitive: K::Primitive) -> Self {
+        Self { node: Arc::new(Node::new(OnceLock::from(primitive), None, (0, 0))) }
+    }
+
+    /// A tensor that the running session will make.
+    pub(crate) fn promise(
+        shape: Shape,
+        dtype: DType,
+        device: B::Device,
+        call: &'static str,
+        ticket: Arc<Ticket>,
+        place: (u64, TensorIndex),
+    ) -> Self {
+        let promise = Promise { shape, dtype, device, call, ticket };
+        let node = Node::new(OnceLock::new(), Some(promise), (place.0, place.1.0));
+        Self { node: Arc::new(node) }
+    }
+
+    /// The tensor of the backend.
+    ///
+    /// # Panics
+    ///
+    /// If a recording made this tensor and was not run. The message says what happened to the recording.
+    pub fn into_inner(self) -> K::Primitive {
+        match Arc::try_unwrap(self.node) {
+            Ok(node) if node.value.get().is_none() => node.refuse(),
+            Ok(node) => node.consume().expect("checked above"),
+            Err(node) => node.value.get().unwrap_or_else(|| node.refuse()).clone(),
+        }
+    }
+
+    /// A reference to the tensor of the backend.
+    ///
+    /// # Panics
+    ///
+    /// As [`into_inner`](Self::into_inner).
+    pub(crate) fn ready(&self) -> &K::Primitive {
+        self.node.value.get().unwrap_or_else(|| self.node.refuse())
+    }
+
+    /// Whether the tensor has no values yet: a recording promised it and was not run.
+    pub fn is_promise(&self) -> bool {
+        self.node.promise.is_some() && self.node.value.get().is_none()
+    }
+
+    /// The device on which the tensor lives or will live.
+    pub(crate) fn device(&self) -> B::Device {
+        match (self.node.value.get(), &self.node.promise) {
+            (Some(value), _) => K::device(value),
+            (None, Some(promise)) => promise.device.clone(),
+            (None, None) => unreachable!("a tensor without value is a promise"),
+        }
+    }
+
+    /// Where the tensor stands in the trace that this thread is recording; a tensor that the recording has not met
+    /// becomes one of its existing tensors. `None` outside a recording.
+    pub fn trace_index(&self) -> Option<TensorIndex> {
+        session::with::<B, _>(|session| session.meet(self))
+    }
+}
+
+impl<B: Backend, K: Kind<B>> Clone for LazyTensor<B, K> {
+    fn clone(&self) -> Self {
+        Self { node: self.node.clone() }
+    }
+}
+
+impl<B: Backend, K: Kind<B>> fmt::Debug for LazyTensor<B, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.node.value.get() {
+            Some(value) => f.debug_tuple("LazyTensor").field(value).finish(),
+            None => f
+                .debug_struct("LazyTensor")
+                .field("shape", &self.shape())
+                .field("dtype", &self.dtype())
+                .finish_non_exhaustive(),
+        }
+    }
+}
+
+impl<B: Backend, K: Kind<B>> TensorMetadata for LazyTensor<B, K> {
+    fn dtype(&self) -> DType {
+        match (self.node.value.get(), &self.node.promise) {
+            (Some(value), _) => value.dtype(),
+            (None, Some(promise)) => promise.dtype,
+            (None, None) => unreachable!("a tensor without value is a promise"),
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        match (self.node.value.get(), &self.node.promise) {
+            (Some(value), _) => value.shape(),
+            (None, Some(promise)) => promise.shape.clone(),
+            (None, None) => unreachable!("a tensor without value is a promise"),
+        }
+    }
+}

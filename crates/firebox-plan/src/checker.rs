@@ -1,0 +1,282 @@
+//! An independent look at a plan: it shares no code with the planner, and takes a plan as ranges of items only.
+//!
+//! Debug builds of [`plan`](crate::plan) and the property tests call it on every plan. Modelled on the checker of
+//! regalloc2, which verifies an allocation without knowing how it came to be.
+
+use std::ops::Range;
+
+use firebox_trace::{Bytes, Items};
+
+use crate::need::Accumulating;
+use crate::options::Sizing;
+
+/// Looks whether the micro-batches `ranges` are a right way to run `batch` within `budget`.
+///
+/// `footprint` gives the peak of so many items, or nothing if that is not known. Every size in `ranges` must be
+/// known; whether the whole batch would have fitted is only looked at if it is known. Looked for are: an item left out,
+/// run twice or out of order; an empty micro-batch; a peak above the budget; sizes that break the rule of the sizing;
+/// and a batch that is split although it fits whole (but not where the user has fixed the size). Not looked for are
+/// splits with fewer steps.
+///
+/// # Errors
+/// The first violation found.
+///
+/// ```
+/// use firebox_plan::{Sizing, Violation, check};
+/// use firebox_trace::{Bytes, Items};
+///
+/// let footprint = |items: Items, _| Some(Bytes::mib(items.get() as u64));
+/// let (batch, budget) = (Items::new(10), Bytes::mib(4));
+/// assert_eq!(check(batch, budget, Sizing::Even, &[0..4, 4..7, 7..10], footprint), Ok(()));
+/// assert_eq!(
+///     check(batch, budget, Sizing::Even, &[0..4, 4..8, 8..10], footprint),
+///     Err(Violation::Uneven { smallest: Items::new(2), largest: Items::new(4) }),
+/// );
+/// ```
+pub fn check(
+    batch: Items,
+    budget: Bytes,
+    sizing: Sizing,
+    ranges: &[Range<usize>],
+    mut footprint: impl FnMut(Items, Accumulating) -> Option<Bytes>,
+) -> Result<(), Violation> {
+    check_coverage(batch, ranges)?;
+    let sizes: Vec<usize> = ranges.iter().map(|range| range.end - range.start).collect();
+    check_sizes(sizing, &sizes)?;
+    let mode = if sizes.len() > 1 { Accumulating::Yes } else { Accumulating::No };
+    let mut distinct = sizes.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    for size in distinct {
+        let items = Items::new(size);
+        let peak = footprint(items, mode).ok_or(Violation::Unknown { items })?;
+        if peak > budget {
+            return Err(Violation::OverBudget { items, peak, budget });
+        }
+    }
+    let split_by_choice = matches!(sizing, Sizing::Fixed(_));
+    if sizes.len() > 1 && !split_by_choice {
+        match footprint(batch, Accumulating::No) {
+            Some(peak) if peak <= budget => return Err(Violation::NeedlessSplit { peak, budget }),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with a plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// A micro-batch does not begin where the one before ended.
+    #[error(
+        "micro-batch {index} begins at item {begin} and not at item {expected}: do not run this plan"
+    )]
+    OutOfOrder {
+        /// The micro-batch, from zero.
+        index: usize,
+        /// The item it begins at.
+        begin: usize,
+        /// The item it has to begin at.
+        expected: usize,
+    },
+    /// A micro-batch has no items.
+    #[error("micro-batch {index} has no items: do not run this plan")]
+    Empty {
+        /// The micro-batch, from zero.
+        index: usize,
+    },
+    /// The last micro-batch does not end with the batch.
+    #[error("the plan covers {covered} items and the batch has {batch}: do not run this plan")]
+    WrongEnd {
+        /// The items that the plan covers.
+        covered: Items,
+        /// The items of the batch.
+        batch: Items,
+    },
+    /// The footprint of a size in the plan is not known.
+    #[error("nothing is known of {items} items: find their footprint before running this plan")]
+    Unknown {
+        /// The size.
+        items: Items,
+    },
+    /// A micro-batch does not fit.
+    #[error("{items} items need {peak} and the budget is {budget}: do not run this plan")]
+    OverBudget {
+        /// The size.
+        items: Items,
+        /// What it needs.
+        peak: Bytes,
+        /// The bytes there are.
+        budget: Bytes,
+    },
+    /// Even sizes differ by more than one item.
+    #[error("sizes from {smallest} to {largest} are not even: plan this batch again")]
+    Uneven {
+        /// The smallest micro-batch.
+        smallest: Items,
+        /// The largest micro-batch.
+        largest: Items,
+    },
+    /// A size breaks the rule of powers of two or of a fixed size.
+    #[error("micro-batch {index} of {items} items breaks the sizing: plan this batch again")]
+    AgainstSizing {
+        /// The micro-batch, from zero.
+        index: usize,
+        /// Its size.
+        items: Items,
+    },
+    /// The batch fits whole and is split.
+    #[error(
+        "the whole batch needs {peak} of a budget of {budget} and is split: plan this batch again"
+    )]
+    NeedlessSplit {
+        /// What the whole batch needs.
+        peak: Bytes,
+        /// The bytes there are.
+        budget: Bytes,
+    },
+}
+
+/// Every item exactly once, in order, and no micro-batch without items.
+fn check_coverage(batch: Items, ranges: &[Range<usize>]) -> Result<(), Violation> {
+    let mut expected = 0;
+    for (index, range) in ranges.iter().enumerate() {
+        if range.start != expected {
+            return Err(Violation::OutOfOrder { index, begin: range.start, expected });
+        }
+        if range.end <= range.start {
+            return Err(Violation::Empty { index });
+        }
+        expected = range.end;
+    }
+    if expected != batch.get() {
+        return Err(Violation::WrongEnd { covered: Items::new(expected), batch });
+    }
+    Ok(())
+}
+
+/// The rule of each sizing. A batch in one piece is right under all but a smaller fixed size.
+fn check_sizes(sizing: Sizing, sizes: &[usize]) -> Result<(), Violation> {
+    let against =
+        |index: usize| Violation::AgainstSizing { index, items: Items::new(sizes[index]) };
+    let last = sizes.len().saturating_sub(1);
+    match sizing {
+        Sizing::Even => {
+            let smallest = Items::new(sizes.iter().copied().min().unwrap_or(0));
+            let largest = Items::new(sizes.iter().copied().max().unwrap_or(0));
+            if largest.get() - smallest.get() > 1 {
+                return Err(Violation::Uneven { smallest, largest });
+            }
+        }
+        Sizing::PowersOfTwo if last > 0 => {
+            for (index, size) in sizes.iter().enumerate() {
+                let right = match index {
+                    0 => size.is_power_of_two(),
+                    _ if index < last => *size == sizes[0],
+                    _ => *size <= sizes[0],
+                };
+                if !right {
+                    return Err(against(index));
+                }
+            }
+        }
+        Sizing::PowersOfTwo => {}
+        Sizing::Fixed(fixed) => {
+            for (index, size) in sizes.iter().enumerate() {
+                let right = if index < last { *size == fixed.get() } else { *size <= fixed.get() };
+                if !right {
+                    return Err(against(index));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One MiB for each item, as much again for the sum of gradients, and nothing known above 90 items.
+    #[track_caller]
+    fn check_plan(sizing: Sizing, ranges: &[Range<usize>], expected: Result<(), &str>) {
+        let found =
+            check(Items::new(100), Bytes::mib(40), sizing, ranges, |items, accumulating| {
+                let extra = if accumulating == Accumulating::Yes { 1 } else { 0 };
+                (items.get() <= 90).then(|| Bytes::mib(items.get() as u64 + extra))
+            });
+        assert_eq!(found.map_err(|violation| violation.to_string()), expected.map_err(Into::into));
+    }
+
+    #[test]
+    fn right_plans_pass() {
+        check_plan(Sizing::Even, &[0..34, 34..67, 67..100], Ok(()));
+        check_plan(Sizing::Even, &[0..33, 33..66, 66..100], Ok(()));
+        check_plan(Sizing::PowersOfTwo, &[0..32, 32..64, 64..96, 96..100], Ok(()));
+        check_plan(Sizing::Fixed(Items::new(39)), &[0..39, 39..78, 78..100], Ok(()));
+    }
+
+    #[test]
+    fn items_left_out_or_run_twice_are_found() {
+        let wrong = |ranges: &[Range<usize>], expected| {
+            check_plan(Sizing::Even, ranges, Err(expected));
+        };
+        wrong(&[], "the plan covers 0 items and the batch has 100: do not run this plan");
+        wrong(
+            &[0..50, 50..99],
+            "the plan covers 99 items and the batch has 100: do not run this plan",
+        );
+        wrong(
+            &[0..50, 50..101],
+            "the plan covers 101 items and the batch has 100: do not run this plan",
+        );
+        wrong(
+            &[0..50, 51..100],
+            "micro-batch 1 begins at item 51 and not at item 50: do not run this plan",
+        );
+        wrong(
+            &[0..50, 49..100],
+            "micro-batch 1 begins at item 49 and not at item 50: do not run this plan",
+        );
+        wrong(
+            &[50..100, 0..50],
+            "micro-batch 0 begins at item 50 and not at item 0: do not run this plan",
+        );
+        wrong(&[0..50, 50..50, 50..100], "micro-batch 1 has no items: do not run this plan");
+    }
+
+    #[test]
+    fn sizes_against_the_rule_are_found() {
+        let uneven = "sizes from 30 to 35 are not even: plan this batch again";
+        check_plan(Sizing::Even, &[0..35, 35..70, 70..100], Err(uneven));
+        let first = "micro-batch 0 of 25 items breaks the sizing: plan this batch again";
+        check_plan(Sizing::PowersOfTwo, &[0..25, 25..50, 50..75, 75..100], Err(first));
+        let second = "micro-batch 1 of 16 items breaks the sizing: plan this batch again";
+        check_plan(Sizing::PowersOfTwo, &[0..32, 32..48, 48..100], Err(second));
+        let last = "micro-batch 2 of 36 items breaks the sizing: plan this batch again";
+        check_plan(Sizing::PowersOfTwo, &[0..32, 32..64, 64..100], Err(last));
+        check_plan(Sizing::Fixed(Items::new(32)), &[0..32, 32..64, 64..100], Err(last));
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_found() {
+        let over = "40 items need 41.00 MiB and the budget is 40.00 MiB: do not run this plan";
+        check_plan(Sizing::Fixed(Items::new(40)), &[0..40, 40..80, 80..100], Err(over));
+        let unknown =
+            "nothing is known of 100 items: find their footprint before running this plan";
+        check_plan(Sizing::Even, &[Range { start: 0, end: 100 }], Err(unknown));
+    }
+
+    #[test]
+    fn a_needless_split_is_found_unless_the_user_asked_for_it() {
+        let halves = [0..20, 20..40];
+        let judge = |sizing| {
+            let footprint = |items: Items, _| Some(Bytes::mib(items.get() as u64));
+            check(Items::new(40), Bytes::mib(40), sizing, &halves, footprint)
+        };
+        let needless = Violation::NeedlessSplit { peak: Bytes::mib(40), budget: Bytes::mib(40) };
+        assert_eq!(judge(Sizing::Even), Err(needless));
+        assert_eq!(judge(Sizing::Fixed(Items::new(20))), Ok(()));
+    }
+}

@@ -1,0 +1,133 @@
+//! The sizes worth trying, from the largest down: what the search climbs.
+//!
+//! A batch of `n` items has `n - 1` even splits but only about `2 * sqrt(n)` different largest sizes among them;
+//! the fewest steps with a given largest size make one rung. Powers of two make `log2(n)` rungs. Rungs are computed
+//! from their number, never stored, so the length of a ladder costs nothing.
+
+use crate::split::Split;
+
+/// The ways to cut one batch into two or more micro-batches. Each rung has more steps and a smaller largest size than
+/// the one before; the last has micro-batches of one item. A batch of one item has no rungs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ladder {
+    batch: usize,
+    rule: Rule,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Rule {
+    /// Up to `few_steps` steps each number of steps has a largest size of its own; beyond it each size has a fewest
+    /// number of steps of its own.
+    Even {
+        few_steps: usize,
+    },
+    PowersOfTwo,
+}
+
+impl Ladder {
+    /// Even splits.
+    pub fn even(batch: usize) -> Self {
+        // The largest of `k` even pieces is (batch - 1) / k + 1, and the quotient differs for each k up to the root.
+        Self { batch, rule: Rule::Even { few_steps: (batch - 1).isqrt() } }
+    }
+
+    /// Powers of two below the batch, with the remainder last.
+    pub fn powers_of_two(batch: usize) -> Self {
+        Self { batch, rule: Rule::PowersOfTwo }
+    }
+
+    /// The number of rungs.
+    pub fn len(&self) -> usize {
+        match self.rule {
+            // One for each small number of steps but one step, and one for each size that is left.
+            Rule::Even { few_steps: 0 } => 0,
+            Rule::Even { few_steps } => few_steps - 1 + self.sizes_left(few_steps),
+            Rule::PowersOfTwo => (usize::BITS - (self.batch - 1).leading_zeros()) as usize,
+        }
+    }
+
+    /// The largest micro-batch of a rung, in items.
+    pub fn size(&self, rung: usize) -> usize {
+        self.split(rung).first.size
+    }
+
+    /// The cut that a rung stands for.
+    pub fn split(&self, rung: usize) -> Split {
+        match self.rule {
+            Rule::Even { few_steps } if rung + 2 <= few_steps => Split::even(self.batch, rung + 2),
+            Rule::Even { .. } => {
+                let size = self.len() - rung;
+                Split::even(self.batch, self.batch.div_ceil(size))
+            }
+            Rule::PowersOfTwo => Split::chunks(self.batch, 1 << (self.len() - 1 - rung)),
+        }
+    }
+
+    /// The first rung whose largest micro-batch has at most `size` items; `size` is at least one.
+    pub fn at_most(&self, size: usize) -> usize {
+        match self.rule {
+            Rule::Even { few_steps } => {
+                let steps = self.batch.div_ceil(size).max(2);
+                if steps <= few_steps {
+                    return steps - 2;
+                }
+                self.len() - self.batch.div_ceil(steps)
+            }
+            Rule::PowersOfTwo => (self.len() - 1).saturating_sub(size.ilog2() as usize),
+        }
+    }
+
+    /// The different largest sizes of the even splits with more than `few_steps` steps: one item up to this number.
+    fn sizes_left(&self, few_steps: usize) -> usize {
+        (self.batch - 1) / (few_steps + 1) + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn even_rungs_are_all_largest_sizes_with_the_fewest_steps_of_each() {
+        for batch in 1..600 {
+            let mut wanted: Vec<Split> = (2..=batch).map(|k| Split::even(batch, k)).collect();
+            wanted.dedup_by_key(|split| split.first.size);
+            let ladder = Ladder::even(batch);
+            let rungs: Vec<Split> = (0..ladder.len()).map(|rung| ladder.split(rung)).collect();
+            assert_eq!(rungs, wanted, "batch of {batch}");
+        }
+    }
+
+    #[test]
+    fn powers_of_two_are_those_below_the_batch() {
+        let sizes = |batch| {
+            let ladder = Ladder::powers_of_two(batch);
+            (0..ladder.len()).map(|rung| ladder.size(rung)).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(1), []);
+        assert_eq!(sizes(2), [1]);
+        assert_eq!(sizes(64), [32, 16, 8, 4, 2, 1]);
+        assert_eq!(sizes(65), [64, 32, 16, 8, 4, 2, 1]);
+    }
+
+    #[test]
+    fn at_most_finds_the_first_rung_that_is_small_enough() {
+        for batch in 2..300 {
+            for ladder in [Ladder::even(batch), Ladder::powers_of_two(batch)] {
+                for size in 1..batch {
+                    let wanted = (0..ladder.len()).find(|rung| ladder.size(*rung) <= size);
+                    assert_eq!(Some(ladder.at_most(size)), wanted, "{ladder:?} at most {size}");
+                }
+                assert_eq!(ladder.at_most(2 * batch), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_ladder_of_any_length_costs_nothing() {
+        let ladder = Ladder::even(usize::MAX);
+        assert!(ladder.len() < 1 << 33);
+        assert_eq!(ladder.size(ladder.len() - 1), 1);
+        assert_eq!(ladder.split(0).steps(), 2);
+    }
+}

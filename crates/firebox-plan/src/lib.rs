@@ -1,0 +1,60 @@
+//! From a memory budget and footprints to micro-batches that fit.
+//!
+//! The third station on the way of one batch: the step is recorded, its footprint is known, and here it is decided in
+//! how many pieces the batch is run. The crate knows no backend, no model and no device: footprints come in through
+//! a function, the names of those who hold the memory come in as data, and the answer is plain data too. The only
+//! file that looks at the machine is `host_memory.rs`.
+//!
+//! A batch of 100 images, 2 GiB for the model and its optimizer, 200 MiB per image, and a card of 8 GiB of which
+//! 90 % may be used:
+//!
+//! ```
+//! use firebox_plan::{Accumulating, Budget, MemoryInfo, Need, PlanOptions, Role, plan};
+//! use firebox_trace::{Bytes, Items};
+//!
+//! let card = MemoryInfo::new(Bytes::gib(8), Bytes::gib(7), "an 8 GiB card");
+//! let budget = Budget::fraction(0.9).resolve(&card)?;
+//!
+//! let plan = plan(Items::new(100), budget, &PlanOptions::new(), |items, accumulating| {
+//!     let state = match accumulating {
+//!         Accumulating::No => Bytes::mib(2048),
+//!         Accumulating::Yes => Bytes::mib(2048 + 512), // and the gradients of earlier micro-batches
+//!     };
+//!     let activations = Bytes::mib(200) * items.get() as u64;
+//!     Ok::<_, std::convert::Infallible>(
+//!         Need::exact(state + activations)
+//!             .holding("parameters and optimizer state", Role::State, state)
+//!             .holding("activations", Role::Activations, activations),
+//!     )
+//! })?;
+//!
+//! assert_eq!(plan.to_string(), "100 = 5 x 20");
+//! assert_eq!(plan.peak(), Bytes::mib(2560 + 20 * 200));
+//! for range in plan.ranges() {
+//!     assert_eq!(range.len(), 20); // run the items of this range, add up their gradients
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod budget;
+mod host_memory;
+mod need;
+mod options;
+mod planner;
+
+mod answers;
+mod ladder;
+mod split;
+
+mod checker;
+mod error;
+mod outcome;
+
+pub use budget::{Budget, BudgetError, MemoryInfo};
+pub use checker::{Violation, check};
+pub use error::{DoesNotFit, FixedDoesNotFit, PlanError, Remedy};
+pub use host_memory::{HostMemoryError, host_memory};
+pub use need::{Accumulating, Estimate, Holding, Need, Role};
+pub use options::{PlanOptions, Probing, Sizing};
+pub use outcome::{Answer, Plan};
+pub use planner::plan;

@@ -1,0 +1,144 @@
+//! The plan: the micro-batches of one batch, and what is known about them.
+
+use std::fmt;
+use std::ops::Range;
+
+use firebox_trace::{Bytes, Items};
+
+use crate::need::{Accumulating, Estimate, Need};
+use crate::split::{Run, Split};
+
+/// One footprint that the planner asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The size of the micro-batch.
+    pub items: Items,
+    /// Whether it was asked for as one of several.
+    pub accumulating: Accumulating,
+    /// What it needs.
+    pub need: Need,
+}
+
+/// How a batch is run: micro-batches that cover it exactly once, in order, each within the budget.
+///
+/// Displays as number and size: `100 = 4 x 25`, `10 = 1 x 4 + 2 x 3`, and `64 = 1 x 64` for a whole batch.
+///
+/// ```
+/// use firebox_plan::{Need, PlanOptions, plan};
+/// use firebox_trace::{Bytes, Items};
+///
+/// let plan = plan(Items::new(10), Bytes::mib(45), &PlanOptions::new(), |items, _| {
+///     Ok::<_, std::convert::Infallible>(Need::exact(Bytes::mib(10) * items.get() as u64))
+/// })?;
+/// assert_eq!(plan.to_string(), "10 = 1 x 4 + 2 x 3");
+/// assert_eq!(plan.len(), 3);
+/// assert_eq!(plan.sizes().map(Items::get).collect::<Vec<_>>(), [4, 3, 3]);
+/// assert_eq!(plan.ranges().collect::<Vec<_>>(), [0..4, 4..7, 7..10]);
+/// assert!(!plan.is_whole());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    batch: Items,
+    budget: Bytes,
+    split: Split,
+    peak: Bytes,
+    estimate: Estimate,
+    asked: Vec<Answer>,
+}
+
+impl Plan {
+    /// The plan that runs `batch` as `split`; the answers must hold every size in it.
+    pub(crate) fn new(batch: Items, budget: Bytes, split: Split, asked: Vec<Answer>) -> Self {
+        let mut plan =
+            Self { batch, budget, split, peak: Bytes::ZERO, estimate: Estimate::Exact, asked };
+        let needs: Vec<_> = plan.needs().map(|need| (need.peak, need.estimate)).collect();
+        for (peak, estimate) in needs {
+            plan.peak = plan.peak.max(peak);
+            plan.estimate = plan.estimate.max(estimate);
+        }
+        plan
+    }
+
+    /// The items of the batch, all micro-batches together.
+    pub fn batch(&self) -> Items {
+        self.batch
+    }
+
+    /// The bytes that the plan was made for.
+    pub fn budget(&self) -> Bytes {
+        self.budget
+    }
+
+    /// The number of micro-batches: at least one, at most one for each item.
+    #[expect(clippy::len_without_is_empty, reason = "a plan has at least one micro-batch")]
+    pub fn len(&self) -> usize {
+        self.split.steps()
+    }
+
+    /// Whether the batch is run in one piece.
+    pub fn is_whole(&self) -> bool {
+        self.len() == 1
+    }
+
+    /// Whether gradients are summed over micro-batches: `Yes` unless the plan is whole.
+    pub fn accumulating(&self) -> Accumulating {
+        self.split.accumulating()
+    }
+
+    /// The micro-batch sizes in the order in which they run.
+    pub fn sizes(&self) -> impl ExactSizeIterator<Item = Items> + use<> {
+        let split = self.split;
+        (0..split.steps()).map(move |step| Items::new(split.piece(step).1))
+    }
+
+    /// The items of each micro-batch, from zero, in the order in which they run.
+    pub fn ranges(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
+        let split = self.split;
+        (0..split.steps()).map(move |step| {
+            let (begin, size) = split.piece(step);
+            begin..begin + size
+        })
+    }
+
+    /// The largest micro-batch.
+    pub fn largest(&self) -> Items {
+        Items::new(self.split.first.size)
+    }
+
+    /// The predicted peak in bytes: the largest over the sizes in this plan, never above the budget.
+    pub fn peak(&self) -> Bytes {
+        self.peak
+    }
+
+    /// How sure [`peak`](Self::peak) is: as sure as the least sure footprint of the sizes in this plan.
+    pub fn estimate(&self) -> Estimate {
+        self.estimate
+    }
+
+    /// All footprints that were asked for to make this plan, in the order of the questions. The sizes of the plan are
+    /// among them.
+    pub fn asked(&self) -> &[Answer] {
+        &self.asked
+    }
+
+    /// What the sizes of this plan need, one for each different size.
+    fn needs(&self) -> impl Iterator<Item = &Need> {
+        let accumulating = self.accumulating();
+        self.split.runs().map(move |Run { size, .. }| {
+            let answer = self
+                .asked
+                .iter()
+                .find(|answer| answer.items.get() == size && answer.accumulating == accumulating);
+            &answer.expect("the planner asks for every size that it uses").need
+        })
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs: Vec<_> =
+            self.split.runs().map(|run| format!("{} x {}", run.count, run.size)).collect();
+        f.pad(&format!("{} = {}", self.batch, runs.join(" + ")))
+    }
+}

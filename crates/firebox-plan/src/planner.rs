@@ -1,0 +1,268 @@
+//! The planner: from a batch, a budget and a function that knows footprints to a plan.
+//!
+//! The question is the same for every sizing: how far down a ladder of splits, each with more steps than the one
+//! before, must one go until the micro-batches fit? The search halves the ladder as if footprints grew with size, and
+//! then makes sure of the rung that it found, walking on where a footprint is out of line.
+
+use std::ops::Range;
+
+use firebox_trace::{Bytes, Items};
+
+use crate::answers::Answers;
+use crate::checker;
+use crate::error::{DoesNotFit, FixedDoesNotFit, PlanError};
+use crate::ladder::Ladder;
+use crate::need::{Accumulating, Need};
+use crate::options::{PlanOptions, Probing, Sizing};
+use crate::outcome::Plan;
+use crate::split::Split;
+
+/// How many rungs next to the one that the search found are tried one by one when it fails.
+const NEIGHBOURS: usize = 4;
+
+/// Decides in how many pieces `batch` is run so that each fits `budget`.
+///
+/// `footprint_of` tells what a micro-batch of so many items needs; it is asked at most once for each size and
+/// [`Accumulating`]. A micro-batch fits if its peak is not above the budget.
+///
+/// # What is guaranteed
+/// For any footprints: the plan covers the batch exactly once and in order, follows the sizing, and every size in it
+/// was asked for and fits. [`PlanError::DoesNotFit`] means that one item was asked for and does not fit; so there is a
+/// plan whenever one item fits, unless the size is fixed.
+///
+/// For footprints that grow with size (and are larger when accumulating): a batch that fits whole is not split, and no
+/// plan with fewer steps fits under the same sizing.
+///
+/// For footprints where a larger size may need less, fewer steps than those found may be possible, and where one item
+/// does not fit, only a few of the next larger sizes are tried. With [`Probing::FromOne`] nothing above the first size
+/// that does not fit is tried.
+///
+/// # How often it asks
+/// With footprints that grow with size, for a batch of `n` items: at most `log2(n) / 2 + 4` times from the whole
+/// downwards (10 for 5,000 items) and `1.5 * log2(n) + 6` times from one item upwards. With any footprints, and when
+/// nothing fits: at most `3 * log2(n) + 16` times.
+///
+/// # Errors
+/// A batch without items, a budget of zero, a fixed size of zero; one item, or the fixed size, exceeds the budget;
+/// `footprint_of` failed.
+///
+/// # Panics
+/// In debug builds, if the independent checker finds the plan wrong, which would be a bug of the planner.
+///
+/// ```
+/// use firebox_plan::{Need, PlanOptions, Sizing, plan};
+/// use firebox_trace::{Bytes, Items};
+///
+/// let footprint = |items: Items, _| {
+///     Ok::<_, std::convert::Infallible>(Need::exact(Bytes::mib(20) + Bytes::mib(1) * items.get() as u64))
+/// };
+/// let batch = Items::new(100);
+/// let even = plan(batch, Bytes::mib(60), &PlanOptions::new(), footprint)?;
+/// assert_eq!(even.to_string(), "100 = 1 x 34 + 2 x 33");
+///
+/// let options = PlanOptions::new().sizing(Sizing::PowersOfTwo);
+/// assert_eq!(plan(batch, Bytes::mib(60), &options, footprint)?.to_string(), "100 = 3 x 32 + 1 x 4");
+///
+/// let error = plan(Items::new(1), Bytes::mib(16), &options, footprint).unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "one item needs 21.00 MiB, 5.00 MiB more than the budget of 16.00 MiB: \
+///      raise the budget, make each item smaller, or take a smaller model",
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn plan<E>(
+    batch: Items,
+    budget: Bytes,
+    options: &PlanOptions,
+    footprint_of: impl FnMut(Items, Accumulating) -> Result<Need, E>,
+) -> Result<Plan, PlanError<E>> {
+    if batch.get() == 0 {
+        return Err(PlanError::EmptyBatch);
+    }
+    if budget == Bytes::ZERO {
+        return Err(PlanError::ZeroBudget);
+    }
+    let mut search = Search {
+        batch: batch.get(),
+        budget,
+        probing: options.probing,
+        answers: Answers::new(footprint_of),
+    };
+    let split = match options.sizing {
+        Sizing::Even => search.fewest_steps(&Ladder::even(batch.get()))?,
+        Sizing::PowersOfTwo => search.fewest_steps(&Ladder::powers_of_two(batch.get()))?,
+        Sizing::Fixed(size) => search.fixed(size.get())?,
+    };
+    let plan = Plan::new(batch, budget, split, search.answers.into_known());
+    if cfg!(debug_assertions) {
+        verify(&plan, options.sizing);
+    }
+    Ok(plan)
+}
+
+/// One search: what it looks for, and what it knows so far.
+struct Search<F> {
+    batch: usize,
+    budget: Bytes,
+    probing: Probing,
+    answers: Answers<F>,
+}
+
+impl<F, E> Search<F>
+where
+    F: FnMut(Items, Accumulating) -> Result<Need, E>,
+{
+    /// The whole batch if it fits, or the first rung of the ladder that does.
+    fn fewest_steps(&mut self, ladder: &Ladder) -> Result<Split, PlanError<E>> {
+        let Some(open) = self.approach(self.batch, Accumulating::No, ladder)? else {
+            return Ok(Split::whole(self.batch));
+        };
+        let found = self.first_that_fits(ladder, open.clone())?;
+        for rung in rungs_to_settle(open, found) {
+            let split = ladder.split(rung);
+            if self.all_fit(&split)? {
+                return Ok(split);
+            }
+        }
+        Err(PlanError::DoesNotFit(self.one_item_does_not_fit()))
+    }
+
+    /// Micro-batches of `size` items, verified.
+    fn fixed(&mut self, size: usize) -> Result<Split, PlanError<E>> {
+        if size == 0 {
+            return Err(PlanError::ZeroFixedSize);
+        }
+        let split = Split::chunks(self.batch, size);
+        let largest = split.first.size;
+        let smaller = Ladder::powers_of_two(largest);
+        let open = match self.approach(largest, split.accumulating(), &smaller)? {
+            Some(open) => open,
+            None if self.all_fit(&split)? => return Ok(split),
+            None => 0..smaller.len(),
+        };
+        let misfit = self.answers.latest_misfit(self.budget).cloned();
+        let found = self.first_that_fits(&smaller, open.clone())?;
+        match misfit {
+            Some(misfit) if found < open.end => Err(PlanError::FixedDoesNotFit(FixedDoesNotFit {
+                size: Items::new(largest),
+                misfit,
+                budget: self.budget,
+                fitting: Items::new(smaller.size(found)),
+            })),
+            _ => Err(PlanError::DoesNotFit(self.one_item_does_not_fit())),
+        }
+    }
+
+    /// Tries whether `goal` items fit, in the order that the probing asks for. If they do not, returns the rungs of
+    /// the ladder below that may still fit.
+    fn approach(
+        &mut self,
+        goal: usize,
+        accumulating: Accumulating,
+        ladder: &Ladder,
+    ) -> Result<Option<Range<usize>>, PlanError<E>> {
+        if self.probing == Probing::FromOne
+            && let Some(stopped) = self.grow(accumulating, ladder)?
+        {
+            return Ok(Some(stopped + 1..ladder.len()));
+        }
+        let fits = self.fits(goal, accumulating)?;
+        Ok((!fits).then_some(0..ladder.len()))
+    }
+
+    /// Climbs from one item to the first rung, each size at most twice the one before. Returns the rung whose size
+    /// did not fit.
+    fn grow(
+        &mut self,
+        accumulating: Accumulating,
+        ladder: &Ladder,
+    ) -> Result<Option<usize>, PlanError<E>> {
+        let mut next = ladder.len().checked_sub(1);
+        while let Some(rung) = next {
+            let size = ladder.size(rung);
+            if !self.fits(size, accumulating)? {
+                return Ok(Some(rung));
+            }
+            next = (rung > 0).then(|| ladder.at_most(size.saturating_mul(2)));
+        }
+        Ok(None)
+    }
+
+    /// The first of the `open` rungs whose largest micro-batch fits, found by halving; the end of `open` if the
+    /// halving found none.
+    fn first_that_fits(
+        &mut self,
+        ladder: &Ladder,
+        open: Range<usize>,
+    ) -> Result<usize, PlanError<E>> {
+        let Range { mut start, mut end } = open;
+        while start < end {
+            let middle = start + (end - start) / 2;
+            if self.fits(ladder.size(middle), Accumulating::Yes)? {
+                end = middle;
+            } else {
+                start = middle + 1;
+            }
+        }
+        Ok(start)
+    }
+
+    fn all_fit(&mut self, split: &Split) -> Result<bool, PlanError<E>> {
+        for run in split.runs() {
+            if !self.fits(run.size, split.accumulating())? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn fits(&mut self, size: usize, accumulating: Accumulating) -> Result<bool, PlanError<E>> {
+        self.answers.fits(size, accumulating, self.budget)
+    }
+
+    /// The error of a search that ended at one item.
+    fn one_item_does_not_fit(&self) -> DoesNotFit {
+        let one = [Accumulating::Yes, Accumulating::No]
+            .into_iter()
+            .filter_map(|accumulating| self.answers.known(1, accumulating))
+            .find(|answer| answer.need.peak > self.budget)
+            .expect("every search asks for one item before it gives up");
+        DoesNotFit {
+            batch: Items::new(self.batch),
+            budget: self.budget,
+            accumulating: one.accumulating,
+            need: one.need.clone(),
+        }
+    }
+}
+
+/// The rungs to make sure of, in order, when halving the `open` ones has led to `found`.
+///
+/// First the one found and its neighbours, then ever farther ones, last of all the one with single items. When even
+/// that one does not fit, its neighbours with a few items more.
+fn rungs_to_settle(open: Range<usize>, found: usize) -> Vec<usize> {
+    let Range { start, end } = open;
+    if found >= end {
+        let first = end.saturating_sub(1 + NEIGHBOURS).max(start);
+        return (first..end).rev().collect();
+    }
+    let near = found..=found + NEIGHBOURS;
+    let far = (1..usize::BITS).map(|power| found.saturating_add(NEIGHBOURS << power));
+    near.chain(far).take_while(|rung| *rung < end - 1).chain([end - 1]).collect()
+}
+
+/// Has the checker look at a plan, by the footprints that are already known.
+fn verify(plan: &Plan, sizing: Sizing) {
+    let ranges: Vec<_> = plan.ranges().collect();
+    let verdict =
+        checker::check(plan.batch(), plan.budget(), sizing, &ranges, |items, accumulating| {
+            let mut answers = plan.asked().iter();
+            answers
+                .find(|answer| answer.items == items && answer.accumulating == accumulating)
+                .map(|answer| answer.need.peak)
+        });
+    if let Err(violation) = verdict {
+        panic!("the planner made a wrong plan, {plan}: {violation}");
+    }
+}

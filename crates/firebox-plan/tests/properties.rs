@@ -1,0 +1,273 @@
+//! What holds for every batch, budget and footprint: thousands of random ones, judged by the independent checker and by
+//! brute force.
+
+use std::convert::Infallible;
+
+use firebox_plan::{
+    Accumulating, Answer, Need, Plan, PlanError, PlanOptions, Probing, Sizing, Violation, check,
+    plan,
+};
+use firebox_trace::{Bytes, Items};
+use proptest::prelude::*;
+
+/// A footprint in bytes.
+#[derive(Clone, Debug)]
+enum Footprint {
+    /// Never smaller for more items, never smaller when accumulating.
+    Growing {
+        fixed: u64,
+        item: u64,
+        /// Rounds up to whole pages, so that neighbouring sizes need the same.
+        page: u64,
+        /// From so many items on, so many bytes more.
+        jumps: Vec<(usize, u64)>,
+        sum: u64,
+    },
+    /// Any number for any size, around a slope that may be flat.
+    Ragged { seed: u64, item: u64, noise: u64, sum: u64 },
+}
+
+impl Footprint {
+    fn peak(&self, items: usize, accumulating: Accumulating) -> Bytes {
+        let held = |sum: u64| {
+            if accumulating == Accumulating::Yes { sum } else { 0 }
+        };
+        Bytes::new(match self {
+            Self::Growing { fixed, item, page, jumps, sum } => {
+                let jumped = jumps.iter().filter(|(from, _)| *from <= items).map(|(_, more)| more);
+                let bytes = fixed + item * items as u64 + jumped.sum::<u64>();
+                bytes.next_multiple_of(*page) + held(*sum)
+            }
+            Self::Ragged { seed, item, noise, sum } => {
+                item * items as u64 + scramble(*seed ^ items as u64) % noise + held(*sum)
+            }
+        })
+    }
+}
+
+/// The finalizer of SplitMix64: neighbouring numbers become unrelated ones.
+fn scramble(number: u64) -> u64 {
+    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+fn growing() -> impl Strategy<Value = Footprint> {
+    let jumps = prop::collection::vec((1..5000usize, 0..200_000u64), 0..5);
+    (0..50_000u64, 0..200u64, prop_oneof![Just(1u64), 1..20_000u64], jumps, 0..20_000u64).prop_map(
+        |(fixed, item, page, jumps, sum)| Footprint::Growing { fixed, item, page, jumps, sum },
+    )
+}
+
+fn ragged() -> impl Strategy<Value = Footprint> {
+    (any::<u64>(), 0..200u64, 1..100_000u64, 0..20_000u64)
+        .prop_map(|(seed, item, noise, sum)| Footprint::Ragged { seed, item, noise, sum })
+}
+
+/// A batch of 1 to 5,000 items, with small ones as likely as large ones.
+fn batch() -> impl Strategy<Value = usize> {
+    prop_oneof![1..40usize, 1..5000usize]
+}
+
+fn options() -> impl Strategy<Value = PlanOptions> {
+    let sizing = prop_oneof![
+        3 => Just(Sizing::Even),
+        1 => Just(Sizing::PowersOfTwo),
+        1 => (1..5000usize).prop_map(|size| Sizing::Fixed(Items::new(size))),
+        1 => (1..40usize).prop_map(|size| Sizing::Fixed(Items::new(size))),
+    ];
+    let probing = prop_oneof![Just(Probing::FromWhole), Just(Probing::FromOne)];
+    (sizing, probing)
+        .prop_map(|(sizing, probing)| PlanOptions::new().sizing(sizing).probing(probing))
+}
+
+/// One problem, and what the planner made of it.
+struct Case {
+    batch: usize,
+    budget: Bytes,
+    options: PlanOptions,
+    footprint: Footprint,
+    asked: Vec<(usize, Accumulating)>,
+    found: Result<Plan, PlanError<Infallible>>,
+}
+
+impl Case {
+    /// `share` places the budget between the footprint of one item and that of the batch, and a little beyond.
+    fn new(batch: usize, share: f64, options: PlanOptions, footprint: Footprint) -> Self {
+        let one = footprint.peak(1, Accumulating::Yes);
+        let whole = footprint.peak(batch, Accumulating::No);
+        let (low, high) = (one.min(whole), one.max(whole));
+        let budget = (low + (high - low).scale(share)).scale(0.9 + 0.2 * share) + Bytes::new(1);
+        let mut asked = Vec::new();
+        let found = plan(Items::new(batch), budget, &options, |items, accumulating| {
+            asked.push((items.get(), accumulating));
+            Ok(Need::exact(footprint.peak(items.get(), accumulating)))
+        });
+        Self { batch, budget, options, footprint, asked, found }
+    }
+
+    fn fits(&self, items: usize, accumulating: Accumulating) -> bool {
+        self.footprint.peak(items, accumulating) <= self.budget
+    }
+
+    /// The verdict of the checker, by what the planner asked, or by all footprints.
+    fn verdict(&self, plan: &Plan, all_known: bool) -> Result<(), Violation> {
+        let ranges: Vec<_> = plan.ranges().collect();
+        let (batch, sizing) = (Items::new(self.batch), self.options.sizing);
+        check(batch, self.budget, sizing, &ranges, |items, accumulating| {
+            let known = all_known || self.asked.contains(&(items.get(), accumulating));
+            known.then(|| self.footprint.peak(items.get(), accumulating))
+        })
+    }
+
+    /// By brute force: the fewest steps under the sizing; none if nothing fits.
+    fn fewest_steps(&self) -> Option<usize> {
+        use Accumulating::{No, Yes};
+        let batch = self.batch;
+        match self.options.sizing {
+            Sizing::Fixed(size) if size.get() < batch => {
+                let rest = batch % size.get();
+                let fits = self.fits(size.get(), Yes) && (rest == 0 || self.fits(rest, Yes));
+                fits.then(|| batch.div_ceil(size.get()))
+            }
+            _ if self.fits(batch, No) => Some(1),
+            Sizing::Even => (2..=batch).find(|steps| {
+                self.fits(batch.div_ceil(*steps), Yes) && self.fits(batch / steps, Yes)
+            }),
+            Sizing::PowersOfTwo => (0..usize::BITS)
+                .map(|power| 1 << power)
+                .take_while(|size| *size < batch && self.fits(*size, Yes))
+                .last()
+                .map(|size: usize| batch.div_ceil(size)),
+            _ => None,
+        }
+    }
+
+    /// What must hold for any footprints.
+    fn check_always(&self) -> Result<(), TestCaseError> {
+        let mut distinct = self.asked.clone();
+        distinct.sort_by_key(|(items, accumulating)| (*items, *accumulating == Accumulating::Yes));
+        distinct.dedup();
+        prop_assert_eq!(distinct.len(), self.asked.len(), "asked twice");
+        let log = (self.batch as f64).log2();
+        prop_assert!(self.asked.len() as f64 <= 3.0 * log + 16.0, "asked {:?}", self.asked);
+        if self.options.probing == Probing::FromOne {
+            self.check_small_steps()?;
+        }
+        match &self.found {
+            Ok(plan) => {
+                let all_known = self.options.probing == Probing::FromWhole;
+                prop_assert_eq!(self.verdict(plan, all_known), Ok(()));
+                let mode = plan.accumulating();
+                let peaks = plan.sizes().map(|size| self.footprint.peak(size.get(), mode));
+                prop_assert_eq!(Some(plan.peak()), peaks.max());
+                let told: Vec<_> = plan.asked().iter().map(question).collect();
+                prop_assert_eq!(&told, &self.asked);
+            }
+            Err(PlanError::DoesNotFit(error)) => {
+                prop_assert!(!self.fits(1, error.accumulating));
+                prop_assert_eq!(error.need.peak, self.footprint.peak(1, error.accumulating));
+            }
+            Err(PlanError::FixedDoesNotFit(error)) => {
+                prop_assert!(!self.fits(error.misfit.items.get(), error.misfit.accumulating));
+                prop_assert!(error.misfit.items <= error.size);
+                prop_assert!(self.fits(error.fitting.get(), Accumulating::Yes));
+                prop_assert!(error.fitting < error.size);
+            }
+            Err(error) => prop_assert!(false, "unexpected: {error}"),
+        }
+        Ok(())
+    }
+
+    /// No size is more than twice, and one, what was known to fit before.
+    fn check_small_steps(&self) -> Result<(), TestCaseError> {
+        let mut fitting = 0;
+        for (items, accumulating) in &self.asked {
+            prop_assert!(*items <= (2 * fitting).max(1), "{items} asked after {fitting}");
+            if self.fits(*items, *accumulating) {
+                fitting = fitting.max(*items);
+            }
+        }
+        Ok(())
+    }
+
+    /// What must hold besides when footprints grow with size.
+    fn check_growing(&self) -> Result<(), TestCaseError> {
+        let steps = self.found.as_ref().ok().map(Plan::len);
+        prop_assert_eq!(steps, self.fewest_steps());
+        let Ok(plan) = &self.found else { return Ok(()) };
+        prop_assert_eq!(self.verdict(plan, true), Ok(()));
+        let log = (self.batch as f64).log2();
+        let most = match self.options.probing {
+            Probing::FromOne => 1.5 * log + 6.0,
+            _ => 0.5 * log + 4.0,
+        };
+        prop_assert!(self.asked.len() as f64 <= most, "asked {:?}", self.asked);
+        Ok(())
+    }
+}
+
+fn question(answer: &Answer) -> (usize, Accumulating) {
+    (answer.items.get(), answer.accumulating)
+}
+
+fn config() -> ProptestConfig {
+    let cases = if cfg!(debug_assertions) { 500 } else { 10_000 };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn growing_footprints_give_the_fewest_steps(
+        batch in batch(), share in 0.0..1.1f64, options in options(), footprint in growing(),
+    ) {
+        let case = Case::new(batch, share, options, footprint);
+        case.check_always()?;
+        case.check_growing()?;
+    }
+
+    #[test]
+    fn ragged_footprints_give_valid_plans(
+        batch in batch(), share in 0.0..1.1f64, options in options(), footprint in ragged(),
+    ) {
+        Case::new(batch, share, options, footprint).check_always()?;
+    }
+}
+
+/// A plan whenever one item fits: the promise that holds however ragged the footprints are.
+#[test]
+fn single_items_are_the_last_resort() {
+    for batch in 2..200 {
+        let footprint = |items: Items, _| {
+            Ok::<_, Infallible>(Need::exact(Bytes::new(if items.get() == 1 { 1 } else { 2 })))
+        };
+        let plan = plan(Items::new(batch), Bytes::new(1), &PlanOptions::new(), footprint);
+        assert_eq!(plan.map(|plan| plan.len()), Ok(batch));
+    }
+}
+
+/// The promised number of questions, for every batch and every size that is the largest to fit.
+#[test]
+fn the_number_of_questions_is_bounded() {
+    for batch in (1..300).chain([511, 512, 513, 4095, 4096, 5000]) {
+        for largest in (1..=batch).step_by(1 + batch / 300) {
+            for (probing, factor, constant) in
+                [(Probing::FromWhole, 0.5, 4.0), (Probing::FromOne, 1.5, 6.0)]
+            {
+                let mut asked = 0;
+                let options = PlanOptions::new().probing(probing);
+                let budget = Bytes::new(largest as u64);
+                let plan = plan(Items::new(batch), budget, &options, |items, _| {
+                    asked += 1;
+                    Ok::<_, Infallible>(Need::exact(Bytes::new(items.get() as u64)))
+                });
+                assert_eq!(plan.map(|plan| plan.len()), Ok(batch.div_ceil(largest)));
+                let most = factor * (batch as f64).log2() + constant;
+                assert!(f64::from(asked) <= most, "{asked} of {most} for {largest} of {batch}");
+            }
+        }
+    }
+}

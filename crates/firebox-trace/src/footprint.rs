@@ -1,0 +1,147 @@
+//! The footprint: the memory that a trace needs, and the trait of the models that predict it.
+//!
+//! A [`MemoryModel`] reads a [`Trace`] and writes a [`Footprint`]. The planner compares footprints with a budget;
+//! it does not know which model made them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Category, OpIndex, Trace};
+
+/// Predicts the memory that running a trace needs.
+///
+/// A model is a pure function of the trace: it touches no device and reads no clock.
+pub trait MemoryModel: Send + Sync {
+    /// The name of the model, such as `heap (flex)`, for messages and tables.
+    fn name(&self) -> &str;
+
+    /// The memory that running `trace` needs, together with how sure the model is of it.
+    ///
+    /// # Panics
+    ///
+    /// If the trace contradicts itself; [`Trace::check`] tells how.
+    fn footprint(&self, trace: &Trace) -> Footprint;
+}
+
+/// How sure a model is of a footprint, from the best to the worst.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Estimate {
+    /// Every allocation of the run is known. The run needs these bytes, up to what the allocator adds.
+    #[default]
+    Exact,
+    /// No run needs more; a run may need less, for instance because threads happened not to work at the same time.
+    UpperBound,
+    /// The model guesses. A run may need more or less.
+    Heuristic,
+}
+
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Exact => "exact",
+            Self::UpperBound => "upper bound",
+            Self::Heuristic => "heuristic",
+        })
+    }
+}
+
+/// The memory at one step of a trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// What is allocated when the step is over.
+    pub live: Bytes,
+    /// The most that is allocated at any moment of the step, its begin and end included.
+    pub peak: Bytes,
+}
+
+/// Bytes per [`Category`].
+///
+/// ```
+/// use firebox_trace::{Bytes, Category, CategoryBytes};
+/// let mut held = CategoryBytes::default();
+/// held.add(Category::Gradient, Bytes::mib(3));
+/// assert_eq!(held.get(Category::Gradient), Bytes::mib(3));
+/// assert_eq!(held.total(), Bytes::mib(3));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CategoryBytes([Bytes; Category::ALL.len()]);
+
+impl CategoryBytes {
+    /// The bytes of `category`.
+    pub fn get(&self, category: Category) -> Bytes {
+        self.0[category as usize]
+    }
+
+    /// Adds `bytes` to `category`.
+    pub fn add(&mut self, category: Category, bytes: Bytes) {
+        self.0[category as usize] += bytes;
+    }
+
+    /// The categories with their bytes, in the order of [`Category::ALL`].
+    pub fn iter(&self) -> impl Iterator<Item = (Category, Bytes)> {
+        Category::ALL.into_iter().map(|category| (category, self.get(category)))
+    }
+
+    /// The sum over all categories.
+    pub fn total(&self) -> Bytes {
+        self.0.iter().copied().sum()
+    }
+}
+
+/// The memory that running a trace needs.
+///
+/// Counts the elements of tensors and the workspace of operations. Excludes what the allocator adds to a block, the
+/// few hundred bytes of shape and reference counts that each tensor has, code, stacks and thread pools.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Footprint {
+    /// The most that is allocated at any moment of the run, [`baseline`](Self::baseline) included.
+    pub peak: Bytes,
+    /// The step in which the peak is reached first. Step zero too if nothing exceeds the state before it.
+    pub at: OpIndex,
+    /// The name of the call at the peak, such as `conv2d`; `upload`, `free`, `read` or `mark` if the step is none,
+    /// and empty for a trace without steps.
+    pub op: String,
+    /// The bytes of the tensors that existed before the recording.
+    pub baseline: Bytes,
+    /// The bytes at the peak, by what they are for. Sums to [`peak`](Self::peak).
+    pub categories: CategoryBytes,
+    /// The memory at each step, indexed by [`OpIndex`].
+    pub timeline: Vec<Moment>,
+    /// How sure the model is.
+    pub estimate: Estimate,
+    /// The names of the operations for which the model has no rule, each once, in order of first appearance. Their
+    /// outputs are counted as fresh memory and their inputs and outputs once more as workspace.
+    pub unaccounted: Vec<String>,
+}
+
+impl Footprint {
+    /// The category that holds most of the peak, with its bytes. The first of [`Category::ALL`] among equals.
+    ///
+    /// ```
+    /// use firebox_trace::{Bytes, Category, Footprint};
+    /// let mut footprint = Footprint::default();
+    /// footprint.categories.add(Category::Activation, Bytes::mib(9));
+    /// footprint.categories.add(Category::Parameter, Bytes::mib(4));
+    /// assert_eq!(footprint.largest_category(), (Category::Activation, Bytes::mib(9)));
+    /// ```
+    pub fn largest_category(&self) -> (Category, Bytes) {
+        let mut largest = (Category::ALL[0], self.categories.get(Category::ALL[0]));
+        for (category, bytes) in self.categories.iter() {
+            if bytes > largest.1 {
+                largest = (category, bytes);
+            }
+        }
+        largest
+    }
+
+    /// What the run needs on top of what existed before it: [`peak`](Self::peak) less
+    /// [`baseline`](Self::baseline).
+    pub fn growth(&self) -> Bytes {
+        self.peak - self.baseline
+    }
+}

@@ -1,0 +1,243 @@
+//! A simulated heap: buffers with reference counts, and views on them.
+//!
+//! The rules of the operations are written against it in the shape of the code that they model: a [`View`] is
+//! cloned where the backend clones a tensor, and goes out of scope where the backend's tensor does. Lifetimes,
+//! uniqueness and therefore the peak follow from Rust's own scoping rules.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use burn_std::DType;
+
+use crate::heap::layout::Layout;
+use crate::{Bytes, TensorIndex};
+
+/// The simulated heap of one run.
+#[derive(Clone)]
+pub(crate) struct Arena {
+    state: Rc<RefCell<State>>,
+    /// How many threads an operation may use at the same time.
+    pub(crate) threads: usize,
+}
+
+/// What happened on the heap so far.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) live: u64,
+    pub(crate) peak: u64,
+    /// How many events precede the peak.
+    pub(crate) events_to_peak: usize,
+    /// The step of the peak.
+    pub(crate) peak_step: u32,
+    /// The step that runs now.
+    pub(crate) step: u32,
+    /// The most that was live in the step that runs now.
+    pub(crate) step_peak: u64,
+    pub(crate) events: Vec<Event>,
+    pub(crate) buffers: Vec<Record>,
+    /// Whether a workspace was bounded instead of known.
+    pub(crate) bounded: bool,
+}
+
+/// A buffer appears or disappears.
+pub(crate) enum Event {
+    Allocated(usize),
+    Freed(usize),
+}
+
+/// What is known of a buffer.
+pub(crate) struct Record {
+    pub(crate) bytes: u64,
+    pub(crate) source: Source,
+    pub(crate) born: u32,
+    pub(crate) died: Option<u32>,
+    /// The tensors that were on the buffer, each with its first and last step.
+    pub(crate) tensors: Vec<Tenancy>,
+}
+
+/// A tensor on a buffer.
+pub(crate) struct Tenancy {
+    pub(crate) tensor: TensorIndex,
+    pub(crate) from: u32,
+    pub(crate) to: Option<u32>,
+    /// The last step so far that used the tensor.
+    pub(crate) used: u32,
+}
+
+/// Where a buffer comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// It was there before the recording.
+    Existing,
+    /// It holds host data of the recording.
+    Host,
+    /// An operation allocated it.
+    Operation,
+}
+
+/// An allocation. Freed when dropped.
+pub(crate) struct Buffer {
+    pub(crate) id: usize,
+    pub(crate) bytes: u64,
+    arena: Arena,
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let mut state = self.arena.state.borrow_mut();
+        state.live -= self.bytes;
+        state.events.push(Event::Freed(self.id));
+        let step = state.step;
+        state.buffers[self.id].died = Some(step);
+    }
+}
+
+/// A tensor of the simulated backend: a layout on a shared buffer. Cloning shares the buffer.
+#[derive(Clone)]
+pub(crate) struct View {
+    pub(crate) buffer: Rc<Buffer>,
+    pub(crate) layout: Layout,
+    pub(crate) dtype: DType,
+}
+
+impl Arena {
+    pub(crate) fn new(threads: usize) -> Self {
+        Self { state: Rc::default(), threads: threads.max(1) }
+    }
+
+    /// Allocates `bytes` until the result is dropped.
+    pub(crate) fn allocate(&self, bytes: u64, source: Source) -> Rc<Buffer> {
+        let mut state = self.state.borrow_mut();
+        let id = state.buffers.len();
+        let step = state.step;
+        state.buffers.push(Record { bytes, source, born: step, died: None, tensors: Vec::new() });
+        state.events.push(Event::Allocated(id));
+        state.live += bytes;
+        state.step_peak = state.step_peak.max(state.live);
+        if state.live > state.peak {
+            state.peak = state.live;
+            state.events_to_peak = state.events.len();
+            state.peak_step = step;
+        }
+        drop(state);
+        Rc::new(Buffer { id, bytes, arena: self.clone() })
+    }
+
+    /// Workspace of `bytes` until the result is dropped.
+    #[must_use]
+    pub(crate) fn workspace(&self, bytes: u64) -> Rc<Buffer> {
+        self.allocate(bytes, Source::Operation)
+    }
+
+    /// Workspace of at most `bytes`: the estimate becomes an upper bound.
+    #[must_use]
+    pub(crate) fn workspace_at_most(&self, bytes: u64) -> Rc<Buffer> {
+        self.state.borrow_mut().bounded = true;
+        self.workspace(bytes)
+    }
+
+    /// A new contiguous tensor.
+    pub(crate) fn tensor(&self, shape: impl Into<Vec<usize>>, dtype: DType) -> View {
+        let layout = Layout::contiguous(shape);
+        let buffer = self.workspace(bytes_of(layout.elements(), dtype));
+        View { buffer, layout, dtype }
+    }
+
+    /// A new contiguous tensor from a vector of bytes: its memory is copied once, to align it.
+    pub(crate) fn tensor_from_bytes(&self, shape: impl Into<Vec<usize>>, dtype: DType) -> View {
+        let shape = shape.into();
+        let _unaligned = self.workspace(bytes_of(shape.iter().product(), dtype));
+        self.tensor(shape, dtype)
+    }
+
+    pub(crate) fn begin(&self, step: u32) {
+        let mut state = self.state.borrow_mut();
+        state.step = step;
+        state.step_peak = state.live;
+    }
+
+    /// The bytes that are live, and the most that were in this step.
+    pub(crate) fn moment(&self) -> (Bytes, Bytes) {
+        let state = self.state.borrow();
+        (Bytes::new(state.live), Bytes::new(state.step_peak))
+    }
+
+    pub(crate) fn live(&self) -> u64 {
+        self.state.borrow().live
+    }
+
+    pub(crate) fn with_state<R>(&self, read: impl FnOnce(&mut State) -> R) -> R {
+        read(&mut self.state.borrow_mut())
+    }
+}
+
+impl View {
+    /// The bytes of the view's own elements.
+    pub(crate) fn bytes(&self) -> u64 {
+        bytes_of(self.layout.elements(), self.dtype)
+    }
+
+    pub(crate) fn elements(&self) -> usize {
+        self.layout.elements()
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.layout.shape
+    }
+
+    /// Whether nobody else holds the buffer, so that it may be written in place.
+    pub(crate) fn is_unique(&self) -> bool {
+        Rc::strong_count(&self.buffer) == 1
+    }
+
+    /// Whether the view can be written in place element by element.
+    pub(crate) fn is_unique_from_start(&self) -> bool {
+        self.is_unique() && self.layout.is_contiguous_from_start()
+    }
+
+    /// Whether the view covers its whole buffer.
+    pub(crate) fn covers_buffer(&self) -> bool {
+        self.buffer.bytes == self.bytes()
+    }
+
+    /// The same buffer under another layout.
+    pub(crate) fn with_layout(self, layout: Layout) -> Self {
+        Self { layout, ..self }
+    }
+
+    /// A copy in row-major order, or a shared handle if the view is the whole buffer in that order already.
+    ///
+    /// Takes the view by reference as the backend does: the original stays alive beside the copy until its owner
+    /// goes out of scope, and a handle that was not copied makes the buffer shared for that long.
+    pub(crate) fn to_contiguous(&self, arena: &Arena) -> Self {
+        if self.layout.is_contiguous_from_start() && self.covers_buffer() {
+            return self.clone();
+        }
+        arena.tensor(self.shape(), self.dtype)
+    }
+
+    /// Another shape: a view, or a copy if the elements are not in row-major order from the start.
+    pub(crate) fn reshape(&self, arena: &Arena, shape: &[usize]) -> Self {
+        match self.layout.reshape(shape) {
+            Some(layout) => self.clone().with_layout(layout),
+            None => {
+                let copy = self.to_contiguous(arena);
+                let layout = Layout::contiguous(shape);
+                copy.with_layout(layout)
+            }
+        }
+    }
+
+    pub(crate) fn expand(self, shape: &[usize]) -> Self {
+        let layout = self.layout.expand(shape);
+        self.with_layout(layout)
+    }
+}
+
+/// The bytes of `elements` elements of `dtype`.
+pub(crate) fn bytes_of(elements: usize, dtype: DType) -> u64 {
+    match dtype {
+        DType::QFloat(scheme) => (elements as u64 * scheme.size_bits_stored() as u64).div_ceil(8),
+        dtype => elements as u64 * dtype.size() as u64,
+    }
+}

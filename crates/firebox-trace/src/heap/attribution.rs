@@ -1,0 +1,76 @@
+//! Says what the memory at the peak is for.
+//!
+//! A buffer takes the most persistent label of the tensors that are on it in the step of the peak: a parameter
+//! before an optimizer state, an accumulated gradient, a gradient, an input, an activation, a temporary. Where the
+//! recorder gave no label, the history of the buffer decides:
+//!
+//! - what existed before the recording, and host data, is an input;
+//! - what an earlier call made is an activation if a call after the peak uses it again, or if it lives for more
+//!   than [`MOMENT`] steps;
+//! - everything else, and the workspace of operations, is a temporary.
+
+use crate::heap::arena::{Arena, Event, Record, Source, State};
+use crate::{Bytes, Category, CategoryBytes, Trace};
+
+/// How many steps an unlabelled buffer may live and still be a temporary.
+const MOMENT: u32 = 8;
+
+/// The bytes at the peak, by category.
+pub(super) fn at_peak(trace: &Trace, arena: &Arena) -> CategoryBytes {
+    arena.with_state(|state| {
+        let mut held = CategoryBytes::default();
+        for buffer in alive_at_peak(state) {
+            let record = &state.buffers[buffer];
+            held.add(category(trace, record, state.peak_step), Bytes::new(record.bytes));
+        }
+        held
+    })
+}
+
+/// The buffers that are alive at the moment of the peak.
+fn alive_at_peak(state: &State) -> Vec<usize> {
+    let mut alive = vec![false; state.buffers.len()];
+    for event in &state.events[..state.events_to_peak] {
+        match *event {
+            Event::Allocated(buffer) => alive[buffer] = true,
+            Event::Freed(buffer) => alive[buffer] = false,
+        }
+    }
+    (0..alive.len()).filter(|buffer| alive[*buffer]).collect()
+}
+
+fn category(trace: &Trace, record: &Record, peak: u32) -> Category {
+    let labels = record
+        .tensors
+        .iter()
+        .filter(|tenancy| tenancy.from <= peak && tenancy.to.is_none_or(|to| to >= peak))
+        .filter_map(|tenancy| trace.tensor(tenancy.tensor).label.as_ref())
+        .map(|label| label.category);
+    labels.min_by_key(|category| persistence(*category)).unwrap_or_else(|| by_history(record, peak))
+}
+
+/// The rank of a category: the lower, the longer its tensors stay.
+fn persistence(category: Category) -> u8 {
+    match category {
+        Category::Parameter => 0,
+        Category::OptimizerState => 1,
+        Category::AccumulatedGradient => 2,
+        Category::Gradient => 3,
+        Category::Input => 4,
+        Category::Activation => 5,
+        Category::Temporary => 6,
+    }
+}
+
+fn by_history(record: &Record, peak: u32) -> Category {
+    if record.source != Source::Operation {
+        return Category::Input;
+    }
+    let used_later = record.tensors.iter().any(|tenancy| tenancy.used > peak);
+    let lives_long = record.died.is_none_or(|died| died - record.born > MOMENT);
+    if record.born < peak && (used_later || lives_long) {
+        Category::Activation
+    } else {
+        Category::Temporary
+    }
+}

@@ -1,0 +1,111 @@
+//! The heap model: predicts the memory of a trace on a CPU backend by running it on a simulated heap.
+//!
+//! [`run`] walks the steps, [`flex`] holds the rules, one file per group of operations, [`arena`] is the simulated
+//! heap that they work on, and [`attribution`] says what the memory at the peak is for. The rules never compute a
+//! value; they allocate, share and free what the backend allocates, shares and frees.
+
+mod run;
+
+mod call;
+
+mod flex;
+
+mod generic;
+
+mod arena;
+
+mod layout;
+
+mod attribution;
+
+use crate::{Footprint, MemoryModel, Trace};
+
+/// The memory model of CPU backends: live bytes with exact lifetimes.
+///
+/// Views share the buffer of their source, operations write in place where the backend does, and operations that
+/// need workspace have it for as long as they run. Counts the elements of tensors (one byte for a bool). Excludes
+/// what the allocator adds to a block, the few hundred bytes of shape and reference counts per tensor, and what the
+/// program holds beside its tensors, except for host data on its way to a tensor.
+///
+/// Two things a trace does not tell are assumed: tensors that existed before the recording are contiguous, and no
+/// two of them share a buffer.
+///
+/// ```
+/// use firebox_trace::{Bytes, Heap, MemoryModel, Trace};
+/// let footprint = Heap::flex().footprint(&Trace::default());
+/// assert_eq!(footprint.peak, Bytes::ZERO);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Heap {
+    backend: Backend,
+    threads: usize,
+}
+
+/// Whose rules a [`Heap`] follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backend {
+    Flex,
+    Simple,
+}
+
+impl Heap {
+    /// The heap of burn's Flex backend, release 0.21.
+    ///
+    /// The estimate is [`Exact`](crate::Estimate::Exact) or an [`UpperBound`](crate::Estimate::UpperBound): the
+    /// workspace of some operations depends on how many threads happen to work at the same time.
+    pub fn flex() -> Self {
+        Self { backend: Backend::Flex, threads: available_threads() }
+    }
+
+    /// The heap of a plain CPU backend, such as NdArray.
+    ///
+    /// Views share, elementwise operations that own an operand write in place, everything else allocates its
+    /// outputs, and convolutions unroll their input. Always a [`Heuristic`](crate::Estimate::Heuristic).
+    pub fn simple() -> Self {
+        Self { backend: Backend::Simple, threads: available_threads() }
+    }
+
+    /// Sets how many threads an operation may use at the same time. Zero means one.
+    ///
+    /// The default is what the machine that plans can run in parallel; set it if the run happens elsewhere, or in
+    /// a thread pool of another size.
+    #[must_use]
+    pub fn with_threads(mut self, threads: usize) -> Self {
+        self.threads = threads.max(1);
+        self
+    }
+
+    /// How many threads an operation may use at the same time.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Whether the model knows what `method` of burn's backend traits allocates. A call of any other method is named
+    /// in [`Footprint::unaccounted`]. The simple heap treats every method alike and knows none.
+    ///
+    /// ```
+    /// use firebox_trace::Heap;
+    /// assert!(Heap::flex().has_rule("float_matmul"));
+    /// assert!(!Heap::flex().has_rule("ctc_loss"));
+    /// ```
+    pub fn has_rule(&self, method: &str) -> bool {
+        self.backend == Backend::Flex && flex::model(method).is_some()
+    }
+}
+
+impl MemoryModel for Heap {
+    fn name(&self) -> &str {
+        match self.backend {
+            Backend::Flex => "heap (flex)",
+            Backend::Simple => "heap (simple)",
+        }
+    }
+
+    fn footprint(&self, trace: &Trace) -> Footprint {
+        run::run(trace, self.backend, self.threads)
+    }
+}
+
+fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

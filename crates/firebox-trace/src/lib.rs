@@ -1,0 +1,19 @@
+//! What was recorded of a training step, and the memory that it needs: pure data, no device.
+
+mod quantity;
+mod trace;
+
+mod structure;
+
+mod dump;
+
+mod footprint;
+mod heap;
+
+pub use footprint::{CategoryBytes, Estimate, Footprint, MemoryModel, Moment};
+pub use heap::Heap;
+pub use quantity::{Bytes, Items, OpIndex, ParseBytesError};
+pub use structure::StructuralHash;
+pub use trace::{
+    Call, Category, Label, Origin, Step, TensorIndex, TensorInfo, Trace, TraceError, Use,
+};

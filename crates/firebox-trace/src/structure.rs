@@ -1,0 +1,110 @@
+//! The structural hash: whether two traces are the same program on the same shapes.
+
+use std::hash::{Hash, Hasher};
+
+use crate::{Step, Trace};
+
+/// The structural hash of a trace: equal for the same calls on the same shapes and element types in the same order
+/// with the same lifetimes, whatever the values of tensors and scalars.
+///
+/// Two steps of the same model on micro-batches of the same size have the same hash although their learning rate
+/// differs; another size, another branch or another module has another hash. The hash is stable within one build
+/// of firebox and is no secret: it resists chance, not malice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StructuralHash(u64);
+
+impl std::fmt::Display for StructuralHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl Trace {
+    /// The structural hash of the trace.
+    pub fn structural_hash(&self) -> StructuralHash {
+        let mut hasher = StructureHasher::default();
+        for step in &self.steps {
+            match step {
+                Step::Call(call) => {
+                    hasher.write_usize(1);
+                    hasher.write(call.name.as_bytes());
+                    for input in &call.inputs {
+                        hasher.write_u32(input.tensor.0);
+                        hasher.write_u8(input.last.into());
+                    }
+                    for output in &call.outputs {
+                        hasher.write_u32(output.0);
+                        let tensor = self.tensor(*output);
+                        tensor.shape.hash(&mut hasher);
+                        tensor.dtype.hash(&mut hasher);
+                    }
+                    call.ir.hash(&mut hasher);
+                }
+                Step::Upload { output, .. } => {
+                    hasher.write_usize(2);
+                    let tensor = self.tensor(*output);
+                    tensor.shape.hash(&mut hasher);
+                    tensor.dtype.hash(&mut hasher);
+                }
+                Step::Free(tensor) => {
+                    hasher.write_usize(3);
+                    hasher.write_u32(tensor.0);
+                }
+                Step::Read(read) => {
+                    hasher.write_usize(4);
+                    hasher.write_u32(read.tensor.0);
+                }
+                Step::Mark(_) => {}
+            }
+        }
+        for existing in self.existing() {
+            let tensor = self.tensor(existing);
+            hasher.write_u32(existing.0);
+            tensor.shape.hash(&mut hasher);
+            tensor.dtype.hash(&mut hasher);
+        }
+        StructuralHash(hasher.finish())
+    }
+}
+
+/// A hasher that skips 64-bit words.
+///
+/// In burn's intermediate representation a 64-bit word is a tensor id or the value of a scalar; dimensions, strides
+/// and axes are `usize`, variants are `isize`. Which tensor an operation takes is hashed from [`crate::Call`]
+/// instead. Mixing is that of FxHash (Firefox, rustc).
+#[derive(Default)]
+struct StructureHasher(u64);
+
+impl StructureHasher {
+    fn mix(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x51_7c_c1_b7_27_22_0a_95);
+    }
+}
+
+impl Hasher for StructureHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.mix(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u8(&mut self, word: u8) {
+        self.mix(word.into());
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.mix(word.into());
+    }
+
+    fn write_u64(&mut self, _scalar_or_id: u64) {}
+
+    fn write_usize(&mut self, word: usize) {
+        self.mix(word as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

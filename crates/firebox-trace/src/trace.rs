@@ -1,0 +1,320 @@
+//! The trace: what one recording wrote down, in the order of the program, with exact lifetimes.
+//!
+//! A trace is plain data. It is made by the recorder, read by the memory models of this crate, and can be saved
+//! and loaded with `serde`.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use burn_ir::OperationIr;
+use burn_std::{DType, Shape};
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, OpIndex};
+
+/// A tensor of a trace: its position in [`Trace::tensors`].
+///
+/// Tensors are numbered in the order in which the recording first met them, so that the same program gives the
+/// same numbers. The number is also the [`burn_ir::TensorId`] under which the tensor appears in [`Call::ir`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TensorIndex(pub u32);
+
+impl fmt::Display for TensorIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+/// What a tensor is for, in the terms of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Category {
+    /// A weight of the model or its running statistics.
+    Parameter,
+    /// A gradient of the micro-batch that was just run.
+    Gradient,
+    /// The sum of the gradients of the micro-batches so far.
+    AccumulatedGradient,
+    /// What the optimizer keeps between steps.
+    OptimizerState,
+    /// What the forward pass keeps for the backward pass.
+    Activation,
+    /// The batch.
+    Input,
+    /// Everything that lives for a moment only.
+    Temporary,
+}
+
+impl Category {
+    /// Every category, in the order in which tables list them.
+    pub const ALL: [Self; 7] = [
+        Self::Parameter,
+        Self::Gradient,
+        Self::AccumulatedGradient,
+        Self::OptimizerState,
+        Self::Activation,
+        Self::Input,
+        Self::Temporary,
+    ];
+
+    /// The name as tables and messages show it, in the plural.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Parameter => "parameters",
+            Self::Gradient => "gradients",
+            Self::AccumulatedGradient => "accumulated gradients",
+            Self::OptimizerState => "optimizer state",
+            Self::Activation => "activations",
+            Self::Input => "inputs",
+            Self::Temporary => "temporaries",
+        }
+    }
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What is known of a tensor beside its shape.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Label {
+    /// What the tensor is for.
+    pub category: Category,
+    /// Its name, such as the path of a parameter in its module. May be empty.
+    pub name: String,
+}
+
+/// Where a tensor comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// It existed before the recording.
+    Existing,
+    /// An operation of the trace makes it.
+    Made(OpIndex),
+    /// It lives inside the decomposition of one call ([`Call::ir`]) and is never seen outside.
+    Internal,
+}
+
+/// A tensor of a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorInfo {
+    /// Its dimensions.
+    pub shape: Shape,
+    /// Its element type.
+    pub dtype: DType,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// What it is for, where the recorder was told.
+    pub label: Option<Label>,
+}
+
+impl TensorInfo {
+    /// The size of its elements. Excludes what an allocator adds.
+    pub fn bytes(&self) -> Bytes {
+        let elements = self.shape.num_elements() as u64;
+        match self.dtype {
+            DType::QFloat(scheme) => {
+                Bytes::new((elements * scheme.size_bits_stored() as u64).div_ceil(8))
+            }
+            dtype => Bytes::new(elements * dtype.size() as u64),
+        }
+    }
+}
+
+/// A use of a tensor by a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Use {
+    /// The tensor.
+    pub tensor: TensorIndex,
+    /// Whether the call owns the tensor: nobody else holds it, so that its memory may be reused in place and is
+    /// free after the call.
+    pub last: bool,
+}
+
+/// One call of a backend's method.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Call {
+    /// The method of burn's backend traits that was called, such as `float_matmul` or `softmax`.
+    pub name: Cow<'static, str>,
+    /// The tensors it takes, in the order of its arguments.
+    pub inputs: Vec<Use>,
+    /// The tensors it makes, in the order of its results.
+    pub outputs: Vec<TensorIndex>,
+    /// The same call in burn's intermediate representation: one operation, or several where burn-ir has no single
+    /// one (`softmax`, `gelu`, …), with `Drop`s where temporaries die.
+    ///
+    /// A backend that implements the call whole runs the call; one that does not runs this decomposition.
+    pub ir: Vec<OperationIr>,
+}
+
+/// One step of a trace.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// A method of the backend is called.
+    Call(Call),
+    /// Host data becomes a tensor of the device.
+    Upload {
+        /// The tensor that is made.
+        output: TensorIndex,
+        /// The bytes on the host.
+        host: Bytes,
+    },
+    /// The last owner of a tensor lets it go.
+    Free(TensorIndex),
+    /// The program reads the values of a tensor: all that came before has to be run.
+    Read(Use),
+    /// A mark that the recording program set, such as the end of an iteration.
+    Mark(String),
+}
+
+/// What a recording wrote down.
+///
+/// Invariants, which [`check`](Trace::check) verifies: a tensor is made before it is used and used by nothing after
+/// its last use or its [`Step::Free`]; it is made once.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// The tensors, indexed by [`TensorIndex`].
+    pub tensors: Vec<TensorInfo>,
+    /// The steps, indexed by [`OpIndex`].
+    pub steps: Vec<Step>,
+}
+
+/// How a trace contradicts itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TraceError {
+    /// A step names a tensor that the trace does not have.
+    #[error("step {at} names tensor {tensor}, which the trace does not have")]
+    Unknown {
+        /// The step.
+        at: OpIndex,
+        /// The tensor.
+        tensor: TensorIndex,
+    },
+    /// A step uses a tensor that is not alive.
+    #[error("step {at} uses tensor {tensor}, which is not alive there")]
+    NotAlive {
+        /// The step.
+        at: OpIndex,
+        /// The tensor.
+        tensor: TensorIndex,
+    },
+    /// A step makes a tensor a second time.
+    #[error("step {at} makes tensor {tensor} a second time")]
+    MadeTwice {
+        /// The step.
+        at: OpIndex,
+        /// The tensor.
+        tensor: TensorIndex,
+    },
+}
+
+impl Trace {
+    /// The tensor at `index`.
+    ///
+    /// # Panics
+    ///
+    /// If the trace has no such tensor.
+    pub fn tensor(&self, index: TensorIndex) -> &TensorInfo {
+        &self.tensors[index.0 as usize]
+    }
+
+    /// The steps with their positions.
+    pub fn iter(&self) -> impl Iterator<Item = (OpIndex, &Step)> {
+        self.steps.iter().enumerate().map(|(at, step)| (OpIndex(at as u32), step))
+    }
+
+    /// The calls with their positions.
+    pub fn calls(&self) -> impl Iterator<Item = (OpIndex, &Call)> {
+        self.iter().filter_map(|(at, step)| match step {
+            Step::Call(call) => Some((at, call)),
+            _ => None,
+        })
+    }
+
+    /// The operations of burn's intermediate representation, in order.
+    pub fn operations(&self) -> impl Iterator<Item = &OperationIr> {
+        self.calls().flat_map(|(_, call)| &call.ir)
+    }
+
+    /// Where the program reads values.
+    pub fn reads(&self) -> impl Iterator<Item = OpIndex> {
+        self.iter().filter(|(_, step)| matches!(step, Step::Read(_))).map(|(at, _)| at)
+    }
+
+    /// The tensors that existed before the recording.
+    pub fn existing(&self) -> impl Iterator<Item = TensorIndex> {
+        (0..self.tensors.len() as u32)
+            .map(TensorIndex)
+            .filter(|index| self.tensor(*index).origin == Origin::Existing)
+    }
+
+    /// The tensors that are alive after the last step.
+    pub fn survivors(&self) -> Vec<TensorIndex> {
+        let mut alive: Vec<bool> =
+            self.tensors.iter().map(|tensor| tensor.origin == Origin::Existing).collect();
+        for step in &self.steps {
+            let (freed, made) = step.deaths_and_births();
+            made.for_each(|tensor| alive[tensor.0 as usize] = true);
+            freed.for_each(|tensor| alive[tensor.0 as usize] = false);
+        }
+        (0..self.tensors.len() as u32).map(TensorIndex).filter(|t| alive[t.0 as usize]).collect()
+    }
+
+    /// Verifies that every tensor is made before it is used, once, and not used after its end.
+    pub fn check(&self) -> Result<(), TraceError> {
+        let mut alive: Vec<bool> =
+            self.tensors.iter().map(|tensor| tensor.origin == Origin::Existing).collect();
+        for (at, step) in self.iter() {
+            for tensor in step.uses() {
+                match alive.get(tensor.0 as usize) {
+                    None => return Err(TraceError::Unknown { at, tensor }),
+                    Some(false) => return Err(TraceError::NotAlive { at, tensor }),
+                    Some(true) => {}
+                }
+            }
+            let (freed, made) = step.deaths_and_births();
+            freed.for_each(|tensor| alive[tensor.0 as usize] = false);
+            for tensor in made {
+                match alive.get_mut(tensor.0 as usize) {
+                    None => return Err(TraceError::Unknown { at, tensor }),
+                    Some(true) => return Err(TraceError::MadeTwice { at, tensor }),
+                    Some(alive) => *alive = true,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Step {
+    /// The tensors that the step reads.
+    fn uses(&self) -> impl Iterator<Item = TensorIndex> {
+        let (inputs, single): (&[Use], Option<TensorIndex>) = match self {
+            Step::Call(call) => (&call.inputs, None),
+            Step::Read(read) => (std::slice::from_ref(read), None),
+            Step::Free(tensor) => (&[], Some(*tensor)),
+            Step::Upload { .. } | Step::Mark(_) => (&[], None),
+        };
+        inputs.iter().map(|input| input.tensor).chain(single)
+    }
+
+    /// The tensors that end with the step, and those that begin with it.
+    fn deaths_and_births(
+        &self,
+    ) -> (impl Iterator<Item = TensorIndex>, impl Iterator<Item = TensorIndex>) {
+        let (inputs, freed, outputs, made): (&[Use], _, &[TensorIndex], _) = match self {
+            Step::Call(call) => (&call.inputs, None, &call.outputs, None),
+            Step::Read(read) => (std::slice::from_ref(read), None, &[], None),
+            Step::Free(tensor) => (&[], Some(*tensor), &[], None),
+            Step::Upload { output, .. } => (&[], None, &[], Some(*output)),
+            Step::Mark(_) => (&[], None, &[], None),
+        };
+        let consumed = inputs.iter().filter(|input| input.last).map(|input| input.tensor);
+        (consumed.chain(freed), outputs.iter().copied().chain(made))
+    }
+}

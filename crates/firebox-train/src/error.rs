@@ -1,0 +1,217 @@
+//! Why training stopped, and what it leaves in the caller's hands.
+
+use std::fmt;
+use std::sync::Mutex;
+
+use firebox_batch::MicroBatchError;
+use firebox_lazy::{RecordError, Survivor};
+use firebox_plan::{BudgetError, HostMemoryError, PlanError};
+use firebox_trace::{Bytes, Items};
+
+/// The phase of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// Forward and backward passes and optimizer steps.
+    Training,
+    /// Forward passes only.
+    Validation,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Training => "training",
+            Self::Validation => "validation",
+        })
+    }
+}
+
+/// Why training could not begin or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The training loader gave no batch at all.
+    #[error("the training loader yields no batch: check the data set and the loader's batch size")]
+    EmptyLoader,
+    /// A batch has no items.
+    #[error("a {phase} batch has no items: leave it out, or look for the reason in the batcher")]
+    EmptyBatch {
+        /// The phase.
+        phase: Phase,
+    },
+    /// A batch weighs nothing, less than nothing, or not a number.
+    #[error(
+        "the batch weighs {weight} in the loss, and no mean can be taken over that: give every batch at least one \
+         item that counts, and weights that are finite and not negative"
+    )]
+    Weight {
+        /// The weight.
+        weight: f64,
+    },
+    /// A batch cannot be cut.
+    #[error("cannot cut the batch: {0}")]
+    MicroBatch(#[from] MicroBatchError),
+    /// A splitter gave a micro-batch with another number of items than it was asked for.
+    #[error(
+        "the splitter was asked for {asked} items and gave {got}: its `range` must give exactly the items of the \
+         range"
+    )]
+    LostItems {
+        /// How many items were asked for.
+        asked: usize,
+        /// How many came.
+        got: usize,
+    },
+    /// The model lives on several devices.
+    #[error(
+        "the model lives on {0} devices, and automatic batches work on one: move it to one device"
+    )]
+    SeveralDevices(usize),
+    /// The free memory of the device cannot be asked for.
+    #[error(
+        "the free memory of `{device}` cannot be asked for: say how much training may use, as in \
+         `.memory(Bytes::gib(8))`"
+    )]
+    UnknownMemory {
+        /// The device, by the name of its backend.
+        device: String,
+    },
+    /// The budget is none.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
+    /// The memory of the host cannot be read.
+    #[error(transparent)]
+    HostMemory(#[from] HostMemoryError),
+    /// No split of the batch fits.
+    #[error("{phase} does not fit: {cause}")]
+    Plan {
+        /// The phase.
+        phase: Phase,
+        /// Why.
+        cause: Box<PlanError<TrainError>>,
+    },
+    /// A micro-batch turned out to need more than planned, and is one item already.
+    #[error(
+        "one item of this {phase} batch needs {needed}, and {budget} are left for it: its shapes differ from the \
+         batch that was planned with; raise the budget, or make the items smaller"
+    )]
+    GrewTooLarge {
+        /// The phase.
+        phase: Phase,
+        /// What the micro-batch needs beside what is held already.
+        needed: Bytes,
+        /// What is left of the budget beside what is held already.
+        budget: Bytes,
+    },
+    /// Nothing could be recorded.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The model keeps tensors where planning cannot restore them.
+    #[error(
+        "the model keeps tensors of a planned step outside its parameters and running statistics ({}): store them \
+         as `Param` or `RunningState`, or do not keep them between steps",
+        list(survivors)
+    )]
+    HiddenState {
+        /// The tensors.
+        survivors: Vec<Survivor>,
+    },
+    /// The user's code panicked.
+    #[error("the {phase} step panicked on {items} items: {message}")]
+    StepPanicked {
+        /// The phase.
+        phase: Phase,
+        /// The size of the micro-batch.
+        items: Items,
+        /// The panic's message.
+        message: String,
+    },
+    /// The optimizer panicked.
+    #[error(
+        "the optimizer step panicked: {message}; the model is that of the last whole step, the optimizer's state \
+         is lost"
+    )]
+    OptimizerPanicked {
+        /// The panic's message.
+        message: String,
+    },
+    /// A checkpoint could not be written.
+    #[error(
+        "a checkpoint could not be written: {message}; check the folder and the space on its disk"
+    )]
+    Checkpoint {
+        /// What burn's checkpointer said.
+        message: String,
+    },
+}
+
+fn list(survivors: &[Survivor]) -> String {
+    let shown: Vec<String> = survivors.iter().take(3).map(ToString::to_string).collect();
+    let more = survivors.len().saturating_sub(shown.len());
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// The state after the last whole optimizer step: what training can go on from.
+#[derive(Clone, Debug)]
+pub struct LastState<M, R> {
+    /// The model.
+    pub model: M,
+    /// The record of the optimizer; `None` if it panicked and lost its state.
+    pub optimizer: Option<R>,
+    /// The epoch in which training stopped, from 1.
+    pub epoch: usize,
+    /// The loader batches of that epoch that are part of the state.
+    pub iteration: usize,
+}
+
+/// Training stopped before its end: why, and with what state.
+pub struct FitError<M, R> {
+    cause: TrainError,
+    /// In a mutex because a model need not be `Sync`, and an error should be.
+    state: Option<Box<Mutex<LastState<M, R>>>>,
+}
+
+impl<M, R> FitError<M, R> {
+    pub(crate) fn new(cause: TrainError, state: Option<LastState<M, R>>) -> Self {
+        Self { cause, state: state.map(|state| Box::new(Mutex::new(state))) }
+    }
+
+    /// Why training stopped.
+    pub fn cause(&self) -> &TrainError {
+        &self.cause
+    }
+
+    /// The cause, and the state after the last whole optimizer step. `None` if training had not begun.
+    pub fn into_parts(self) -> (TrainError, Option<LastState<M, R>>) {
+        let state = self.state.map(|state| state.into_inner().unwrap_or_else(|e| e.into_inner()));
+        (self.cause, state)
+    }
+}
+
+impl<M, R> fmt::Debug for FitError<M, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FitError").field("cause", &self.cause).finish_non_exhaustive()
+    }
+}
+
+impl<M, R> fmt::Display for FitError<M, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)
+    }
+}
+
+impl<M, R> std::error::Error for FitError<M, R> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.source()
+    }
+}
+
+/// The message of a caught panic.
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}

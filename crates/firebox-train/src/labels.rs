@@ -1,0 +1,154 @@
+//! What the tensors of a rehearsed step are for: labels for parameters and gradients by their `ParamId`, for the
+//! optimizer's state by its lifetime.
+
+use std::collections::HashSet;
+
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Bool, Int, Tensor, TensorPrimitive};
+use firebox_lazy::{LazyBackend, label};
+use firebox_trace::{Category, Label, Origin, Step, TensorIndex, Trace};
+
+/// The mark before every micro-step.
+pub(crate) const MICRO_STEP: &str = "micro-step";
+/// The mark before the optimizer step.
+pub(crate) const OPTIMIZER_STEP: &str = "optimizer step";
+/// The mark at the end of an iteration.
+pub(crate) const ITERATION_END: &str = "end of iteration";
+
+/// Labels the tensors of a module as parameters.
+pub(crate) fn label_parameters<B: LazyBackend, M: Module<B>>(module: &M) {
+    module.visit(&mut Parameters { path: Vec::new() });
+}
+
+struct Parameters {
+    path: Vec<String>,
+}
+
+impl Parameters {
+    fn label(&self) -> Label {
+        Label { category: Category::Parameter, name: self.path.join(".") }
+    }
+}
+
+impl<B: LazyBackend> ModuleVisitor<B> for Parameters {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let TensorPrimitive::Float(tensor) = param.val().into_primitive() {
+            label(&B::lazy_float(&tensor), self.label());
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+        label(&B::lazy_int(&param.val().into_primitive()), self.label());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
+        label(&B::lazy_bool(&param.val().into_primitive()), self.label());
+    }
+
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+}
+
+/// Labels gradients of a module's parameters.
+pub(crate) fn label_gradients<B, M>(module: &M, grads: &GradientsParams, category: Category)
+where
+    B: AutodiffBackend,
+    B::InnerBackend: LazyBackend,
+    M: AutodiffModule<B>,
+{
+    module.visit(&mut Gradients { grads, category, path: Vec::new() });
+}
+
+struct Gradients<'a> {
+    grads: &'a GradientsParams,
+    category: Category,
+    path: Vec<String>,
+}
+
+impl<B> ModuleVisitor<B> for Gradients<'_>
+where
+    B: AutodiffBackend,
+    B::InnerBackend: LazyBackend,
+{
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let grad = self.grads.get::<B::InnerBackend, D>(param.id);
+        if let Some(TensorPrimitive::Float(grad)) = grad.map(Tensor::into_primitive) {
+            let name = self.path.join(".");
+            let grad = <B::InnerBackend as LazyBackend>::lazy_float(&grad);
+            label(&grad, Label { category: self.category, name });
+        }
+    }
+
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+}
+
+/// Labels what follows from lifetimes: what an optimizer step makes and leaves behind, and is no parameter, is its
+/// state; so is what existed before and first serves in the optimizer step. Anything else that existed before is the
+/// batch.
+pub(crate) fn label_by_lifetime(trace: &mut Trace) {
+    let state = optimizer_state(trace);
+    for index in 0..trace.tensors.len() as u32 {
+        let index = TensorIndex(index);
+        let tensor = &mut trace.tensors[index.0 as usize];
+        if tensor.label.is_some() {
+            continue;
+        }
+        let category = if state.contains(&index) {
+            Category::OptimizerState
+        } else if tensor.origin == Origin::Existing {
+            Category::Input
+        } else {
+            continue;
+        };
+        tensor.label = Some(Label { category, name: String::new() });
+    }
+}
+
+fn optimizer_state(trace: &Trace) -> HashSet<TensorIndex> {
+    let mut state = HashSet::new();
+    let mut seen = HashSet::new();
+    let mut made: HashSet<TensorIndex> = HashSet::new();
+    let mut in_optimizer = false;
+    for step in &trace.steps {
+        match step {
+            Step::Mark(mark) if mark == OPTIMIZER_STEP => in_optimizer = true,
+            Step::Mark(mark) if mark == ITERATION_END => {
+                in_optimizer = false;
+                state.extend(made.drain());
+            }
+            Step::Call(call) => {
+                for input in &call.inputs {
+                    let existing = trace.tensor(input.tensor).origin == Origin::Existing;
+                    if seen.insert(input.tensor) && existing && in_optimizer {
+                        state.insert(input.tensor);
+                    }
+                    if input.last {
+                        made.remove(&input.tensor);
+                    }
+                }
+                seen.extend(&call.outputs);
+                if in_optimizer {
+                    made.extend(&call.outputs);
+                }
+            }
+            Step::Free(tensor) => {
+                made.remove(tensor);
+            }
+            Step::Upload { .. } | Step::Read(_) | Step::Mark(_) => {}
+        }
+    }
+    state
+}

@@ -1,0 +1,236 @@
+//! The Learner and its builder: what a user writes.
+
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex};
+
+use burn::module::{AutodiffModule, Module};
+use burn::optim::Optimizer;
+use burn::optim::lr_scheduler::LrScheduler;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::renderer::MetricsRenderer;
+use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy};
+use firebox_lazy::{LazyBackend, initialize};
+use firebox_plan::{Budget, Sizing};
+
+use crate::error::{FitError, Phase, TrainError};
+use crate::gradients::Reduction;
+use crate::rehearsal::rehearse_training;
+use crate::report::PlanReport;
+use crate::settings::Settings;
+use crate::splitter::{ByMicroBatch, Splitter};
+use crate::strategy::{AutoBatch, Components, Outcome};
+
+/// Options of a [`Learner`]. See [`Learner::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct LearnerBuilder<ST, SV> {
+    settings: Settings,
+    train_splitter: ST,
+    valid_splitter: SV,
+}
+
+/// The builder before it knows how batches are cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Unset;
+
+impl LearnerBuilder<Unset, Unset> {
+    /// Cuts batches by their own [`MicroBatch`](firebox_batch::MicroBatch), in training and in validation.
+    pub fn auto_batch(self) -> LearnerBuilder<ByMicroBatch, ByMicroBatch> {
+        self.auto_batch_with(ByMicroBatch, ByMicroBatch)
+    }
+
+    /// Cuts batches by splitters, for batches of another crate's type: one for the training loader's batches, one
+    /// for the validation loader's. [`ByFunctions`](crate::ByFunctions) makes a splitter of two functions.
+    pub fn auto_batch_with<ST, SV>(
+        self,
+        train_splitter: ST,
+        valid_splitter: SV,
+    ) -> LearnerBuilder<ST, SV> {
+        LearnerBuilder { settings: self.settings, train_splitter, valid_splitter }
+    }
+}
+
+impl<ST, SV> LearnerBuilder<ST, SV> {
+    /// The memory that training may use, parameters and optimizer state included. Default: [`Budget::free`], which
+    /// is what the device has free when training starts, less a margin.
+    ///
+    /// Excludes what the program holds beside training: the data set, batches that loader threads have prepared.
+    pub fn memory(mut self, budget: impl Into<Budget>) -> Self {
+        self.settings.budget = budget.into();
+        self
+    }
+
+    /// Runs batches in micro-batches of `items` items (the last may be smaller) instead of the largest that fit.
+    /// Still an error if they do not fit.
+    pub fn micro_batch(mut self, items: usize) -> Self {
+        self.settings.sizing = Sizing::Fixed(items.into());
+        self
+    }
+
+    /// How micro-batch sizes are chosen. Default: [`Sizing::Even`].
+    pub fn sizing(mut self, sizing: Sizing) -> Self {
+        self.settings.sizing = sizing;
+        self
+    }
+
+    /// How the loss of a batch follows from those of its items. Default: [`Reduction::Mean`].
+    pub fn reduction(mut self, reduction: Reduction) -> Self {
+        self.settings.reduction = reduction;
+        self
+    }
+
+    /// Does not print the plan before training. Default: it is printed to the standard error output.
+    pub fn quiet(mut self) -> Self {
+        self.settings.quiet = true;
+        self
+    }
+
+    /// The Learner of a model, an optimizer and a learning-rate scheduler (a number is a constant rate).
+    pub fn build<B, LR, M, O>(
+        self,
+        model: M,
+        optim: O,
+        lr_scheduler: LR,
+    ) -> Learner<B, LR, M, O, ST, SV>
+    where
+        B: AutodiffBackend + LazyBackend,
+        B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+        LR: LrScheduler + 'static,
+        M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+        M::InnerModule: InferenceStep,
+        O: Optimizer<M, B> + 'static,
+        ST: Splitter<M::Input>,
+        SV: Splitter<<M::InnerModule as InferenceStep>::Input>,
+    {
+        Learner { model, optim, lr_scheduler, builder: self, backend: PhantomData }
+    }
+}
+
+/// Trains a model in batches of any size, in micro-batches that fit into memory.
+///
+/// Takes the place of burn's `Learner`; everything else stays burn's: the model and its
+/// [`TrainStep`], optimizer, learning-rate scheduler, data loaders, metrics, dashboard, checkpoints and early
+/// stopping, all set on burn's own [`SupervisedTraining`].
+pub struct Learner<B, LR, M, O, ST, SV> {
+    model: M,
+    optim: O,
+    lr_scheduler: LR,
+    builder: LearnerBuilder<ST, SV>,
+    backend: PhantomData<fn() -> B>,
+}
+
+impl Learner<(), (), (), (), (), ()> {
+    /// Options of a Learner, at their defaults. Call
+    /// [`auto_batch`](LearnerBuilder::auto_batch) next.
+    pub fn builder() -> LearnerBuilder<Unset, Unset> {
+        LearnerBuilder {
+            settings: Settings::default(),
+            train_splitter: Unset,
+            valid_splitter: Unset,
+        }
+    }
+}
+
+/// A trained model.
+pub struct Fitted<M> {
+    /// The model, without automatic differentiation.
+    pub model: M,
+    /// burn's renderer, for an evaluation that follows.
+    pub renderer: Box<dyn MetricsRenderer>,
+    /// How batches were split. `None` if no batch was trained on, as when training resumes after its last epoch.
+    pub report: Option<PlanReport>,
+}
+
+impl<M: std::fmt::Debug> std::fmt::Debug for Fitted<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fitted")
+            .field("model", &self.model)
+            .field("report", &self.report)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B, LR, M, O, ST, SV> Learner<B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend + LazyBackend,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+    ST: Splitter<M::Input>,
+    SV: Splitter<<M::InnerModule as InferenceStep>::Input>,
+{
+    /// The plan for a batch, without training. Leaves the model, its running statistics and the random state as
+    /// they are.
+    ///
+    /// # Errors
+    ///
+    /// If the batch cannot be cut, or does not fit however it is cut.
+    pub fn plan(&self, batch: &M::Input) -> Result<PlanReport, TrainError> {
+        single_device(&self.model)?;
+        initialize(&self.model);
+        let splitter = &self.builder.train_splitter;
+        let items = splitter.items(batch)?;
+        let (model, optim) = (self.model.clone(), self.optim.clone());
+        let learner = burn::train::Learner::<Components<B, LR, M, O>>::new(
+            model,
+            optim,
+            self.lr_scheduler.clone(),
+        );
+        let settings = &self.builder.settings;
+        let mut planner = settings.planner::<B, M>(&self.model)?;
+        let planned = planner
+            .plan(Phase::Training, items, false, |size, accumulating, recorder, memory| {
+                rehearse_training(&learner, splitter, batch, size, accumulating, recorder, memory)
+            })?
+            .clone();
+        let quiet = Settings { quiet: true, ..settings.clone() };
+        Ok(quiet.report::<B, M>(&self.model, &planner, &planned))
+    }
+
+    /// Trains. `training` is burn's own, with everything that was set on it; its training strategy is replaced.
+    ///
+    /// # Errors
+    ///
+    /// Before training, if no split of a batch fits, the model lives on several devices or keeps tensors where
+    /// planning cannot restore them. During training, if a step panics, a batch cannot be cut, or a checkpoint
+    /// cannot be written; the error then carries the state after the last whole optimizer step. A user's interrupt
+    /// is no error.
+    pub fn fit(
+        self,
+        training: SupervisedTraining<Components<B, LR, M, O>>,
+    ) -> Result<Fitted<M::InnerModule>, FitError<M, O::Record>> {
+        single_device(&self.model).map_err(|cause| FitError::new(cause, None))?;
+        initialize(&self.model);
+        let outcome = Arc::new(Mutex::new(Outcome::default()));
+        let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
+        let strategy = AutoBatch {
+            settings,
+            train_splitter,
+            valid_splitter,
+            outcome: outcome.clone(),
+            components: PhantomData,
+        };
+        let learner = burn::train::Learner::new(self.model, self.optim, self.lr_scheduler);
+        let result = training
+            .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
+            .launch(learner);
+        let mut outcome = outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match outcome.failure.take() {
+            Some((cause, state)) => Err(FitError::new(cause, Some(state))),
+            None => Ok(Fitted {
+                model: result.model,
+                renderer: result.renderer,
+                report: outcome.report.take(),
+            }),
+        }
+    }
+}
+
+fn single_device<B: AutodiffBackend, M: Module<B>>(model: &M) -> Result<(), TrainError> {
+    match model.devices().len() {
+        0 | 1 => Ok(()),
+        several => Err(TrainError::SeveralDevices(several)),
+    }
+}

@@ -1,0 +1,98 @@
+//! One micro-step: recorded, checked against the budget, run, or split further.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::module::Module;
+use firebox_lazy::{LazyBackend, RecordError, Recording, restore};
+use firebox_trace::{Bytes, Items};
+
+use crate::error::{Phase, TrainError, panic_message};
+use crate::planner::Planner;
+use crate::splitter::Splitter;
+
+/// Runs `step` on the items `range` of `batch`, or on parts of them if all do not fit, and hands every output with
+/// its weight to `sink`.
+pub(crate) struct MicroStep<'a, B, M, I, S> {
+    pub(crate) phase: Phase,
+    pub(crate) planner: &'a mut Planner,
+    pub(crate) module: &'a M,
+    pub(crate) splitter: &'a S,
+    pub(crate) batch: &'a I,
+    /// What is alive beside the micro-step.
+    pub(crate) held: Bytes,
+    pub(crate) backend: std::marker::PhantomData<fn() -> B>,
+}
+
+impl<B, M, I, S> MicroStep<'_, B, M, I, S>
+where
+    B: LazyBackend,
+    M: Module<B>,
+    S: Splitter<I>,
+{
+    pub(crate) fn run<T>(
+        &mut self,
+        range: Range<usize>,
+        step: &mut dyn FnMut(I) -> T,
+        sink: &mut dyn FnMut(T, f64) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let micro = self.splitter.range(self.batch, range.clone());
+        let got = self.splitter.items(&micro)?;
+        if got != range.len() {
+            return Err(TrainError::LostItems { asked: range.len(), got });
+        }
+        let weight = self.splitter.weight(&micro);
+        match self.attempt(range.len(), micro, step) {
+            Ok(output) => sink(output, weight),
+            Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
+            Err(error) => {
+                log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
+                let middle = range.start + range.len() / 2;
+                self.run(range.start..middle, step, sink)?;
+                self.run(middle..range.end, step, sink)
+            }
+        }
+    }
+
+    /// Records the step, and runs it if it fits. If it does not, or panics, the module is as it was.
+    fn attempt<T>(
+        &mut self,
+        items: usize,
+        micro: I,
+        step: &mut dyn FnMut(I) -> T,
+    ) -> Result<T, TrainError> {
+        let snapshot =
+            (!self.planner.running_state.is_empty()).then(|| self.module.clone().into_record());
+        let recorder = self.planner.step_recorder(self.phase, self.held);
+        let attempt = catch_unwind(AssertUnwindSafe(|| {
+            let recording = recorder.record::<B::Base, _>(|| step(micro))?;
+            self.admit(&recording)?;
+            Ok(recording.run())
+        }));
+        let result = attempt.unwrap_or_else(|panic| {
+            let message = panic_message(&*panic);
+            Err(TrainError::StepPanicked { phase: self.phase, items: Items::new(items), message })
+        });
+        if let (Err(_), Some(snapshot)) = (&result, snapshot) {
+            restore::<B, M>(self.module, snapshot)?;
+        }
+        result
+    }
+
+    fn admit<T>(&mut self, recording: &Recording<B::Base, T>) -> Result<(), TrainError> {
+        let trace = recording.trace();
+        let structure = trace.structural_hash();
+        if self.planner.is_known(self.phase, structure) {
+            return Ok(());
+        }
+        self.planner.admit(self.phase, structure, trace, self.held)
+    }
+}
+
+/// Whether the micro-batch was found too large before it ran.
+fn is_too_large(error: &TrainError) -> bool {
+    matches!(
+        error,
+        TrainError::GrewTooLarge { .. } | TrainError::Record(RecordError::ReadTooLarge { .. })
+    )
+}

@@ -1,0 +1,185 @@
+//! The rehearsal: a whole iteration as the Learner will run it, recorded on a copy and thrown away.
+//!
+//! Two iterations are rehearsed, since an optimizer's state is born in the first step and alive from then on, and up
+//! to three micro-steps an iteration, after which every further one repeats the third: the accumulated gradients are
+//! there, and the metrics hold the outputs of two earlier micro-steps.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{InferenceStep, LearningComponentsTypes, TrainStep};
+use firebox_lazy::{LazyBackend, Recorder, Rehearsal, mark, rehearse};
+use firebox_plan::Accumulating;
+use firebox_trace::{Bytes, Category, Footprint, Items, MemoryModel, Step, TensorIndex};
+
+use crate::error::{Phase, TrainError, panic_message};
+use crate::gradients::GradientSum;
+use crate::labels::{
+    ITERATION_END, MICRO_STEP, OPTIMIZER_STEP, label_by_lifetime, label_gradients, label_parameters,
+};
+use crate::splitter::Splitter;
+
+/// How many earlier outputs burn's metrics thread may still hold: one in its queue, one in its hands.
+const OUTPUTS_IN_FLIGHT: usize = 2;
+
+/// What a rehearsal showed.
+#[derive(Clone, Debug)]
+pub(crate) struct Rehearsed {
+    pub(crate) footprint: Footprint,
+    /// What is alive before a micro-step, at most.
+    pub(crate) held: Bytes,
+    /// The optimizer's state after the rehearsal.
+    pub(crate) optimizer_state: Bytes,
+    /// The paths of the running statistics.
+    pub(crate) running_state: Vec<String>,
+    /// The operations recorded.
+    pub(crate) operations: usize,
+}
+
+/// Rehearses training on micro-batches of `items` items of `batch`.
+pub(crate) fn rehearse_training<LC, S>(
+    learner: &burn::train::Learner<LC>,
+    splitter: &S,
+    batch: &<LC::TrainingModel as TrainStep>::Input,
+    items: Items,
+    accumulating: Accumulating,
+    recorder: &Recorder,
+    memory: &dyn MemoryModel,
+) -> Result<Rehearsed, TrainError>
+where
+    LC: LearningComponentsTypes,
+    LC::Backend: LazyBackend,
+    <LC::Backend as AutodiffBackend>::InnerBackend:
+        LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
+    S: Splitter<<LC::TrainingModel as TrainStep>::Input>,
+{
+    let total = splitter.items(batch)?;
+    let pieces = match accumulating {
+        Accumulating::No => 1,
+        Accumulating::Yes => (total / items.get().max(1)).clamp(2, 3),
+    };
+    let micro = |piece: usize| {
+        let start = (piece * items.get()).min(total - items.get());
+        splitter.range(batch, start..start + items.get())
+    };
+    let model = learner.model();
+    let mut trace = guard(Phase::Training, items, || {
+        rehearse::<LC::Backend, _>(recorder, &model, |model| {
+            let mut learner = learner.clone();
+            let mut outputs = VecDeque::new();
+            label_parameters(model);
+            for _ in 0..2 {
+                let mut sum = GradientSum::new();
+                learner.lr_step();
+                for piece in 0..pieces {
+                    let micro = micro(piece);
+                    mark::<<LC::Backend as LazyBackend>::Base>(MICRO_STEP);
+                    let output = learner.train_step(micro);
+                    label_gradients(model, &output.grads, Category::Gradient);
+                    let scale = if pieces == 1 { 1.0 } else { 0.5 };
+                    sum.add(model, output.grads, scale);
+                    if let (Accumulating::Yes, Some(sum)) = (accumulating, sum.get()) {
+                        label_gradients(model, sum, Category::AccumulatedGradient);
+                    }
+                    outputs.push_back(output.item);
+                    if outputs.len() > OUTPUTS_IN_FLIGHT {
+                        outputs.pop_front();
+                    }
+                }
+                mark::<<LC::Backend as LazyBackend>::Base>(OPTIMIZER_STEP);
+                let grads = sum.finish(model, 1.0);
+                learner.optimizer_step(grads);
+                label_parameters(&learner.model());
+                mark::<<LC::Backend as LazyBackend>::Base>(ITERATION_END);
+            }
+        })
+    })?;
+    label_by_lifetime(&mut trace.trace);
+    Ok(assess(trace, memory))
+}
+
+/// Rehearses validation on micro-batches of `items` items of `batch`.
+pub(crate) fn rehearse_validation<B, M, S>(
+    model: &M,
+    splitter: &S,
+    batch: &M::Input,
+    items: Items,
+    recorder: &Recorder,
+    memory: &dyn MemoryModel,
+) -> Result<Rehearsed, TrainError>
+where
+    B: LazyBackend,
+    M: InferenceStep + burn::module::Module<B>,
+    S: Splitter<M::Input>,
+{
+    let pieces = if splitter.items(batch)? == items.get() { 1 } else { 2 };
+    let mut trace = guard(Phase::Validation, items, || {
+        rehearse::<B, _>(recorder, model, |model| {
+            let mut outputs = VecDeque::new();
+            label_parameters(model);
+            for _ in 0..=OUTPUTS_IN_FLIGHT.max(pieces) {
+                let micro = splitter.range(batch, 0..items.get());
+                mark::<B::Base>(MICRO_STEP);
+                outputs.push_back(model.step(micro));
+                if outputs.len() > OUTPUTS_IN_FLIGHT {
+                    outputs.pop_front();
+                }
+            }
+        })
+    })?;
+    label_by_lifetime(&mut trace.trace);
+    Ok(assess(trace, memory))
+}
+
+/// Turns a panic of the user's step into an error, and hidden state into another.
+fn guard(
+    phase: Phase,
+    items: Items,
+    rehearse: impl FnOnce() -> Result<Rehearsal, firebox_lazy::RecordError>,
+) -> Result<Rehearsal, TrainError> {
+    let rehearsal = catch_unwind(AssertUnwindSafe(rehearse)).map_err(|panic| {
+        let message = panic_message(&*panic);
+        TrainError::StepPanicked { phase, items, message }
+    })??;
+    if rehearsal.survivors.is_empty() {
+        Ok(rehearsal)
+    } else {
+        Err(TrainError::HiddenState { survivors: rehearsal.survivors })
+    }
+}
+
+fn assess(rehearsal: Rehearsal, memory: &dyn MemoryModel) -> Rehearsed {
+    let Rehearsal { trace, replaced, .. } = rehearsal;
+    debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
+    let footprint = memory.footprint(&trace);
+    let before = |step: usize| match step {
+        0 => footprint.baseline,
+        step => footprint.timeline[step - 1].live,
+    };
+    let marks = trace.steps.iter().enumerate().filter_map(|(at, step)| match step {
+        Step::Mark(mark) if mark == MICRO_STEP => Some(before(at)),
+        _ => None,
+    });
+    let is_state = |index: &TensorIndex| {
+        let label = trace.tensor(*index).label.as_ref();
+        label.is_some_and(|label| label.category == Category::OptimizerState)
+    };
+    let state = trace.survivors().into_iter().filter(is_state);
+    let optimizer_state = state.map(|index| trace.tensor(index).bytes()).sum();
+    Rehearsed {
+        held: marks.max().unwrap_or(footprint.baseline),
+        optimizer_state,
+        operations: trace.calls().count(),
+        running_state: replaced,
+        footprint,
+    }
+}
+
+/// The model of a learner for validation, as burn makes it.
+pub(crate) fn validation_model<LC: LearningComponentsTypes>(
+    learner: &burn::train::Learner<LC>,
+) -> LC::InferenceModel {
+    learner.model().valid()
+}

@@ -1,0 +1,108 @@
+//! What the Learner says before it trains.
+
+use std::fmt;
+
+use comfy_table::presets::UTF8_BORDERS_ONLY;
+use comfy_table::{CellAlignment, Table};
+use firebox_plan::Plan;
+use firebox_trace::{Bytes, CategoryBytes, Estimate};
+
+use crate::planner::{Planned, PlanningCost};
+
+/// The plan of a training run: how its batches are split and what that needs. Displays as a table.
+#[derive(Clone, Debug)]
+pub struct PlanReport {
+    /// The backend and the device.
+    pub device: String,
+    /// The memory that training may use.
+    pub budget: Bytes,
+    /// The split of the loader's batch.
+    pub plan: Plan,
+    /// The predicted peak, by what holds it.
+    pub categories: CategoryBytes,
+    /// The operation at the predicted peak.
+    pub operation: String,
+    /// How sure the prediction is.
+    pub estimate: Estimate,
+    /// Operations that the memory model has no rule for.
+    pub unaccounted: Vec<String>,
+    /// The paths of running statistics, which become those of a micro-batch where the batch is split.
+    pub running_state: Vec<String>,
+    /// What planning cost.
+    pub cost: PlanningCost,
+}
+
+impl PlanReport {
+    pub(crate) fn new(device: String, budget: Bytes, planned: &Planned) -> Self {
+        let Planned { plan, rehearsed, cost, .. } = planned;
+        Self {
+            device,
+            budget,
+            plan: plan.clone(),
+            categories: rehearsed.footprint.categories,
+            operation: rehearsed.footprint.op.clone(),
+            estimate: rehearsed.footprint.estimate,
+            unaccounted: rehearsed.footprint.unaccounted.clone(),
+            running_state: rehearsed.running_state.clone(),
+            cost: *cost,
+        }
+    }
+
+    /// The predicted peak.
+    pub fn predicted(&self) -> Bytes {
+        self.plan.peak()
+    }
+
+    /// The size of the largest micro-batch.
+    pub fn micro_batch(&self) -> usize {
+        self.plan.largest().get()
+    }
+
+    /// A warning where splitting changes what the model computes: running statistics are those of a micro-batch.
+    pub fn warning(&self) -> Option<String> {
+        if self.plan.is_whole() || self.running_state.is_empty() {
+            return None;
+        }
+        let mut modules: Vec<&str> = self
+            .running_state
+            .iter()
+            .map(|path| path.rsplit_once('.').map_or(path.as_str(), |(module, _)| module))
+            .collect();
+        modules.dedup();
+        Some(format!(
+            "{} normalizes over the batch: its statistics, in training and the running ones, become those of a \
+             micro-batch of {}, and gradients differ from the whole batch's by that; layer or group normalization \
+             have no such coupling",
+            modules.join(", "),
+            self.micro_batch(),
+        ))
+    }
+}
+
+impl fmt::Display for PlanReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new();
+        table.load_preset(UTF8_BORDERS_ONLY);
+        let steps = if self.plan.is_whole() { "whole" } else { "micro-batches" };
+        table.add_row(vec!["device".to_owned(), self.device.clone()]);
+        table.add_row(vec!["budget".to_owned(), self.budget.to_string()]);
+        table.add_row(vec![format!("batch ({steps})"), self.plan.to_string()]);
+        let at = format!("{} in `{}`, {}", self.predicted(), self.operation, self.estimate);
+        table.add_row(vec!["predicted peak".to_owned(), at]);
+        for (category, bytes) in self.categories.iter() {
+            if bytes > Bytes::ZERO {
+                table.add_row(vec![format!("  {category}"), bytes.to_string()]);
+            }
+        }
+        let PlanningCost { time, rehearsals, operations } = self.cost;
+        let cost = format!("{time:.0?}, {rehearsals} rehearsals, {operations} operations");
+        table.add_row(vec!["planning".to_owned(), cost]);
+        if !self.unaccounted.is_empty() {
+            table.add_row(vec!["no rule for".to_owned(), self.unaccounted.join(", ")]);
+        }
+        if let Some(column) = table.column_mut(0) {
+            column.set_cell_alignment(CellAlignment::Left);
+        }
+        write!(f, "{table}")
+    }
+}

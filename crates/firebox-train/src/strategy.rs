@@ -1,0 +1,438 @@
+//! The learning strategy: burn's training loop, with every batch run in the micro-batches of its plan.
+//!
+//! Events, learning-rate steps, checkpoints, early stopping and interrupts come in the order of burn's own
+//! single-device strategy, so that a batch that is run whole is trained on exactly as burn does.
+
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::optim::lr_scheduler::LrScheduler;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{
+    EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
+    LearningComponentsMarker, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
+    TrainLoader, TrainStep, TrainingComponents, TrainingItem, ValidLoader,
+};
+use firebox_lazy::LazyBackend;
+
+use crate::capture::optimizer_record;
+use crate::error::{LastState, Phase, TrainError, panic_message};
+use crate::gradients::{GradientSum, Reduction};
+use crate::micro_step::MicroStep;
+use crate::planner::Planner;
+use crate::rehearsal::{rehearse_training, rehearse_validation, validation_model};
+use crate::report::PlanReport;
+use crate::settings::Settings;
+use crate::splitter::Splitter;
+
+/// The components of burn's Learner for a model, an optimizer and a learning-rate scheduler.
+pub(crate) type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, O>;
+
+/// What a run leaves beside the model.
+pub(crate) struct Outcome<M, R> {
+    pub(crate) report: Option<PlanReport>,
+    pub(crate) failure: Option<(TrainError, LastState<M, R>)>,
+}
+
+impl<M, R> Default for Outcome<M, R> {
+    fn default() -> Self {
+        Self { report: None, failure: None }
+    }
+}
+
+/// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
+pub(crate) struct AutoBatch<B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    O: Optimizer<M, B>,
+{
+    pub(crate) settings: Settings,
+    pub(crate) train_splitter: ST,
+    pub(crate) valid_splitter: SV,
+    pub(crate) outcome: Arc<Mutex<Outcome<M, O::Record>>>,
+    pub(crate) components: PhantomData<fn() -> (B, LR)>,
+}
+
+impl<B, LR, M, O, ST, SV> SupervisedLearningStrategy<Components<B, LR, M, O>>
+    for AutoBatch<B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend + LazyBackend,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+    ST: Splitter<M::Input>,
+    SV: Splitter<<M::InnerModule as InferenceStep>::Input>,
+{
+    fn fit(
+        &self,
+        components: TrainingComponents<Components<B, LR, M, O>>,
+        mut learner: Learner<Components<B, LR, M, O>>,
+        train_loader: TrainLoader<Components<B, LR, M, O>>,
+        valid_loader: ValidLoader<Components<B, LR, M, O>>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<Components<B, LR, M, O>>) {
+        let device = learner.model().devices()[0].clone();
+        let train_loader = train_loader.to_device(&device);
+        let valid_loader = valid_loader.to_device(&device);
+        learner.fork(&device);
+        let mut run = Run {
+            strategy: self,
+            learner,
+            processor: components.event_processor,
+            interrupter: components.interrupter.clone(),
+            accumulation: components.grad_accumulation.unwrap_or(1).max(1),
+            planner: None,
+            position: (starting_epoch, 0),
+            optimizer_lost: false,
+            phantom: PhantomData,
+        };
+        let mut checkpointer = components.checkpointer;
+        let mut early_stopping = components.early_stopping;
+        let store = components.event_store;
+        let mut epochs = || {
+            for epoch in starting_epoch..=components.num_epochs {
+                let progress = Progress::new(epoch, components.num_epochs);
+                run.train_epoch(&*train_loader, &progress)?;
+                if run.interrupter.should_stop() {
+                    return Ok(());
+                }
+                run.valid_epoch(&*valid_loader, &progress)?;
+                if let Some(checkpointer) = &mut checkpointer {
+                    checkpointer.checkpoint(&run.learner, epoch, &store);
+                }
+                if let Some(early_stopping) = &mut early_stopping
+                    && early_stopping.should_stop(epoch, &store)
+                {
+                    return Ok(());
+                }
+            }
+            Ok(())
+        };
+        let result = epochs();
+        // Waits for the last checkpoint to be on disk, or to fail.
+        drop(checkpointer);
+        let result = result.and_then(|()| checkpoint_written(&components.interrupter));
+        if let Err(cause) = result {
+            let optimizer = match run.optimizer_lost {
+                true => None,
+                false => optimizer_record(&run.learner, &store),
+            };
+            let (epoch, iteration) = run.position;
+            let state = LastState { model: run.learner.model(), optimizer, epoch, iteration };
+            self.outcome().failure = Some((cause, state));
+        }
+        (run.learner.model(), run.processor)
+    }
+}
+
+impl<B, LR, M, O, ST, SV> AutoBatch<B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    O: Optimizer<M, B>,
+{
+    fn outcome(&self) -> std::sync::MutexGuard<'_, Outcome<M, O::Record>> {
+        self.outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// A failed save trips the interrupter with the checkpointer's error as its message; a user's stop says anything
+/// else. burn leaves no other trace of it.
+fn checkpoint_written(interrupter: &Interrupter) -> Result<(), TrainError> {
+    const CHECKPOINTER: [&str; 2] = ["I/O Error: `", "Recorder error: `"];
+    match interrupter.get_message() {
+        Some(message) if CHECKPOINTER.iter().any(|prefix| message.starts_with(prefix)) => {
+            Err(TrainError::Checkpoint { message })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A training run in progress.
+struct Run<'a, B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+{
+    strategy: &'a AutoBatch<B, LR, M, O, ST, SV>,
+    learner: Learner<Components<B, LR, M, O>>,
+    processor: SupervisedTrainingEventProcessor<Components<B, LR, M, O>>,
+    interrupter: Interrupter,
+    /// How many loader batches make a batch of the optimizer.
+    accumulation: usize,
+    planner: Option<Planner>,
+    /// The epoch, and the loader batches of it that the model has learned from.
+    position: (usize, usize),
+    optimizer_lost: bool,
+    phantom: PhantomData<B>,
+}
+
+/// The gradients of the loader batches since the last optimizer step.
+struct Accumulated<M> {
+    sum: GradientSum<M>,
+    /// The weight that the sum is relative to: that of the first loader batch.
+    reference: f64,
+    weight: f64,
+    batches: usize,
+}
+
+impl<M> Accumulated<M> {
+    fn new() -> Self {
+        Self { sum: GradientSum::new(), reference: 0.0, weight: 0.0, batches: 0 }
+    }
+}
+
+type ValidInput<M, B> = <<M as AutodiffModule<B>>::InnerModule as InferenceStep>::Input;
+
+impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend + LazyBackend,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+    ST: Splitter<M::Input>,
+    SV: Splitter<ValidInput<M, B>>,
+{
+    fn train_epoch(
+        &mut self,
+        loader: &dyn burn::data::dataloader::DataLoader<B, M::Input>,
+        epoch: &Progress,
+    ) -> Result<(), TrainError> {
+        self.position = (epoch.items_processed, 0);
+        let mut iterator = loader.iter();
+        let mut iteration = 0;
+        let mut accumulated = Accumulated::new();
+        while let Some(batch) = iterator.next() {
+            iteration += 1;
+            self.train_batch(batch, &*iterator, iteration, epoch, &mut accumulated)?;
+            if self.interrupter.should_stop() {
+                break;
+            }
+        }
+        if iteration == 0 {
+            return Err(TrainError::EmptyLoader);
+        }
+        // The unfinished group at the end of an epoch counts like any other.
+        if accumulated.batches > 0 {
+            self.optimizer_step(&mut accumulated, iteration)?;
+        }
+        self.processor.process_train(LearnerEvent::EndEpoch(epoch.items_processed));
+        Ok(())
+    }
+
+    fn train_batch(
+        &mut self,
+        batch: M::Input,
+        iterator: &dyn DataLoaderIterator<M::Input>,
+        iteration: usize,
+        epoch: &Progress,
+        accumulated: &mut Accumulated<M>,
+    ) -> Result<(), TrainError> {
+        let progress = iterator.progress();
+        if accumulated.batches == 0 {
+            self.learner.lr_step();
+        }
+        let (ranges, held) = self.plan_training(&batch)?;
+        let splitter = &self.strategy.train_splitter;
+        let reduction = self.strategy.settings.reduction;
+        let total = checked_weight(splitter.weight(&batch), reduction)?;
+        if accumulated.batches == 0 {
+            accumulated.reference = total;
+        }
+        accumulated.weight += total;
+        accumulated.batches += 1;
+        let steps = accumulated.batches >= self.accumulation;
+        let model = self.learner.model();
+        let mut micro_step = MicroStep::<B, M, M::Input, ST> {
+            phase: Phase::Training,
+            planner: self.planner.as_mut().expect("a plan was made above"),
+            module: &model,
+            splitter,
+            batch: &batch,
+            held,
+            backend: PhantomData,
+        };
+        let learner = &self.learner;
+        let processor = &mut self.processor;
+        let lr = learner.lr_current();
+        let mut event = |item| {
+            let (progress, epoch) = (progress.clone(), epoch.clone());
+            let item = TrainingItem::new(item, progress, epoch, Some(iteration), Some(lr));
+            processor.process_train(LearnerEvent::ProcessedItem(item));
+        };
+        // The output of the last micro-step is sent after the optimizer step, as burn does.
+        let mut pending = None;
+        for range in ranges {
+            micro_step.run(
+                range,
+                &mut |micro| learner.train_step(micro),
+                &mut |output, weight| {
+                    if let Some(earlier) = pending.replace(output.item) {
+                        event(earlier);
+                    }
+                    if let Some(scale) = scale(weight, accumulated.reference, reduction) {
+                        accumulated.sum.add(&model, output.grads, scale);
+                    }
+                    Ok(())
+                },
+            )?;
+        }
+        drop(model);
+        drop(batch);
+        if steps {
+            self.optimizer_step(accumulated, iteration)?;
+        }
+        if let Some(last) = pending {
+            let item = TrainingItem::new(last, progress, epoch.clone(), Some(iteration), Some(lr));
+            self.processor.process_train(LearnerEvent::ProcessedItem(item));
+        }
+        Ok(())
+    }
+
+    /// The ranges of a batch's micro-batches, and what is alive beside one of them.
+    fn plan_training(
+        &mut self,
+        batch: &M::Input,
+    ) -> Result<(Vec<std::ops::Range<usize>>, firebox_trace::Bytes), TrainError> {
+        let splitter = &self.strategy.train_splitter;
+        let items = splitter.items(batch)?;
+        if items == 0 {
+            return Err(TrainError::EmptyBatch { phase: Phase::Training });
+        }
+        let planner = match &mut self.planner {
+            Some(planner) => planner,
+            none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
+        };
+        if planner.planned(Phase::Training, items).is_none() {
+            let first = self.strategy.outcome().report.is_none();
+            let learner = &self.learner;
+            let accumulates = self.accumulation > 1;
+            let planned = planner.plan(
+                Phase::Training,
+                items,
+                accumulates,
+                |size, accumulating, recorder, memory| {
+                    rehearse_training(
+                        learner,
+                        splitter,
+                        batch,
+                        size,
+                        accumulating,
+                        recorder,
+                        memory,
+                    )
+                },
+            )?;
+            if first {
+                let planned = planned.clone();
+                let report =
+                    self.strategy.settings.report::<B, M>(&learner.model(), planner, &planned);
+                self.strategy.outcome().report = Some(report);
+            }
+        }
+        let planner = self.planner.as_ref().expect("made above");
+        let planned = planner.planned(Phase::Training, items).expect("made above");
+        Ok((planned.plan.ranges().collect(), planned.held))
+    }
+
+    fn optimizer_step(
+        &mut self,
+        accumulated: &mut Accumulated<M>,
+        iteration: usize,
+    ) -> Result<(), TrainError> {
+        let done = std::mem::replace(accumulated, Accumulated::new());
+        let Accumulated { mut sum, reference, weight, .. } = done;
+        let rest = match self.strategy.settings.reduction {
+            Reduction::Mean if weight != reference => reference / weight,
+            Reduction::Mean | Reduction::Sum => 1.0,
+        };
+        let grads = sum.finish(&self.learner.model(), rest);
+        let learner = &mut self.learner;
+        catch_unwind(AssertUnwindSafe(|| learner.optimizer_step(grads))).map_err(|panic| {
+            self.optimizer_lost = true;
+            TrainError::OptimizerPanicked { message: panic_message(&*panic) }
+        })?;
+        self.position.1 = iteration;
+        Ok(())
+    }
+
+    fn valid_epoch(
+        &mut self,
+        loader: &dyn burn::data::dataloader::DataLoader<B::InnerBackend, ValidInput<M, B>>,
+        epoch: &Progress,
+    ) -> Result<(), TrainError> {
+        let model = validation_model(&self.learner);
+        let mut iterator = loader.iter();
+        let mut iteration = 0;
+        while let Some(batch) = iterator.next() {
+            let progress = iterator.progress();
+            iteration += 1;
+            let splitter = &self.strategy.valid_splitter;
+            let items = splitter.items(&batch)?;
+            if items == 0 {
+                return Err(TrainError::EmptyBatch { phase: Phase::Validation });
+            }
+            let planner = self.planner.as_mut().expect("training comes before validation");
+            if planner.planned(Phase::Validation, items).is_none() {
+                planner.plan(Phase::Validation, items, false, |size, _, recorder, memory| {
+                    rehearse_validation::<B::InnerBackend, _, _>(
+                        &model, splitter, &batch, size, recorder, memory,
+                    )
+                })?;
+            }
+            let planned = planner.planned(Phase::Validation, items).expect("made above");
+            let (ranges, held) = (planned.plan.ranges().collect::<Vec<_>>(), planned.held);
+            let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
+                phase: Phase::Validation,
+                planner,
+                module: &model,
+                splitter,
+                batch: &batch,
+                held,
+                backend: PhantomData,
+            };
+            let processor = &mut self.processor;
+            for range in ranges {
+                micro_step.run(range, &mut |micro| model.step(micro), &mut |output, _| {
+                    let (progress, epoch) = (progress.clone(), epoch.clone());
+                    let item = TrainingItem::new(output, progress, epoch, Some(iteration), None);
+                    processor.process_valid(LearnerEvent::ProcessedItem(item));
+                    Ok(())
+                })?;
+            }
+            if self.interrupter.should_stop() {
+                break;
+            }
+        }
+        self.processor.process_valid(LearnerEvent::EndEpoch(epoch.items_processed));
+        Ok(())
+    }
+}
+
+/// The weight of a batch, if a mean can be taken over it.
+fn checked_weight(weight: f64, reduction: Reduction) -> Result<f64, TrainError> {
+    let usable = weight.is_finite() && (weight > 0.0 || reduction == Reduction::Sum);
+    if usable { Ok(weight) } else { Err(TrainError::Weight { weight }) }
+}
+
+/// What the gradient of a micro-batch is multiplied with; `None` if it does not count at all (its mean is over
+/// nothing, and so not a number).
+fn scale(weight: f64, reference: f64, reduction: Reduction) -> Option<f64> {
+    match reduction {
+        Reduction::Sum => Some(1.0),
+        Reduction::Mean if weight == 0.0 => None,
+        Reduction::Mean => Some(weight / reference),
+    }
+}

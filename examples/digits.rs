@@ -1,0 +1,253 @@
+//! Trains a small CNN on handwritten digits, in micro-batches that fit a memory budget.
+//!
+//! ```text
+//! cargo run --release --example digits
+//! cargo run --release --example digits -- --memory 24MiB
+//! ```
+//!
+//! The last line is for scripts: accuracy on the validation split, the batch and how many micro-batches it was run
+//! in, the budget, the predicted and the measured peak in bytes. Measured is the peak of the heap above its level
+//! before the model was built.
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use burn::backend::{Autodiff, Flex};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::nn::{PaddingConfig2d, Relu};
+use burn::optim::AdamConfig;
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::{
+    ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
+};
+use clap::Parser;
+use firebox::{Budget, Lazy, Learner, MicroBatch};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+type B = Autodiff<Lazy<Flex>>;
+
+/// Train a small CNN on handwritten digits within a memory budget.
+#[derive(Parser)]
+struct Options {
+    /// The memory that training may use: an amount (24MiB), a share of all memory (50%), or `free`.
+    #[arg(long, default_value = "free")]
+    memory: Budget,
+    /// Passes over the training images.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+    /// Images per optimizer step.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    batch_size: u32,
+    /// Seed of the split, the weights, the shuffling and the dropout.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Print the plan and do not train.
+    #[arg(long)]
+    plan_only: bool,
+    /// Where logs go.
+    #[arg(long, default_value = ".artifacts/digits")]
+    artifacts: PathBuf,
+}
+
+/// An image of 8 × 8 pixels from 0 to 1, and the digit that it shows.
+#[derive(Clone, Debug)]
+struct Digit {
+    pixels: [f32; 64],
+    label: i32,
+}
+
+#[derive(Clone, Debug, MicroBatch)]
+struct DigitBatch<B: Backend> {
+    /// `[items, 1, 8, 8]`
+    images: Tensor<B, 4>,
+    /// `[items]`
+    targets: Tensor<B, 1, Int>,
+}
+
+#[derive(Clone, Debug)]
+struct DigitBatcher;
+
+impl<B: Backend> Batcher<B, Digit, DigitBatch<B>> for DigitBatcher {
+    fn batch(&self, items: Vec<Digit>, device: &B::Device) -> DigitBatch<B> {
+        let pixels: Vec<f32> = items.iter().flat_map(|digit| digit.pixels).collect();
+        let labels: Vec<i32> = items.iter().map(|digit| digit.label).collect();
+        DigitBatch {
+            images: Tensor::from_data(TensorData::new(pixels, [items.len(), 1, 8, 8]), device),
+            targets: Tensor::from_data(TensorData::new(labels, [items.len()]), device),
+        }
+    }
+}
+
+#[derive(Module, Debug)]
+struct Cnn<B: Backend> {
+    conv1: Conv2d<B>,
+    norm1: BatchNorm<B>,
+    conv2: Conv2d<B>,
+    norm2: BatchNorm<B>,
+    pool: MaxPool2d,
+    dropout: Dropout,
+    hidden: Linear<B>,
+    output: Linear<B>,
+    relu: Relu,
+}
+
+impl<B: Backend> Cnn<B> {
+    fn new(device: &B::Device) -> Self {
+        let conv = |channels| {
+            Conv2dConfig::new(channels, [3, 3]).with_padding(PaddingConfig2d::Same).init(device)
+        };
+        Self {
+            conv1: conv([1, 16]),
+            norm1: BatchNormConfig::new(16).init(device),
+            conv2: conv([16, 32]),
+            norm2: BatchNormConfig::new(32).init(device),
+            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            dropout: DropoutConfig::new(0.25).init(),
+            hidden: LinearConfig::new(32 * 4 * 4, 64).init(device),
+            output: LinearConfig::new(64, 10).init(device),
+            relu: Relu::new(),
+        }
+    }
+
+    /// Images `[items, 1, 8, 8]` to logits `[items, 10]`.
+    fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
+        let x = self.relu.forward(self.norm1.forward(self.conv1.forward(images)));
+        let x = self.relu.forward(self.norm2.forward(self.conv2.forward(x)));
+        let x = self.pool.forward(x).flatten(1, 3);
+        let x = self.relu.forward(self.hidden.forward(self.dropout.forward(x)));
+        self.output.forward(x)
+    }
+
+    fn classify(&self, batch: DigitBatch<B>) -> ClassificationOutput<B> {
+        let output = self.forward(batch.images);
+        let loss = CrossEntropyLossConfig::new()
+            .init(&output.device())
+            .forward(output.clone(), batch.targets.clone());
+        ClassificationOutput::new(loss, output, batch.targets)
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Cnn<B> {
+    type Input = DigitBatch<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: DigitBatch<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let item = self.classify(batch);
+        TrainOutput::new(self, item.loss.backward(), item)
+    }
+}
+
+impl<B: Backend> InferenceStep for Cnn<B> {
+    type Input = DigitBatch<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: DigitBatch<B>) -> ClassificationOutput<B> {
+        self.classify(batch)
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let device = Default::default();
+    B::seed(&device, options.seed);
+    let (train, valid) = split(load_digits()?, options.seed);
+    let valid_digits = valid.clone();
+    let batch_size = options.batch_size as usize;
+
+    let before = HEAP.current_usage();
+    HEAP.reset_peak_usage();
+    let model = Cnn::<B>::new(&device);
+    let builder = Learner::builder().auto_batch().memory(options.memory);
+    let learner = builder.build(model, AdamConfig::new().init(), 2e-3);
+
+    if options.plan_only {
+        let digits = train.into_iter().take(batch_size).collect();
+        let batch: DigitBatch<B> = DigitBatcher.batch(digits, &device);
+        let report = learner.plan(&batch)?;
+        println!("{report}");
+        return Ok(());
+    }
+
+    let train_loader = DataLoaderBuilder::new(DigitBatcher)
+        .batch_size(batch_size)
+        .shuffle(options.seed)
+        .build(InMemDataset::new(train));
+    let valid_loader =
+        DataLoaderBuilder::new(DigitBatcher).batch_size(batch_size).build(InMemDataset::new(valid));
+    let training = SupervisedTraining::new(&options.artifacts, train_loader, valid_loader)
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .num_epochs(options.epochs as usize)
+        .summary();
+    let fitted = learner.fit(training)?;
+    let measured = HEAP.peak_usage().saturating_sub(before);
+
+    let accuracy = accuracy(&fitted.model, &valid_digits);
+    let report = fitted.report.context("no batch was trained on")?;
+    println!(
+        "result: accuracy={accuracy:.3} batch={batch_size} micro_batches={} budget={} predicted={} \
+         measured={measured}",
+        report.plan.len(),
+        report.budget.get(),
+        report.predicted().get(),
+    );
+    Ok(())
+}
+
+/// The share of digits that the model recognizes.
+fn accuracy(model: &Cnn<Lazy<Flex>>, digits: &[Digit]) -> f64 {
+    let mut right = 0;
+    for digits in digits.chunks(64) {
+        let batch: DigitBatch<Lazy<Flex>> =
+            DigitBatcher.batch(digits.to_vec(), &Default::default());
+        let guesses = model.forward(batch.images).argmax(1).flatten::<1>(0, 1);
+        right += guesses.equal(batch.targets).int().sum().into_scalar();
+    }
+    f64::from(right) / digits.len() as f64
+}
+
+/// The images of `datasets/digits.csv.gz`.
+fn load_digits() -> anyhow::Result<Vec<Digit>> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/digits.csv.gz");
+    let file = std::fs::File::open(path).with_context(|| format!("cannot open {path}"))?;
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(file)
+        .read_to_string(&mut text)
+        .with_context(|| format!("cannot read {path}"))?;
+    text.lines()
+        .enumerate()
+        .map(|(line, text)| {
+            parse_digit(text).with_context(|| format!("line {} of {path} is no digit", line + 1))
+        })
+        .collect()
+}
+
+fn parse_digit(text: &str) -> Option<Digit> {
+    let numbers: Vec<i32> = text.split(',').map(|n| n.parse().ok()).collect::<Option<_>>()?;
+    let (label, pixels) = numbers.split_last()?;
+    let pixels: Vec<f32> = pixels.iter().map(|&pixel| pixel as f32 / 16.0).collect();
+    Some(Digit { pixels: pixels.try_into().ok()?, label: *label })
+}
+
+/// Four fifths for training and one fifth for validation, shuffled by a linear congruential generator (the
+/// constants of Knuth's MMIX) so that the split is the same everywhere.
+fn split(mut digits: Vec<Digit>, seed: u64) -> (Vec<Digit>, Vec<Digit>) {
+    let mut state = seed;
+    for last in (1..digits.len()).rev() {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        digits.swap(last, (state >> 33) as usize % (last + 1));
+    }
+    let valid = digits.split_off(digits.len() * 4 / 5);
+    (digits, valid)
+}

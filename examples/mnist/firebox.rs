@@ -1,0 +1,35 @@
+//! The same training with firebox.
+
+use burn::backend::{Autodiff, Flex};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::optim::AdamConfig;
+use burn::record::CompactRecorder;
+use burn::train::SupervisedTraining;
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use firebox::{Lazy, Learner};
+
+use crate::Options;
+use crate::data::{MnistBatcher, load};
+use crate::model::Model;
+
+type B = Autodiff<Lazy<Flex>>;
+
+/// Trains and prints burn's summary.
+pub fn train(options: &Options) -> anyhow::Result<()> {
+    let (train, valid) = load(options.data.as_deref())?;
+    let loader = || DataLoaderBuilder::new(MnistBatcher).batch_size(options.batch_size).shuffle(42);
+    let training = SupervisedTraining::new(
+        &options.artifacts,
+        loader().build(train),
+        DataLoaderBuilder::new(MnistBatcher).batch_size(options.batch_size).build(valid),
+    )
+    .metrics((AccuracyMetric::new(), LossMetric::new()))
+    .with_file_checkpointer(CompactRecorder::new())
+    .num_epochs(options.epochs)
+    .summary();
+
+    let model = Model::<B>::new(&Default::default());
+    let builder = Learner::builder().auto_batch().memory(options.memory);
+    builder.build(model, AdamConfig::new().init(), 1e-3).fit(training)?;
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! burn's MNIST example, plain and with firebox.
+//!
+//! `plain.rs` is training as one writes it with burn; `firebox.rs` is the same with firebox. Compare the two files.
+//!
+//! ```text
+//! cargo run --release --features mnist --example mnist -- --memory 200MiB
+//! cargo run --release --features mnist --example mnist -- --plain
+//! ```
+//!
+//! The images are downloaded by burn, or read with `--data DIR` from the four IDX files of MNIST.
+
+mod data;
+mod model;
+mod plain;
+#[path = "firebox.rs"]
+mod with_firebox;
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use firebox::Budget;
+
+/// Train on MNIST, with firebox or with plain burn.
+#[derive(Parser)]
+pub struct Options {
+    /// A folder with `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
+    /// `t10k-labels-idx1-ubyte`. Default: burn downloads them.
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Train with plain burn.
+    #[arg(long)]
+    plain: bool,
+    /// The memory that training may use (not with `--plain`).
+    #[arg(long, default_value = "free")]
+    memory: Budget,
+    /// Passes over the training images.
+    #[arg(long, default_value_t = 4)]
+    epochs: usize,
+    /// Images per optimizer step.
+    #[arg(long, default_value_t = 256)]
+    batch_size: usize,
+    /// Where logs and checkpoints go.
+    #[arg(long, default_value = ".artifacts/mnist")]
+    artifacts: PathBuf,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    if options.plain { plain::train(&options) } else { with_firebox::train(&options) }
+}

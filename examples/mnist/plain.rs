@@ -1,0 +1,34 @@
+//! Training with plain burn.
+
+use burn::backend::{Autodiff, Flex};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::optim::AdamConfig;
+use burn::record::CompactRecorder;
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::{Learner, SupervisedTraining};
+
+use crate::Options;
+use crate::data::{MnistBatcher, load};
+use crate::model::Model;
+
+type B = Autodiff<Flex>;
+
+/// Trains and prints burn's summary.
+pub fn train(options: &Options) -> anyhow::Result<()> {
+    let (train, valid) = load(options.data.as_deref())?;
+    let loader = || DataLoaderBuilder::new(MnistBatcher).batch_size(options.batch_size).shuffle(42);
+    let training = SupervisedTraining::new(
+        &options.artifacts,
+        loader().build(train),
+        DataLoaderBuilder::new(MnistBatcher).batch_size(options.batch_size).build(valid),
+    )
+    .metrics((AccuracyMetric::new(), LossMetric::new()))
+    .with_file_checkpointer(CompactRecorder::new())
+    .num_epochs(options.epochs)
+    .summary();
+
+    let model = Model::<B>::new(&Default::default());
+    let learner = Learner::new(model, AdamConfig::new().init(), 1e-3);
+    training.launch(learner);
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! What a trace says of lifetimes, and that thousands of recordings leave nothing behind.
+
+use burn::backend::Flex;
+use burn::prelude::*;
+use firebox::{Lazy, Recorder, Step};
+
+type L = Lazy<Flex>;
+
+/// The steps of a program on one tensor of two elements, one a line.
+fn steps(program: impl FnOnce(Tensor<L, 1>) -> Option<Tensor<L, 1>>) -> Vec<String> {
+    let x = Tensor::<L, 1>::ones([2], &Default::default());
+    let recording = Recorder::new().record::<Flex, _>(|| program(x.clone())).expect("records");
+    let trace = recording.trace();
+    assert_eq!(trace.check(), Ok(()));
+    let lines = trace.steps.iter().map(|step| match step {
+        Step::Call(call) => {
+            let inputs = call
+                .inputs
+                .iter()
+                .map(|input| format!(" {}{}", input.tensor, if input.last { "!" } else { "" }));
+            let outputs = call.outputs.iter().map(|output| format!(" {output}"));
+            format!("{}{} ->{}", call.name, inputs.collect::<String>(), outputs.collect::<String>())
+        }
+        Step::Free(tensor) => format!("free {tensor}"),
+        Step::Upload { output, .. } => format!("upload -> {output}"),
+        Step::Read(read) => format!("read {}", read.tensor),
+        Step::Mark(mark) => format!("mark {mark}"),
+    });
+    lines.collect()
+}
+
+#[test]
+fn a_last_use_owns_its_tensor() {
+    assert_eq!(
+        steps(|x| Some(x.exp().log())),
+        ["float_exp %0 -> %1", "float_log %1! -> %2"],
+        "the caller still holds %0"
+    );
+}
+
+#[test]
+fn a_dropped_tensor_is_freed_where_it_is_dropped() {
+    let program = |x: Tensor<L, 1>| {
+        let y = x.clone().exp();
+        let z = y.clone().log();
+        drop(y);
+        Some(z.sqrt())
+    };
+    assert_eq!(
+        steps(program),
+        ["float_exp %0 -> %1", "float_log %1 -> %2", "free %1", "float_sqrt %2! -> %3"]
+    );
+}
+
+#[test]
+fn a_whole_operation_hides_its_decomposition() {
+    let lines = steps(|x| Some(burn::tensor::activation::gelu(x)));
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("gelu %0 -> %"), "{lines:?}");
+}
+
+#[test]
+fn equal_programs_have_equal_structures() {
+    let device = Default::default();
+    let structure = |items: usize, scale: f32, log: bool| {
+        let x = Tensor::<L, 2>::ones([items, 3], &device);
+        let recording = Recorder::new().record::<Flex, _>(|| {
+            let y = x.clone().mul_scalar(scale);
+            if log { y.log() } else { y.exp() }
+        });
+        recording.expect("records").trace().structural_hash()
+    };
+    assert_eq!(structure(4, 1.0, true), structure(4, 2.5, true), "values do not count");
+    assert_ne!(structure(4, 1.0, true), structure(5, 1.0, true), "shapes do");
+    assert_ne!(structure(4, 1.0, true), structure(4, 1.0, false), "operations do");
+}
+
+#[test]
+fn a_thousand_discards_leave_a_tensor_unshared() {
+    let device = Default::default();
+    let x = Tensor::<L, 1>::ones([8], &device);
+    for _ in 0..1000 {
+        let recording = Recorder::new().record::<Flex, _>(|| (x.clone() + 1.0).exp().sum());
+        recording.expect("records").discard();
+    }
+    let primitive = x.into_primitive().tensor().into_inner();
+    assert!(primitive.is_unique(), "a recording still holds the tensor");
+}
+
+#[test]
+fn a_trace_survives_serialization() {
+    let x = Tensor::<L, 2>::ones([2, 3], &Default::default());
+    let recording = Recorder::new().record::<Flex, _>(|| {
+        burn::tensor::activation::softmax(x.clone(), 1).matmul(x.transpose())
+    });
+    let trace = recording.expect("records").trace().clone();
+    let text = serde_json::to_string(&trace).expect("a trace is plain data");
+    let back: firebox::Trace = serde_json::from_str(&text).expect("it reads what it wrote");
+    assert_eq!(back, trace);
+    assert_eq!(back.structural_hash(), trace.structural_hash());
+}

@@ -1,0 +1,70 @@
+//! The list of what the decorator passes on is derived from burn's own sources, so that a method added by burn does
+//! not fall back, unseen, to a decomposition that the backend does not use.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The folder of burn-backend's sources.
+fn burn_backend() -> PathBuf {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("cargo metadata prints json");
+    let packages = metadata["packages"].as_array().expect("packages");
+    let package = packages.iter().find(|package| package["name"] == "burn-backend");
+    let manifest = package.expect("burn-backend is a dependency")["manifest_path"].as_str();
+    PathBuf::from(manifest.expect("a path")).parent().expect("a folder").join("src/backend/ops")
+}
+
+/// The names of the functions that a source declares.
+fn functions(source: &str) -> BTreeSet<String> {
+    let declared = source.lines().filter_map(|line| {
+        let line = line.trim_start();
+        let line = line.strip_prefix("async ").unwrap_or(line);
+        let rest = line.strip_prefix("fn ")?;
+        Some(rest[..rest.find(['(', '<'])?].to_owned())
+    });
+    declared.collect()
+}
+
+/// The methods of one trait in a source.
+fn methods(source: &str, name: &str) -> BTreeSet<String> {
+    let start = source.find(&format!("pub trait {name}")).expect("the trait is there");
+    let end = source[start..].find("\n}").expect("it ends") + start;
+    functions(&source[start..end])
+}
+
+#[test]
+fn every_method_of_burns_backend_traits_is_passed_on() {
+    let burn = burn_backend();
+    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("crates/firebox-lazy/src/ops");
+    let traits = [
+        ("tensor.rs", "FloatTensorOps", "float.rs"),
+        ("int_tensor.rs", "IntTensorOps", "int.rs"),
+        ("bool_tensor.rs", "BoolTensorOps", "bool.rs"),
+        ("activation.rs", "ActivationOps", "activation.rs"),
+        ("modules/base.rs", "ModuleOps", "module.rs"),
+        ("qtensor.rs", "QTensorOps", "quantized.rs"),
+        ("transaction.rs", "TransactionOps", "transaction.rs"),
+    ];
+    let mut missing = Vec::new();
+    let mut found = 0;
+    for (theirs, name, ours) in traits {
+        let theirs = std::fs::read_to_string(burn.join(theirs)).expect("burn's source is readable");
+        let source = std::fs::read_to_string(own.join(ours)).expect("our source is readable");
+        let mut passed_on = functions(&source);
+        // `into_data!` writes its method by name.
+        for line in source.lines().filter_map(|line| line.trim().strip_prefix("into_data!(")) {
+            passed_on.insert(line[..line.find(',').expect("two arguments")].to_owned());
+        }
+        let wanted = methods(&theirs, name);
+        found += wanted.len();
+        missing.extend(wanted.difference(&passed_on).map(|method| format!("{name}::{method}")));
+    }
+    assert!(found > 400, "the traits were found, with {found} methods");
+    assert_eq!(missing, Vec::<String>::new(), "methods that fall back to burn's defaults");
+}

@@ -1,0 +1,226 @@
+//! The recording scope: nesting, panics, reads, threads, and what is left after a discard.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+use burn::backend::{Autodiff, Flex};
+use burn::nn::{BatchNormConfig, DropoutConfig, LinearConfig};
+use burn::prelude::*;
+use firebox::{Bytes, Lazy, RecordError, Recorder, Step, rehearse};
+
+use crate::{bits, random_state};
+
+type L = Lazy<Flex>;
+
+fn ones(device: &<Flex as burn::tensor::backend::BackendTypes>::Device) -> Tensor<L, 1> {
+    Tensor::ones([4], device)
+}
+
+#[test]
+fn recordings_do_not_nest() {
+    let recorder = Recorder::new();
+    let outer = recorder.record::<Flex, _>(|| recorder.record::<Flex, _>(|| ()).err());
+    assert_eq!(*outer.expect("the outer one records").result(), Some(RecordError::Nested));
+    assert!(recorder.record::<Flex, _>(|| ()).is_ok(), "the scope ended");
+}
+
+#[test]
+fn a_panic_in_the_program_leaves_the_decorator_usable() {
+    let device = Default::default();
+    let x = ones(&device);
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        Recorder::new().record::<Flex, ()>(|| {
+            let _promise = x.clone().exp();
+            panic!("the program's own");
+        })
+    }));
+    assert_eq!(
+        panic.err().and_then(|p| p.downcast_ref::<&str>().copied()),
+        Some("the program's own")
+    );
+    assert_eq!(x.sum().into_scalar(), 4.0);
+}
+
+#[test]
+fn a_panicking_operation_leaves_other_tensors_usable() {
+    let device = Default::default();
+    let (x, y) = (ones(&device), Tensor::<L, 1>::ones([3], &device));
+    let panic = catch_unwind(AssertUnwindSafe(|| x.clone() + y.clone()));
+    assert!(panic.is_err(), "shapes do not match");
+    assert_eq!((x.sum() + y.sum()).into_scalar(), 7.0);
+}
+
+#[test]
+fn a_read_runs_what_was_recorded_and_goes_on() {
+    let device = Default::default();
+    let x = ones(&device);
+    let recording = Recorder::new()
+        .record::<Flex, _>(|| {
+            let doubled = x.clone() * 2.0;
+            let sum = doubled.clone().sum().into_scalar();
+            doubled * sum
+        })
+        .expect("nothing is refused");
+    let trace = recording.trace();
+    let reads: Vec<_> = trace.reads().collect();
+    assert_eq!(reads.len(), 1);
+    assert!(matches!(trace.steps[reads[0].0 as usize], Step::Read(_)));
+    assert!((reads[0].0 as usize) < trace.steps.len() - 1, "the recording went on");
+    assert_eq!(recording.run().into_data().to_vec::<f32>().ok(), Some(vec![16.0; 4]));
+}
+
+#[test]
+fn a_read_above_the_limit_is_refused_before_anything_runs() {
+    let device = Default::default();
+    let x = ones(&device);
+    let recorder = Recorder::new()
+        .limit_reads(Bytes::new(10), |trace| Bytes::new(16 * trace.calls().count() as u64));
+    let refused = recorder.record::<Flex, _>(|| (x.clone() * 2.0).sum().into_scalar()).map(|_| ());
+    assert!(
+        matches!(refused, Err(RecordError::ReadTooLarge { needed, .. }) if needed == Bytes::new(32)),
+        "{refused:?}"
+    );
+    assert_eq!(x.sum().into_scalar(), 4.0);
+}
+
+#[test]
+fn other_threads_compute_meanwhile() {
+    let device = Default::default();
+    let x = ones(&device);
+    let recording = Recorder::new().record::<Flex, _>(|| {
+        let elsewhere = x.clone();
+        let sum = std::thread::spawn(move || elsewhere.sum().into_scalar()).join();
+        (sum.expect("the thread computes at once"), x.clone() + 1.0)
+    });
+    let (sum, promised) = recording.expect("records").run();
+    assert_eq!((sum, promised.sum().into_scalar()), (4.0, 8.0));
+}
+
+#[test]
+fn a_tensor_that_outlives_a_discarded_recording_is_reported_and_explains_itself() {
+    let device = Default::default();
+    let x = ones(&device);
+    let kept = Arc::new(Mutex::new(None));
+    let recording = Recorder::new().record::<Flex, _>(|| {
+        *kept.lock().expect("not poisoned") = Some(x.clone().reshape([2, 2]).exp());
+    });
+    let discarded = recording.expect("records").discard();
+    let report: Vec<String> = discarded.survivors.iter().map(ToString::to_string).collect();
+    assert_eq!(report, ["[2, 2] F32 of `float_exp`"]);
+    let kept = kept.lock().expect("not poisoned").take().expect("kept");
+    let panic = catch_unwind(AssertUnwindSafe(|| kept.into_data())).err().expect("no values");
+    let message = panic.downcast_ref::<String>().expect("a message");
+    assert!(message.contains("float_exp") && message.contains("discarded"), "{message}");
+    assert_eq!(x.sum().into_scalar(), 4.0);
+}
+
+#[test]
+fn a_discard_frees_what_died_inside() {
+    let device = Default::default();
+    let mut x = Some(ones(&device));
+    let recording = Recorder::new().record::<Flex, _>(|| x.take().map(|x| x.exp().sum()));
+    let trace = recording.expect("records").discard().trace;
+    assert!(trace.existing().all(|t| !trace.survivors().contains(&t)), "consumed inside");
+}
+
+#[test]
+fn host_data_stays_on_the_host() {
+    let device = Default::default();
+    let recording =
+        Recorder::new().record::<Flex, _>(|| Tensor::<L, 1>::from_floats([1.0, 2.0], &device));
+    let recording = recording.expect("records");
+    assert!(
+        matches!(recording.trace().steps[0], Step::Upload { host, .. } if host == Bytes::new(8))
+    );
+    assert_eq!(recording.run().into_data().to_vec::<f32>().ok(), Some(vec![1.0, 2.0]));
+}
+
+#[derive(Module, Debug)]
+struct Coupled<B: Backend> {
+    linear: burn::nn::Linear<B>,
+    norm: burn::nn::BatchNorm<B>,
+    dropout: burn::nn::Dropout,
+}
+
+impl<B: Backend> Coupled<B> {
+    fn new(device: &B::Device) -> Self {
+        Self {
+            linear: LinearConfig::new(4, 3).init(device),
+            norm: BatchNormConfig::new(3).init(device),
+            dropout: DropoutConfig::new(0.3).init(),
+        }
+    }
+
+    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        self.dropout.forward(self.norm.forward(self.linear.forward(x)))
+    }
+}
+
+type Seen = (Vec<crate::Bits>, crate::Bits);
+
+/// Weights and running statistics, and the next random numbers.
+fn state<B: Backend>(model: &Coupled<B>, device: &B::Device) -> Seen {
+    let weights = vec![
+        bits(model.linear.weight.val().into_data()),
+        bits(model.norm.running_mean.clone().into_record().val().into_data()),
+        bits(model.norm.running_var.clone().into_record().val().into_data()),
+    ];
+    let next = Tensor::<B, 1>::random([4], burn::tensor::Distribution::Default, device);
+    (weights, bits(next.into_data()))
+}
+
+/// A model, after a rehearsal or none, before and after one real step.
+fn after(rehearsals: usize, reads: bool) -> (Seen, Seen) {
+    type B = Autodiff<L>;
+    let device = Default::default();
+    Flex::seed(&device, 3);
+    let model = Coupled::<B>::new(&device);
+    let x = Tensor::<B, 2>::from_floats([[1.0, 2.0, 3.0, 4.0], [0.0, -1.0, 2.0, 5.0]], &device);
+    for _ in 0..rehearsals {
+        let recorder = Recorder::new().substitute_random();
+        let rehearsal = rehearse::<B, _>(&recorder, &model, |model| {
+            let y = model.forward(x.clone());
+            if reads {
+                assert!(y.clone().sum().into_scalar().is_finite());
+            }
+            y.sum().backward();
+        });
+        let rehearsal = rehearsal.expect("nothing is refused");
+        assert!(rehearsal.survivors.is_empty());
+        assert_eq!(rehearsal.replaced, ["norm.running_mean", "norm.running_var"]);
+    }
+    if rehearsals == 0 {
+        firebox::initialize::<B, _>(&model);
+    }
+    let before = state(&model, &device);
+    let y = model.forward(x);
+    assert!(y.sum().into_scalar().is_finite());
+    (before, state(&model, &device))
+}
+
+#[test]
+fn a_rehearsal_leaves_no_mark_on_a_model_that_never_ran() {
+    let _lock = random_state();
+    let without = after(0, false);
+    assert!(without == after(3, false), "weights, statistics or random numbers differ");
+    assert!(without == after(2, true), "the same where the step reads values");
+}
+
+#[test]
+fn a_rehearsal_that_panics_leaves_no_mark() {
+    let _lock = random_state();
+    let device = Default::default();
+    let model = Coupled::<Autodiff<L>>::new(&device);
+    firebox::initialize::<Autodiff<L>, _>(&model);
+    let mean = || bits(model.norm.running_mean.value().into_data());
+    let before = mean();
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        rehearse::<Autodiff<L>, _>(&Recorder::new(), &model, |model| {
+            model.forward(Tensor::ones([5, 4], &device));
+            panic!("the step's own");
+        })
+    }));
+    assert!(panic.is_err());
+    assert_eq!(mean(), before);
+    model.forward(Tensor::ones([5, 4], &device)).into_data();
+}

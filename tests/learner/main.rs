@@ -1,0 +1,9 @@
+//! The Learner: equal to burn's where the batch fits, equal to the whole batch's gradient where it is split, and
+//! typed errors where it cannot go on.
+
+mod equal_to_burn;
+mod failures;
+mod gradients;
+mod micro_batch;
+mod planning;
+mod task;

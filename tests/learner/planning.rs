@@ -1,0 +1,177 @@
+//! Plans through the Learner: splits follow the budget, metrics see every micro-batch, and nothing is left behind.
+
+use burn::backend::{Autodiff, Flex};
+use burn::data::dataloader::batcher::Batcher;
+use burn::optim::AdamConfig;
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::metric::AccuracyMetric;
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{
+    ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
+};
+use firebox::{Bytes, Category, Lazy, Learner, TrainError};
+
+use crate::task::{Net, PointBatcher, Points, files, loader, points, random_state, weights};
+
+type B = Autodiff<Lazy<Flex>>;
+
+fn batch(items: usize) -> Points<B> {
+    PointBatcher.batch(points(items), &Default::default())
+}
+
+fn plan(model: Net<B>, memory: Bytes, items: usize) -> Result<firebox::PlanReport, TrainError> {
+    Learner::builder()
+        .auto_batch()
+        .memory(memory)
+        .build(model, AdamConfig::new().init(), 1e-3)
+        .plan(&batch(items))
+}
+
+#[test]
+fn a_smaller_budget_means_smaller_micro_batches() {
+    let _lock = random_state();
+    let model = Net::<B>::new(&Default::default());
+    let whole = plan(model.clone(), Bytes::gib(1), 256).expect("it fits");
+    assert!(whole.plan.is_whole());
+    let budget = whole.predicted().scale(0.6);
+    let split = plan(model, budget, 256).expect("a part fits");
+    assert!(split.plan.len() > 1, "{}", split.plan);
+    assert!(split.predicted() <= budget, "{split}");
+    assert_eq!(split.plan.sizes().map(|size| size.get()).sum::<usize>(), 256);
+    assert!(split.categories.get(Category::AccumulatedGradient) > Bytes::ZERO, "{split}");
+}
+
+#[test]
+fn categories_are_those_of_the_model_and_its_optimizer() {
+    let _lock = random_state();
+    let model = Net::<B>::new(&Default::default());
+    let parameters = 4 * model.num_params() as u64;
+    let report = plan(model, Bytes::gib(1), 64).expect("it fits");
+    // Adam keeps two moments per weight.
+    let state = report.categories.get(Category::OptimizerState);
+    let weights = report.categories.get(Category::Parameter);
+    assert!(weights >= Bytes::new(parameters), "{weights} of {parameters}");
+    assert!(state == Bytes::ZERO || state >= Bytes::new(parameters), "{report}");
+    assert_eq!(report.categories.total(), report.predicted());
+}
+
+#[test]
+fn planning_leaves_the_model_as_it_is() {
+    let _lock = random_state();
+    let model = Net::<B>::coupled(&Default::default(), true);
+    let before = weights(&model);
+    let report = plan(model.clone(), Bytes::gib(1), 32).expect("it fits");
+    assert_eq!(report.running_state, ["norm.running_mean", "norm.running_var"]);
+    assert_eq!(weights(&model), before);
+}
+
+#[test]
+fn a_split_of_a_model_with_batch_normalization_warns_by_name() {
+    let _lock = random_state();
+    let model = Net::<B>::coupled(&Default::default(), false);
+    let whole = plan(model.clone(), Bytes::gib(1), 256).expect("it fits");
+    assert_eq!(whole.warning(), None);
+    let split = plan(model, whole.predicted().scale(0.7), 256).expect("a part fits");
+    let warning = split.warning().expect("statistics change");
+    assert!(warning.starts_with("norm normalizes over the batch"), "{warning}");
+}
+
+#[test]
+fn one_item_that_does_not_fit_is_an_error_with_figures() {
+    let _lock = random_state();
+    let error = plan(Net::<B>::new(&Default::default()), Bytes::kib(1), 8).expect_err("too little");
+    let TrainError::Plan { cause, .. } = &error else { panic!("{error}") };
+    assert!(matches!(**cause, firebox::PlanError::DoesNotFit(_)), "{error}");
+    assert!(error.to_string().contains("1.00 KiB"), "{error}");
+}
+
+/// The logged accuracies of one epoch.
+fn accuracies(micro_batch: Option<usize>) -> Vec<String> {
+    let device = Default::default();
+    Flex::seed(&device, 41);
+    let model = Net::<B>::new(&device);
+    let folder = tempfile::tempdir().expect("a folder");
+    let valid = loader::<Lazy<Flex>>(points(24), 12, None);
+    let training = SupervisedTraining::new(folder.path(), loader::<B>(points(36), 36, None), valid)
+        .metrics((AccuracyMetric::new(),))
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .summary()
+        .num_epochs(1);
+    let mut builder = Learner::builder().auto_batch().memory(Bytes::gib(1)).quiet();
+    if let Some(items) = micro_batch {
+        builder = builder.micro_batch(items);
+    }
+    builder.build(model, AdamConfig::new().init(), 1e-2).fit(training).expect("it fits");
+    let logs = files(folder.path()).into_iter().filter(|(path, _)| path.contains("Accuracy"));
+    logs.filter_map(|(_, text)| text).collect()
+}
+
+#[test]
+fn metrics_see_every_micro_batch() {
+    let _lock = random_state();
+    let mean = |log: &String| {
+        let values: Vec<f64> =
+            log.lines().filter_map(|line| line.split(',').next()?.parse().ok()).collect();
+        (values.len(), values.iter().sum::<f64>() / values.len() as f64)
+    };
+    let (whole, split) = (accuracies(None), accuracies(Some(9)));
+    assert_eq!((whole.len(), split.len()), (2, 2));
+    for (whole, split) in whole.iter().zip(&split) {
+        let ((events, whole), (more, split)) = (mean(whole), mean(split));
+        assert!(more > events, "every micro-batch is an event");
+        assert!((whole - split).abs() < 1e-9 || events > 1, "{whole} and {split}");
+    }
+}
+
+/// A model that looks at a value in its forward pass.
+#[derive(Module, Debug)]
+struct Looking<B: Backend> {
+    net: Net<B>,
+}
+
+impl<B: AutodiffBackend> TrainStep for Looking<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let largest: f32 = batch.inputs.clone().abs().max().into_scalar().elem();
+        let scale = if largest > 1e6 { 0.5 } else { 1.0 };
+        let item = InferenceStep::step(&self.net, batch);
+        let loss = item.loss.clone() * scale;
+        TrainOutput::new(self, loss.backward(), item)
+    }
+}
+
+impl<B: Backend> InferenceStep for Looking<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
+        InferenceStep::step(&self.net, batch)
+    }
+}
+
+#[test]
+fn a_model_that_reads_values_is_planned_and_trained() {
+    let _lock = random_state();
+    let device = Default::default();
+    let model = Looking { net: Net::<B>::new(&device) };
+    let folder = tempfile::tempdir().expect("a folder");
+    let valid = loader::<Lazy<Flex>>(points(6), 6, None);
+    let training = SupervisedTraining::new(folder.path(), loader::<B>(points(40), 20, None), valid)
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(1);
+    let fitted = Learner::builder()
+        .auto_batch()
+        .memory(Bytes::gib(1))
+        .quiet()
+        .build(model, AdamConfig::new().init(), 1e-2)
+        .fit(training)
+        .expect("it fits");
+    let plan = fitted.report.expect("planned").plan;
+    assert!(plan.is_whole(), "{plan}");
+    assert_eq!(plan.asked()[0].items.get(), 1, "from one item upwards");
+}

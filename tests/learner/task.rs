@@ -1,0 +1,181 @@
+//! A small task that the tests train on: points of three classes, a model without randomness and one with batch
+//! normalization and dropout.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::prelude::*;
+use burn::tensor::activation::gelu;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+use firebox::MicroBatch;
+
+/// Flex has one random generator for the process: training that uses it runs alone.
+pub fn random_state() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[derive(Clone, Debug, MicroBatch)]
+pub struct Points<B: Backend> {
+    pub inputs: Tensor<B, 2>,
+    pub targets: Tensor<B, 1, Int>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Point(pub [f32; 6], pub i32);
+
+#[derive(Clone, Debug)]
+pub struct PointBatcher;
+
+impl<B: Backend> Batcher<B, Point, Points<B>> for PointBatcher {
+    fn batch(&self, items: Vec<Point>, device: &B::Device) -> Points<B> {
+        let inputs: Vec<f32> = items.iter().flat_map(|point| point.0).collect();
+        let targets: Vec<i32> = items.iter().map(|point| point.1).collect();
+        Points {
+            inputs: Tensor::from_data(TensorData::new(inputs, [items.len(), 6]), device),
+            targets: Tensor::from_data(TensorData::new(targets, [items.len()]), device),
+        }
+    }
+}
+
+/// Points on three noisy rays; the same for the same number.
+pub fn points(count: usize) -> Vec<Point> {
+    let wave = |i: usize| ((i * 7919 % 1013) as f32 / 1013.0 - 0.5) * 2.0;
+    (0..count)
+        .map(|i| {
+            let class = i % 3;
+            let mut point = [0.0; 6];
+            for (dim, value) in point.iter_mut().enumerate() {
+                let along = if dim / 2 == class { 1.0 } else { -0.3 };
+                *value = along + 0.8 * wave(i * 6 + dim + 1);
+            }
+            Point(point, class as i32)
+        })
+        .collect()
+}
+
+pub fn loader<B: Backend>(
+    points: Vec<Point>,
+    batch: usize,
+    shuffle: Option<u64>,
+) -> Arc<dyn DataLoader<B, Points<B>>> {
+    let builder = DataLoaderBuilder::new(PointBatcher).batch_size(batch);
+    let builder = match shuffle {
+        Some(seed) => builder.shuffle(seed),
+        None => builder,
+    };
+    builder.build(InMemDataset::new(points))
+}
+
+#[derive(Module, Debug)]
+pub struct Net<B: Backend> {
+    first: Linear<B>,
+    norm: Option<BatchNorm<B>>,
+    dropout: Option<Dropout>,
+    second: Linear<B>,
+}
+
+impl<B: Backend> Net<B> {
+    /// A model whose items do not see each other, and without randomness.
+    pub fn new(device: &B::Device) -> Self {
+        Self {
+            first: LinearConfig::new(6, 16).init(device),
+            norm: None,
+            dropout: None,
+            second: LinearConfig::new(16, 3).init(device),
+        }
+    }
+
+    /// A model with batch normalization, and dropout if asked for.
+    pub fn coupled(device: &B::Device, dropout: bool) -> Self {
+        Self {
+            norm: Some(BatchNormConfig::new(16).init(device)),
+            dropout: dropout.then(|| DropoutConfig::new(0.2).init()),
+            ..Self::new(device)
+        }
+    }
+
+    pub fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        let mut x = gelu(self.first.forward(x));
+        if let Some(norm) = &self.norm {
+            x = norm.forward(x);
+        }
+        if let Some(dropout) = &self.dropout {
+            x = dropout.forward(x);
+        }
+        self.second.forward(x)
+    }
+
+    fn classify(&self, batch: Points<B>) -> ClassificationOutput<B> {
+        let output = self.forward(batch.inputs);
+        let loss = CrossEntropyLossConfig::new()
+            .init(&output.device())
+            .forward(output.clone(), batch.targets.clone());
+        ClassificationOutput::new(loss, output, batch.targets)
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Net<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let item = self.classify(batch);
+        TrainOutput::new(self, item.loss.backward(), item)
+    }
+}
+
+impl<B: Backend> InferenceStep for Net<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
+        self.classify(batch)
+    }
+}
+
+/// The values of all parameters and running statistics, in the order of the module's fields.
+pub fn weights<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<f32>> {
+    struct Collect(Vec<Vec<f32>>);
+
+    impl<B: Backend> ModuleVisitor<B> for Collect {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.0.push(param.val().into_data().to_vec().expect("weights are f32"));
+        }
+    }
+
+    let mut collect = Collect(Vec::new());
+    // Making a record brings the running statistics up to date.
+    drop(module.clone().into_record());
+    module.visit(&mut collect);
+    collect.0
+}
+
+/// The files below a folder, by path, with their text; of other files only the path.
+pub fn files(folder: &Path) -> BTreeMap<String, Option<String>> {
+    fn walk(folder: &Path, root: &Path, found: &mut BTreeMap<String, Option<String>>) {
+        for entry in std::fs::read_dir(folder).expect("the folder is readable").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                walk(&path, root, found);
+            } else {
+                let name = path.strip_prefix(root).expect("inside").display().to_string();
+                let text = name.ends_with(".log").then(|| std::fs::read_to_string(&path).ok());
+                found.insert(name, text.flatten());
+            }
+        }
+    }
+
+    let mut found = BTreeMap::new();
+    walk(folder, folder, &mut found);
+    found.remove("experiment.log");
+    found
+}
