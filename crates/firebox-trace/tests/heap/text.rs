@@ -29,7 +29,17 @@ fn step() -> Trace {
 
 #[test]
 fn a_line_a_step() {
-    check(&step(), expect![[""]]);
+    check(&step(), expect![[r#"
+        %0 [64, 32] f32 (parameters: linear.weight)
+        %1 [1, 32] f32 (parameters)
+        #0 upload 4.00 KiB -> %2 [16, 64] f32 (inputs: images)
+        #1 float_matmul %2! %0 -> %3 [16, 32] f32
+        #2 float_add %3! %1 -> %4 [16, 32] f32
+        #3 mark forward done
+        #4 float_swap_dims %4 -> %5 [32, 16] f32
+        #5 free %5
+        #6 read %4!
+    "#]]);
 }
 
 #[test]
@@ -41,5 +51,16 @@ fn nothing_is_nothing() {
 fn the_memory_beside_the_steps() {
     let trace = step();
     let footprint = Heap::flex().with_threads(1).footprint(&trace);
-    expect![[""]].assert_eq(&trace.dump(&footprint).to_string());
+    expect![[r#"
+              live |       peak |
+                   |            | %0 [64, 32] f32 (parameters: linear.weight)
+                   |            | %1 [1, 32] f32 (parameters)
+         12.12 KiB |  12.12 KiB | #0 upload 4.00 KiB -> %2 [16, 64] f32 (inputs: images)
+         10.12 KiB |  16.12 KiB | #1 float_matmul %2! %0 -> %3 [16, 32] f32 <- peak
+         10.12 KiB |  10.12 KiB | #2 float_add %3! %1 -> %4 [16, 32] f32
+         10.12 KiB |  10.12 KiB | #3 mark forward done
+         10.12 KiB |  10.12 KiB | #4 float_swap_dims %4 -> %5 [32, 16] f32
+         10.12 KiB |  10.12 KiB | #5 free %5
+          8.12 KiB |  10.12 KiB | #6 read %4!
+    "#]].assert_eq(&trace.dump(&footprint).to_string());
 }
