@@ -108,6 +108,10 @@ pub struct Footprint {
     pub op: String,
     /// The bytes of the tensors that existed before the recording.
     pub baseline: Bytes,
+    /// What the threads of the backend keep for good once they have worked, such as the blocks of matrix products.
+    /// Part of [`peak`](Self::peak); a second run in the same process does not need it once more.
+    #[serde(default)]
+    pub kept: Bytes,
     /// The bytes at the peak, by what they are for. Sums to [`peak`](Self::peak).
     pub categories: CategoryBytes,
     /// The memory at each step, indexed by [`OpIndex`].
@@ -139,9 +143,9 @@ impl Footprint {
         largest
     }
 
-    /// What the run needs on top of what existed before it: [`peak`](Self::peak) less
-    /// [`baseline`](Self::baseline).
+    /// What the run needs on top of what existed before it, in a process that has run the like before:
+    /// [`peak`](Self::peak) less [`baseline`](Self::baseline) and [`kept`](Self::kept).
     pub fn growth(&self) -> Bytes {
-        self.peak - self.baseline
+        self.peak - self.baseline - self.kept
     }
 }

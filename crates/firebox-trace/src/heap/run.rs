@@ -10,12 +10,13 @@ use crate::heap::arena::{Arena, Buffer, Source, Tenancy, View};
 use crate::heap::call::{Form, Invocation, Made, NoRule, method_of};
 use crate::heap::flex::{self, Model};
 use crate::heap::layout::Layout;
-use crate::heap::{Backend, attribution, generic};
+use crate::heap::{Backend, Heap, attribution, generic};
 use crate::{Bytes, Call, Estimate, Footprint, OpIndex, Origin, Step, TensorIndex, Trace, Use};
 
 /// Runs `trace` and reports the memory that it took.
-pub(super) fn run(trace: &Trace, backend: Backend, threads: usize) -> Footprint {
-    let mut run = Run::begin(trace, backend, Arena::new(threads));
+pub(super) fn run(trace: &Trace, heap: &Heap) -> Footprint {
+    let arena = Arena::new(heap.threads, heap.kept_per_thread);
+    let mut run = Run::begin(trace, heap.backend, arena);
     let timeline = (0..trace.steps.len()).map(|step| run.step(step)).collect();
     run.report(timeline)
 }
@@ -193,6 +194,7 @@ impl<'a> Run<'a> {
             at: OpIndex(at),
             op: self.trace.steps.get(at as usize).map_or(String::new(), step_name),
             baseline: self.baseline,
+            kept: self.arena.with_state(|state| Bytes::new(state.kept)),
             categories: attribution::at_peak(self.trace, &self.arena),
             timeline,
             estimate,

@@ -11,7 +11,8 @@ use burn_ir::{
 };
 use burn_std::{DType, FloatDType, Shape};
 use firebox_trace::{
-    Call, Heap, MemoryModel, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace, Use,
+    Bytes, Call, Estimate, Heap, MemoryModel, OpIndex, Origin, Step, TensorIndex, TensorInfo,
+    Trace, Use,
 };
 
 use crate::allocator;
@@ -212,12 +213,16 @@ impl Scenario {
     }
 
     /// Asserts that the model predicts what was measured: what is alive after each step, and what each step of at
-    /// least one MiB needs on the way, no less than 98 % and no more than 125 % of it.
+    /// least one MiB needs on the way, no less than 98 % and no more than 125 % of it; 150 % where the model says that
+    /// it gives a bound, on what threads may do at the same time and seldom do.
     #[track_caller]
     pub fn check(self) {
-        let heap = Heap::flex().with_threads(rayon::current_num_threads());
+        let heap = Heap::flex()
+            .with_threads(rayon::current_num_threads())
+            .with_kept_per_thread(Bytes::ZERO);
         let footprint = heap.footprint(&self.trace);
         assert!(footprint.unaccounted.is_empty(), "no rule for {:?}", footprint.unaccounted);
+        let most = if footprint.estimate == Estimate::Exact { 1.25 } else { 1.5 };
         let mut before = footprint.baseline.get() as f64;
         for (at, (moment, measured)) in footprint.timeline.iter().zip(&self.measured).enumerate() {
             let Step::Call(call) = &self.trace.steps[at] else { unreachable!() };
@@ -245,7 +250,7 @@ impl Scenario {
                     "{name}: {predicted} predicted, {needed} needed"
                 );
                 assert!(
-                    predicted <= 1.25 * needed,
+                    predicted <= most * needed,
                     "{name}: {predicted} predicted, {needed} needed"
                 );
             } else {
@@ -267,7 +272,8 @@ fn warm_up() {
     drop(small_product());
 }
 
+/// A product that one thread computes, and for which it takes the block that it keeps.
 fn small_product() -> FlexTensor {
-    let ones = || Flex::float_ones(Shape::new([96, 96]), &Default::default(), FloatDType::F32);
-    Flex::float_matmul(ones(), Flex::float_swap_dims(ones(), 0, 1))
+    let ones = |shape| Flex::float_ones(Shape::new(shape), &Default::default(), FloatDType::F32);
+    Flex::float_matmul(ones([64, 64]), ones([64, 512]))
 }

@@ -1,7 +1,7 @@
 //! The text form of a trace.
 
 use expect_test::{Expect, expect};
-use firebox_trace::{Category, Heap, MemoryModel, Trace};
+use firebox_trace::{Bytes, Category, Heap, MemoryModel, Trace};
 
 use crate::builder::{Builder, keep, last};
 
@@ -29,7 +29,9 @@ fn step() -> Trace {
 
 #[test]
 fn a_line_a_step() {
-    check(&step(), expect![[r#"
+    check(
+        &step(),
+        expect![[r#"
         %0 [64, 32] f32 (parameters: linear.weight)
         %1 [1, 32] f32 (parameters)
         #0 upload 4.00 KiB -> %2 [16, 64] f32 (inputs: images)
@@ -39,7 +41,8 @@ fn a_line_a_step() {
         #4 float_swap_dims %4 -> %5 [32, 16] f32
         #5 free %5
         #6 read %4!
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -50,7 +53,8 @@ fn nothing_is_nothing() {
 #[test]
 fn the_memory_beside_the_steps() {
     let trace = step();
-    let footprint = Heap::flex().with_threads(1).footprint(&trace);
+    let footprint =
+        Heap::flex().with_kept_per_thread(Bytes::ZERO).with_threads(1).footprint(&trace);
     expect![[r#"
               live |       peak |
                    |            | %0 [64, 32] f32 (parameters: linear.weight)
@@ -62,5 +66,6 @@ fn the_memory_beside_the_steps() {
          10.12 KiB |  10.12 KiB | #4 float_swap_dims %4 -> %5 [32, 16] f32
          10.12 KiB |  10.12 KiB | #5 free %5
           8.12 KiB |  10.12 KiB | #6 read %4!
-    "#]].assert_eq(&trace.dump(&footprint).to_string());
+    "#]]
+    .assert_eq(&trace.dump(&footprint).to_string());
 }
