@@ -206,11 +206,36 @@ impl<B: Backend, T> Recording<B, T> {
     /// # Panics
     ///
     /// If an operation panics on `B`. Tensors of the recording are lost then, all others stay usable.
-    pub fn run(mut self) -> T {
+    pub fn run(self) -> T {
+        self.run_observed(|_| ())
+    }
+
+    /// Computes everything that was recorded, as [`run`](Self::run) does, and calls `done` behind each step of the
+    /// trace: to measure what a step takes, and to compare it with a footprint's timeline.
+    ///
+    /// Steps before a read have run already, and marks take no time: of these it is not told.
+    ///
+    /// # Panics
+    ///
+    /// As [`run`](Self::run), and if `done` panics.
+    ///
+    /// ```
+    /// use burn::backend::Flex;
+    /// use burn::tensor::Tensor;
+    /// use firebox_lazy::{Lazy, Recorder};
+    ///
+    /// let x = Tensor::<Lazy<Flex>, 1>::from_floats([1.0, 2.0], &Default::default());
+    /// let recording = Recorder::new().record::<Flex, _>(|| x.exp().sum())?;
+    /// let mut steps = 0;
+    /// recording.run_observed(|_| steps += 1);
+    /// assert_eq!(steps, 2);
+    /// # Ok::<(), firebox_lazy::RecordError>(())
+    /// ```
+    pub fn run_observed(mut self, mut done: impl FnMut(OpIndex)) -> T {
         let (result, mut session) =
             self.parts.take().expect("a recording has its parts until it ends");
         session.end(Stage::Failed);
-        session.run();
+        session.run_observed(&mut done);
         session.settle();
         session.end(Stage::Run);
         result

@@ -108,7 +108,8 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) id: u64,
     pub(crate) ticket: Arc<Ticket>,
     pub(crate) trace: Trace,
-    program: Vec<Instruction<B>>,
+    /// What to do, each with the step of the trace that it belongs to.
+    program: Vec<(OpIndex, Instruction<B>)>,
     values: Values<B>,
     /// Tensors that existed before, by the id of their node: for when another thread's recording met them since.
     met: HashMap<u64, TensorIndex>,
@@ -227,13 +228,18 @@ impl<B: Backend> Session<B> {
         call: Call,
         run: impl FnOnce(&mut Values<B>) + Send + 'static,
     ) {
+        self.instruct(Instruction::Run(Box::new(run)));
         self.trace.steps.push(Step::Call(call));
-        self.program.push(Instruction::Run(Box::new(run)));
     }
 
     /// Appends work that makes no tensor, such as seeding.
     pub(crate) fn push_effect(&mut self, run: impl FnOnce(&mut Values<B>) + Send + 'static) {
-        self.program.push(Instruction::Run(Box::new(run)));
+        self.instruct(Instruction::Run(Box::new(run)));
+    }
+
+    /// Appends to the program what the next step of the trace stands for.
+    fn instruct(&mut self, instruction: Instruction<B>) {
+        self.program.push((OpIndex(self.trace.steps.len() as u32), instruction));
     }
 
     /// Host data that becomes a tensor; it stays on the host until the program runs.
@@ -253,10 +259,10 @@ impl<B: Backend> Session<B> {
         );
         let (tensor, output) = self.promise(ir, device.clone(), call);
         let device = device.clone();
-        self.trace.steps.push(Step::Upload { output, host });
-        self.program.push(Instruction::Run(Box::new(move |values| {
+        self.instruct(Instruction::Run(Box::new(move |values| {
             values.store(output, K::erase(make(data, &device)));
         })));
+        self.trace.steps.push(Step::Upload { output, host });
         tensor
     }
 
@@ -285,17 +291,23 @@ impl<B: Backend> Session<B> {
     }
 
     fn free(&mut self, tensor: TensorIndex) {
+        self.instruct(Instruction::Free(tensor));
         self.trace.steps.push(Step::Free(tensor));
-        self.program.push(Instruction::Free(tensor));
     }
 
     /// Runs what has been recorded and not been run.
     pub(crate) fn run(&mut self) {
-        for instruction in self.program.drain(..) {
+        self.run_observed(&mut |_| ());
+    }
+
+    /// Runs what has been recorded and not been run, and tells of each step when it is done.
+    pub(crate) fn run_observed(&mut self, done: &mut dyn FnMut(OpIndex)) {
+        for (step, instruction) in self.program.drain(..) {
             match instruction {
                 Instruction::Run(run) => run(&mut self.values),
                 Instruction::Free(tensor) => self.values.values[tensor.0 as usize] = None,
             }
+            done(step);
         }
     }
 
