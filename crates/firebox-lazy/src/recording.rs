@@ -31,6 +31,10 @@ use crate::tensor::{LazyTensor, Stage};
 pub struct Recorder {
     pub(crate) read_limit: Option<ReadLimit>,
     pub(crate) substitute_random: bool,
+    /// Whether every read is refused.
+    pub(crate) refuse_reads: bool,
+    /// Whether what is recorded will certainly not run, so that it need not be kept.
+    pub(crate) never_runs: bool,
     /// Whether tensors that another recording promised may be used: what is computed on them is never run.
     pub(crate) salvage: bool,
 }
@@ -87,7 +91,7 @@ impl Recorder {
 
     /// A recorder for a program that is never run and may use tensors without values.
     pub(crate) fn salvage() -> Self {
-        Self { salvage: true, ..Self::default() }
+        Self { salvage: true, never_runs: true, ..Self::default() }
     }
 
     /// Refuses a read whose prefix has a footprint above `budget`. Default: no limit.
@@ -101,6 +105,12 @@ impl Recorder {
     ) -> Self {
         self.read_limit = Some(ReadLimit { budget, footprint: Arc::new(footprint) });
         self
+    }
+
+    /// Refuses every read. [`rehearse`](crate::rehearse) then keeps no program, which could not run anyway.
+    pub fn refuse_reads(mut self) -> Self {
+        self.refuse_reads = true;
+        self.limit_reads(Bytes::ZERO, |_| Bytes::MAX)
     }
 
     /// Draws random numbers that a read forces from a generator of the recorder's own, so that a recording that is
@@ -267,7 +277,7 @@ fn discard<B: Backend, T>(result: T, session: Session<B>) -> Discarded {
                 Step::Call(call) => call.name.to_string(),
                 _ => "from_data".to_owned(),
             },
-            Origin::Existing | Origin::Internal => unreachable!("survivors were made"),
+            Origin::Existing => unreachable!("survivors were made"),
         };
         Survivor { shape: tensor.shape.clone(), dtype: tensor.dtype, call }
     });

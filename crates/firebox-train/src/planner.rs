@@ -150,7 +150,7 @@ impl Planner {
         if self.reads {
             recorder.limit_reads(budget, move |trace| memory.footprint(trace).peak)
         } else {
-            recorder.limit_reads(Bytes::ZERO, |_| Bytes::MAX)
+            recorder.refuse_reads()
         }
     }
 

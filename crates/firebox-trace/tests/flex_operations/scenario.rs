@@ -11,8 +11,8 @@ use burn_ir::{
 };
 use burn_std::{DType, FloatDType, Shape};
 use firebox_trace::{
-    Bytes, Call, Estimate, Heap, MemoryModel, OpIndex, Origin, Step, TensorIndex, TensorInfo,
-    Trace, Use,
+    Bytes, Call, Description, DescriptionIndex, Estimate, Heap, MemoryModel, OpIndex, Origin, Step,
+    TensorIndex, TensorInfo, Trace, Use,
 };
 
 use crate::allocator;
@@ -117,18 +117,23 @@ impl Scenario {
         run: impl FnOnce([FlexTensor; N]) -> [FlexTensor; M],
     ) -> [Handle; M] {
         let at = OpIndex(self.trace.steps.len() as u32);
-        let inputs = args.map(|arg| self.describe(arg));
-        let mut next = self.trace.tensors.len() as u64;
-        let ir = describe(inputs, &mut || {
+        let inputs = std::array::from_fn(|i| self.describe(i, args[i]));
+        let mut next = N as u64;
+        let operations = describe(inputs, &mut || {
             next += 1;
             TensorId::new(next - 1)
         });
-        self.enter_described(&ir, at);
-        let last = ir.last().expect("a call has an operation");
-        let outputs: Vec<_> =
-            last.outputs().map(|out| TensorIndex(out.id.value() as u32)).collect();
-        let uses = args.map(|arg| Use { tensor: arg.tensor, last: arg.last });
-        let call = Call { name: name.into(), inputs: uses.to_vec(), outputs: outputs.clone(), ir };
+        let last = operations.last().expect("a call has an operation");
+        let made: Vec<TensorIr> = last.outputs().cloned().collect();
+        let outputs: Vec<TensorIndex> = made
+            .iter()
+            .map(|out| self.enter(out.shape.clone(), out.dtype, Origin::Made(at)))
+            .collect();
+        let description = DescriptionIndex(self.trace.descriptions.len() as u32);
+        let locals = made.iter().map(|out| out.id.value()).collect();
+        self.trace.descriptions.push(Description { operations, outputs: locals });
+        let inputs = args.map(|arg| Use { tensor: arg.tensor, last: arg.last }).to_vec();
+        let call = Call { name: name.into(), inputs, outputs: outputs.clone(), description };
         self.trace.steps.push(Step::Call(call));
         let made = self.measure(args, run);
         let handles: [TensorIndex; M] = outputs.try_into().expect("as many outputs as described");
@@ -138,27 +143,13 @@ impl Scenario {
         handles.map(Handle)
     }
 
-    fn describe(&self, arg: Arg) -> TensorIr {
+    fn describe(&self, number: usize, arg: Arg) -> TensorIr {
         let info = self.trace.tensor(arg.tensor);
         TensorIr {
-            id: TensorId::new(arg.tensor.0.into()),
+            id: TensorId::new(number as u64),
             shape: info.shape.clone(),
             status: if arg.last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly },
             dtype: info.dtype,
-        }
-    }
-
-    /// Enters what the operations make, in the order of their numbers.
-    fn enter_described(&mut self, ir: &[OperationIr], at: OpIndex) {
-        let mut made: Vec<&TensorIr> = ir.iter().flat_map(|op| op.outputs()).collect();
-        made.sort_by_key(|out| out.id.value());
-        let outputs: Vec<u64> =
-            ir.last().into_iter().flat_map(|op| op.outputs()).map(|out| out.id.value()).collect();
-        for out in made {
-            let is_output = outputs.contains(&out.id.value());
-            let origin = if is_output { Origin::Made(at) } else { Origin::Internal };
-            let index = self.enter(out.shape.clone(), out.dtype, origin);
-            assert_eq!(u64::from(index.0), out.id.value());
         }
     }
 
