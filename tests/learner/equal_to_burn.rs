@@ -7,11 +7,12 @@ use burn::backend::{Autodiff, Flex};
 use burn::optim::AdamConfig;
 use burn::record::DefaultRecorder;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::metric::store::{Aggregate, Direction, EventStoreClient, Split};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
-    LearningComponentsMarker, MetricEarlyStoppingStrategy, StoppingCondition, SupervisedTraining,
+    EarlyStoppingStrategy, LearningComponentsMarker, MetricEarlyStoppingStrategy,
+    StoppingCondition, SupervisedTraining,
 };
 use firebox::{Bytes, Lazy, Learner};
 
@@ -60,17 +61,29 @@ fn training<B: AutodiffBackend>(
         .with_file_checkpointer(DefaultRecorder::new())
         .num_epochs(case.epochs);
     if case.early_stopping {
-        training = training.early_stopping(MetricEarlyStoppingStrategy::new(
+        training = training.early_stopping(Patient(MetricEarlyStoppingStrategy::new(
             &LossMetric::<B>::new(),
             Aggregate::Mean,
             Direction::Highest,
             Split::Valid,
             StoppingCondition::NoImprovementSince { n_epochs: 1 },
-        ));
+        )));
     }
     match case.resume_from {
         Some(epoch) => training.checkpoint(epoch),
         None => training,
+    }
+}
+
+/// burn asks for the metric of the epoch while its metrics thread may still be at work on it; whether it stops is then
+/// a matter of chance, with and without firebox. This strategy waits before it asks.
+#[derive(Clone)]
+struct Patient(MetricEarlyStoppingStrategy);
+
+impl EarlyStoppingStrategy for Patient {
+    fn should_stop(&mut self, epoch: usize, store: &EventStoreClient) -> bool {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        self.0.should_stop(epoch, store)
     }
 }
 

@@ -58,10 +58,11 @@ impl<B: Backend> Batcher<B, usize, Items<B>> for Numbered {
     fn batch(&self, items: Vec<usize>, device: &B::Device) -> Items<B> {
         let [rows, features] = self.0.item();
         let value = |i: usize| ((i * 7919 % 1013) as f32 / 1013.0 - 0.5) * 2.0;
-        let inputs: Vec<f32> = items
-            .iter()
-            .flat_map(|item| (0..rows * features).map(move |i| value(item * 31 + i)))
-            .collect();
+        // Of exact size: what a vector has room for stays with the tensor that takes it over.
+        let mut inputs = Vec::with_capacity(items.len() * rows * features);
+        for item in &items {
+            inputs.extend((0..rows * features).map(|i| value(item * 31 + i)));
+        }
         let targets: Vec<i32> = items.iter().map(|item| (item % CLASSES) as i32).collect();
         Items {
             inputs: Tensor::from_data(

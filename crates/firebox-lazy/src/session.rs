@@ -138,7 +138,10 @@ impl<B: Backend> Session<B> {
             ticket: Ticket::new(),
             trace: Trace::default(),
             program: Vec::new(),
-            values: Values { values: FxHashMap::default(), substitute_random: options.substitute_random },
+            values: Values {
+                values: FxHashMap::default(),
+                substitute_random: options.substitute_random,
+            },
             met: FxHashMap::default(),
             born: FxHashMap::default(),
             operations: Vec::new(),

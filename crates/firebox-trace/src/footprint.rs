@@ -22,6 +22,11 @@ pub trait MemoryModel: Send + Sync {
     ///
     /// If the trace contradicts itself; [`Trace::check`] tells how.
     fn footprint(&self, trace: &Trace) -> Footprint;
+
+    /// Whether the memory is the host's, so that what a program holds beside its tensors counts as well. Default: no.
+    fn is_on_host(&self) -> bool {
+        false
+    }
 }
 
 /// How sure a model is of a footprint, from the best to the worst.

@@ -1,7 +1,7 @@
 //! What the tensors of a rehearsed step are for: labels for parameters and gradients by their `ParamId`, for the
 //! optimizer's state by its lifetime.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -114,6 +114,39 @@ pub(crate) fn label_by_lifetime(trace: &mut Trace) {
             continue;
         };
         tensor.label = Some(Label { category, name: String::new() });
+    }
+}
+
+/// Lets the parameters that existed before end where an optimizer step replaces them.
+///
+/// In a rehearsal the model itself still holds them; in training nobody does.
+pub(crate) fn retire_parameters(trace: &mut Trace) {
+    let mut last_uses: HashMap<TensorIndex, (usize, usize)> = HashMap::new();
+    let mut in_optimizer = false;
+    for (at, step) in trace.steps.iter().enumerate() {
+        match step {
+            Step::Mark(mark) => in_optimizer = mark == OPTIMIZER_STEP,
+            Step::Call(call) => {
+                for (i, input) in call.inputs.iter().enumerate() {
+                    let tensor = trace.tensor(input.tensor);
+                    let label = tensor.label.as_ref().map(|label| label.category);
+                    if tensor.origin != Origin::Existing || label != Some(Category::Parameter) {
+                        continue;
+                    }
+                    if in_optimizer {
+                        last_uses.insert(input.tensor, (at, i));
+                    } else {
+                        last_uses.remove(&input.tensor);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    for (at, i) in last_uses.into_values() {
+        if let Step::Call(call) = &mut trace.steps[at] {
+            call.inputs[i].last = true;
+        }
     }
 }
 

@@ -10,14 +10,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, LearningComponentsTypes, TrainStep};
-use firebox_lazy::{LazyBackend, Recorder, Rehearsal, mark, rehearse};
+use firebox_lazy::{HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, mark, rehearse};
 use firebox_plan::Accumulating;
-use firebox_trace::{Bytes, Category, Footprint, Items, MemoryModel, Step, TensorIndex};
+use firebox_trace::{Bytes, Category, Footprint, Items, MemoryModel, Step, TensorIndex, Trace};
 
 use crate::error::{Phase, TrainError, panic_message};
 use crate::gradients::GradientSum;
 use crate::labels::{
-    ITERATION_END, MICRO_STEP, OPTIMIZER_STEP, label_by_lifetime, label_gradients, label_parameters,
+    ITERATION_END, MICRO_STEP, OPTIMIZER_STEP, label_by_lifetime, label_gradients,
+    label_parameters, retire_parameters,
 };
 use crate::splitter::Splitter;
 
@@ -97,6 +98,7 @@ where
         })
     })?;
     label_by_lifetime(&mut trace.trace);
+    retire_parameters(&mut trace.trace);
     Ok(assess(trace, memory))
 }
 
@@ -153,7 +155,10 @@ fn guard(
 fn assess(rehearsal: Rehearsal, memory: &dyn MemoryModel) -> Rehearsed {
     let Rehearsal { trace, replaced, .. } = rehearsal;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
-    let footprint = memory.footprint(&trace);
+    let mut footprint = memory.footprint(&trace);
+    let recording = recording_bytes(memory, longest_micro_step(&trace));
+    footprint.peak += recording;
+    footprint.categories.add(Category::Temporary, recording);
     let before = |step: usize| match step {
         0 => footprint.baseline,
         step => footprint.timeline[step - 1].live,
@@ -168,13 +173,31 @@ fn assess(rehearsal: Rehearsal, memory: &dyn MemoryModel) -> Rehearsed {
     };
     let state = trace.survivors().into_iter().filter(is_state);
     let optimizer_state = state.map(|index| trace.tensor(index).bytes()).sum();
+    let held = marks.max().unwrap_or(footprint.baseline);
+    // Plans stay for the whole run, and their timelines would be the largest part of them.
+    footprint.timeline = Vec::new();
     Rehearsed {
-        held: marks.max().unwrap_or(footprint.baseline),
+        held,
         optimizer_state,
         operations: trace.calls().count(),
         running_state: replaced,
         footprint,
     }
+}
+
+/// What the recording of a micro-step of so many calls takes of the memory.
+pub(crate) fn recording_bytes(memory: &dyn MemoryModel, calls: usize) -> Bytes {
+    match memory.is_on_host() {
+        true => Bytes::new(HOST_BYTES_PER_CALL.get() * calls as u64),
+        false => Bytes::ZERO,
+    }
+}
+
+/// How many calls the longest micro-step of a rehearsal has.
+fn longest_micro_step(trace: &Trace) -> usize {
+    let parts = trace.steps.split(|step| matches!(step, Step::Mark(_)));
+    let calls = |part: &[Step]| part.iter().filter(|step| matches!(step, Step::Call(_))).count();
+    parts.map(calls).max().unwrap_or_default()
 }
 
 /// The model of a learner for validation, as burn makes it.

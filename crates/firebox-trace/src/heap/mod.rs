@@ -123,6 +123,10 @@ impl MemoryModel for Heap {
     fn footprint(&self, trace: &Trace) -> Footprint {
         run::run(trace, self)
     }
+
+    fn is_on_host(&self) -> bool {
+        true
+    }
 }
 
 fn available_threads() -> usize {
