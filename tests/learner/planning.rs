@@ -153,6 +153,57 @@ impl<B: Backend> InferenceStep for Looking<B> {
     }
 }
 
+/// A model that reads a value of its graph, on a branch that no backward pass follows.
+#[derive(Module, Debug)]
+struct Branching<B: Backend> {
+    net: Net<B>,
+}
+
+impl<B: AutodiffBackend> TrainStep for Branching<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let item = InferenceStep::step(&self.net, batch);
+        let confidence: f32 = item.output.clone().exp().max().into_scalar().elem();
+        let _forgotten = (item.output.clone() * 2.0).exp();
+        let scale = if confidence > 1e6 { 0.5 } else { 1.0 };
+        let loss = item.loss.clone() * scale;
+        TrainOutput::new(self, loss.backward(), item)
+    }
+}
+
+impl<B: Backend> InferenceStep for Branching<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
+        InferenceStep::step(&self.net, batch)
+    }
+}
+
+#[test]
+fn a_branch_without_a_backward_pass_is_no_hidden_state() {
+    let _lock = random_state();
+    let device = Default::default();
+    let model = Branching { net: Net::<B>::new(&device) };
+    let folder = tempfile::tempdir().expect("a folder");
+    let valid = loader::<Lazy<Flex>>(points(6), 6, None);
+    let training = SupervisedTraining::new(folder.path(), loader::<B>(points(40), 20, None), valid)
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(2);
+    let fitted = Learner::builder()
+        .auto_batch()
+        .memory(Bytes::gib(1))
+        .micro_batch(5)
+        .quiet()
+        .build(model, AdamConfig::new().init(), 1e-2)
+        .fit(training)
+        .expect("it fits");
+    assert_eq!(fitted.report.expect("planned").plan.len(), 4);
+}
+
 #[test]
 fn a_model_that_reads_values_is_planned_and_trained() {
     let _lock = random_state();
