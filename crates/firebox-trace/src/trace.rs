@@ -288,9 +288,14 @@ impl Trace {
 
     /// The tensors that are alive after the last step.
     pub fn survivors(&self) -> Vec<TensorIndex> {
+        self.alive_before(OpIndex(self.steps.len() as u32))
+    }
+
+    /// The tensors that are alive before step `at`.
+    pub fn alive_before(&self, at: OpIndex) -> Vec<TensorIndex> {
         let mut alive: Vec<bool> =
             self.tensors.iter().map(|tensor| tensor.origin == Origin::Existing).collect();
-        for step in &self.steps {
+        for step in self.steps.iter().take(at.0 as usize) {
             let (freed, made) = step.deaths_and_births();
             made.for_each(|tensor| alive[tensor.0 as usize] = true);
             freed.for_each(|tensor| alive[tensor.0 as usize] = false);

@@ -12,7 +12,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, LearningComponentsTypes, TrainStep};
 use firebox_lazy::{HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, mark, rehearse};
 use firebox_plan::Accumulating;
-use firebox_trace::{Bytes, Category, Footprint, Items, MemoryModel, Step, TensorIndex, Trace};
+use firebox_trace::{
+    Bytes, Category, Footprint, Items, MemoryModel, OpIndex, Step, TensorIndex, Trace,
+};
 
 use crate::error::{Phase, TrainError, panic_message};
 use crate::gradients::GradientSum;
@@ -172,12 +174,7 @@ fn assess(rehearsal: Rehearsal, memory: &dyn MemoryModel) -> Rehearsed {
         Step::Mark(mark) if mark == MICRO_STEP => Some(before(at)),
         _ => None,
     });
-    let is_state = |index: &TensorIndex| {
-        let label = trace.tensor(*index).label.as_ref();
-        label.is_some_and(|label| label.category == Category::OptimizerState)
-    };
-    let state = trace.survivors().into_iter().filter(is_state);
-    let optimizer_state = state.map(|index| trace.tensor(index).bytes()).sum();
+    let optimizer_state = state_at_end(&trace);
     let held = marks.max().unwrap_or(footprint.baseline);
     // Plans stay for the whole run, and their timelines would be the largest part of them.
     footprint.timeline = Vec::new();
@@ -202,6 +199,18 @@ pub(crate) fn recording_bytes(memory: &dyn MemoryModel, calls: usize) -> Bytes {
 /// measurement 0.1 to 0.5 MiB.
 fn loop_bytes(memory: &dyn MemoryModel) -> Bytes {
     if memory.is_on_host() { Bytes::kib(512) } else { Bytes::ZERO }
+}
+
+/// What the optimizer keeps: its state at the end of the last iteration.
+fn state_at_end(trace: &Trace) -> Bytes {
+    let is_end = |step: &Step| matches!(step, Step::Mark(mark) if mark == ITERATION_END);
+    let end = trace.steps.iter().rposition(is_end).unwrap_or_default();
+    let is_state = |index: &TensorIndex| {
+        let label = trace.tensor(*index).label.as_ref();
+        label.is_some_and(|label| label.category == Category::OptimizerState)
+    };
+    let state = trace.alive_before(OpIndex(end as u32)).into_iter().filter(is_state);
+    state.map(|index| trace.tensor(index).bytes()).sum()
 }
 
 /// How many calls the longest micro-step of a rehearsal has.
