@@ -4,6 +4,8 @@
 mod dtypes;
 mod lifetimes;
 mod methods;
+#[path = "../models/mod.rs"]
+mod models;
 mod modules;
 mod recording;
 mod tensors;

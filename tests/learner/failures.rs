@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use burn::backend::{Autodiff, Flex};
-use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
+use burn::data::dataloader::DataLoader;
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::record::DefaultRecorder;
@@ -15,53 +15,12 @@ use burn::train::{
 };
 use firebox::{Budget, ByFunctions, Bytes, Lazy, Learner, TrainError};
 
-use crate::task::{Net, Points, loader, points, random_state, weights};
+use crate::task::{Given, Net, Points, batch, loader, points, random_state, weights};
 
 type B = Autodiff<Lazy<Flex>>;
 
-/// A loader of given batches.
-struct Given<B: Backend>(Vec<Points<B>>);
-
-struct GivenIterator<B: Backend>(std::vec::IntoIter<Points<B>>);
-
-impl<B: Backend> Iterator for GivenIterator<B> {
-    type Item = Points<B>;
-    fn next(&mut self) -> Option<Points<B>> {
-        self.0.next()
-    }
-}
-
-impl<B: Backend> DataLoaderIterator<Points<B>> for GivenIterator<B> {
-    fn progress(&self) -> Progress {
-        Progress::new(0, 1)
-    }
-}
-
-impl<B: Backend> DataLoader<B, Points<B>> for Given<B> {
-    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<Points<B>> + 'a> {
-        Box::new(GivenIterator(self.0.clone().into_iter()))
-    }
-    fn num_items(&self) -> usize {
-        self.0.len()
-    }
-    fn to_device(&self, _device: &B::Device) -> Arc<dyn DataLoader<B, Points<B>>> {
-        Arc::new(Self(self.0.clone()))
-    }
-    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B, Points<B>>> {
-        Arc::new(Self(self.0[start..end].to_vec()))
-    }
-}
-
 fn given(sizes: &[usize]) -> Arc<dyn DataLoader<B, Points<B>>> {
-    let device = Default::default();
-    let batch = |items: &usize| {
-        burn::data::dataloader::batcher::Batcher::batch(
-            &crate::task::PointBatcher,
-            points(*items),
-            &device,
-        )
-    };
-    Arc::new(Given(sizes.iter().map(batch).collect()))
+    Given::loader(sizes.iter().map(|items| batch(*items)).collect())
 }
 
 /// Trains on batches of these sizes within a budget, and gives the error's text.

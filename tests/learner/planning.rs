@@ -1,7 +1,6 @@
 //! Plans through the Learner: splits follow the budget, metrics see every micro-batch, and nothing is left behind.
 
 use burn::backend::{Autodiff, Flex};
-use burn::data::dataloader::batcher::Batcher;
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
@@ -12,13 +11,9 @@ use burn::train::{
 };
 use firebox::{Bytes, Category, Lazy, Learner, TrainError};
 
-use crate::task::{Net, PointBatcher, Points, files, loader, points, random_state, weights};
+use crate::task::{Net, Points, batch, files, loader, points, random_state, weights};
 
 type B = Autodiff<Lazy<Flex>>;
-
-fn batch(items: usize) -> Points<B> {
-    PointBatcher.batch(points(items), &Default::default())
-}
 
 fn plan(model: Net<B>, memory: Bytes, items: usize) -> Result<firebox::PlanReport, TrainError> {
     Learner::builder()

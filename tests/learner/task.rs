@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::data::dataloader::batcher::Batcher;
-use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder, DataLoaderIterator, Progress};
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -73,6 +73,54 @@ pub fn loader<B: Backend>(
         None => builder,
     };
     builder.build(InMemDataset::new(points))
+}
+
+/// A batch of so many points.
+pub fn batch<B: Backend>(items: usize) -> Points<B> {
+    PointBatcher.batch(points(items), &Default::default())
+}
+
+/// A loader of given batches.
+pub struct Given<I>(Vec<I>);
+
+struct GivenIterator<I>(std::vec::IntoIter<I>);
+
+impl<I: Clone + Send + Sync + 'static> Given<I> {
+    pub fn loader<B: Backend>(batches: Vec<I>) -> Arc<dyn DataLoader<B, I>> {
+        Arc::new(Self(batches))
+    }
+}
+
+impl<I> Iterator for GivenIterator<I> {
+    type Item = I;
+
+    fn next(&mut self) -> Option<I> {
+        self.0.next()
+    }
+}
+
+impl<I> DataLoaderIterator<I> for GivenIterator<I> {
+    fn progress(&self) -> Progress {
+        Progress::new(0, 1)
+    }
+}
+
+impl<B: Backend, I: Clone + Send + Sync + 'static> DataLoader<B, I> for Given<I> {
+    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<I> + 'a> {
+        Box::new(GivenIterator(self.0.clone().into_iter()))
+    }
+
+    fn num_items(&self) -> usize {
+        self.0.len()
+    }
+
+    fn to_device(&self, _device: &B::Device) -> Arc<dyn DataLoader<B, I>> {
+        Self::loader(self.0.clone())
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B, I>> {
+        Self::loader(self.0[start..end].to_vec())
+    }
 }
 
 #[derive(Module, Debug)]

@@ -166,5 +166,6 @@ fn methods_without_a_rule_are_listed() {
             q_transpose
             quantize
             quantize_dynamic
-    "#]].assert_eq(&missing);
+    "#]]
+    .assert_eq(&missing);
 }

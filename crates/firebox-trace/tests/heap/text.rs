@@ -29,7 +29,9 @@ fn step() -> Trace {
 
 #[test]
 fn a_line_a_step() {
-    check(&step(), expect![[r#"
+    check(
+        &step(),
+        expect![[r#"
         %0 [64, 32] f32 (parameters: linear.weight)
         %1 [1, 32] f32 (parameters)
         #0 upload 4.00 KiB -> %2 [16, 64] f32 (inputs: images)
@@ -39,7 +41,8 @@ fn a_line_a_step() {
         #4 float_swap_dims %4 -> %5 [32, 16] f32
         #5 free %5
         #6 read %4!
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -62,5 +65,6 @@ fn the_memory_beside_the_steps() {
          10.12 KiB |  10.12 KiB | #4 float_swap_dims %4 -> %5 [32, 16] f32
          10.12 KiB |  10.12 KiB | #5 free %5
           8.12 KiB |  10.12 KiB | #6 read %4!
-    "#]].assert_eq(&trace.dump(&footprint).to_string());
+    "#]]
+    .assert_eq(&trace.dump(&footprint).to_string());
 }
