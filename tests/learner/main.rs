@@ -5,6 +5,7 @@ mod closeness;
 mod equal_to_burn;
 mod failures;
 mod gradients;
+mod metrics;
 mod micro_batch;
 #[path = "../models/mod.rs"]
 mod models;

@@ -207,17 +207,47 @@ pub fn weights<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<f32>> {
     collect.0
 }
 
-/// The files below a folder, by path, with their text; of other files only the path.
-pub fn files(folder: &Path) -> BTreeMap<String, Option<String>> {
-    fn walk(folder: &Path, root: &Path, found: &mut BTreeMap<String, Option<String>>) {
+/// What a file holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// The lines of a log.
+    Log(String),
+    /// A record, whatever the order of its entries.
+    Record(serde_json::Value),
+    /// Anything else.
+    Unknown,
+}
+
+impl Content {
+    fn read(path: &Path) -> Self {
+        let text = || std::fs::read_to_string(path).expect("the file is readable text");
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("log") => Self::Log(text()),
+            Some("json") => Self::Record(serde_json::from_str(&text()).expect("it is json")),
+            _ => Self::Unknown,
+        }
+    }
+
+    /// Whether the file speaks of `name`.
+    pub fn mentions(&self, name: &str) -> bool {
+        match self {
+            Self::Log(text) => text.contains(name),
+            Self::Record(value) => value.to_string().contains(name),
+            Self::Unknown => false,
+        }
+    }
+}
+
+/// The files below a folder, by path.
+pub fn files(folder: &Path) -> BTreeMap<String, Content> {
+    fn walk(folder: &Path, root: &Path, found: &mut BTreeMap<String, Content>) {
         for entry in std::fs::read_dir(folder).expect("the folder is readable").flatten() {
             let path = entry.path();
             if path.is_dir() {
                 walk(&path, root, found);
             } else {
                 let name = path.strip_prefix(root).expect("inside").display().to_string();
-                let text = name.ends_with(".log").then(|| std::fs::read_to_string(&path).ok());
-                found.insert(name, text.flatten());
+                found.insert(name, Content::read(&path));
             }
         }
     }
