@@ -30,11 +30,13 @@ struct Case {
     dropout: bool,
     early_stopping: bool,
     resume_from: Option<usize>,
+    /// Whether a point of the training data is not a number.
+    nan: bool,
     epochs: usize,
 }
 
 /// What a run leaves: weights, and the files that it wrote, checkpoints of the optimizer included.
-type Left = (Vec<Vec<f32>>, BTreeMap<String, Content>);
+type Left = (Vec<Vec<u32>>, BTreeMap<String, Content>);
 
 type Precision = FullPrecisionSettings;
 
@@ -65,7 +67,11 @@ fn training<B: AutodiffBackend>(
     folder: &Path,
     case: Case,
 ) -> SupervisedTraining<LearningComponentsMarker<B, f64, Net<B>, Adam<B>>> {
-    let train = loader::<B>(points(70), 16, Some(5));
+    let mut items = points(70);
+    if case.nan {
+        items[20].0[0] = f32::NAN;
+    }
+    let train = loader::<B>(items, 16, Some(5));
     let valid = loader::<B::InnerBackend>(points(20), 16, None);
     let mut training = SupervisedTraining::new(folder, train, valid)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
@@ -88,11 +94,16 @@ fn training<B: AutodiffBackend>(
     }
 }
 
+/// The bits of all weights: also those of what is not a number.
+fn bits<B: Backend>(model: &Net<B>) -> Vec<Vec<u32>> {
+    weights(model).iter().map(|tensor| tensor.iter().map(|v| v.to_bits()).collect()).collect()
+}
+
 fn by_burn(folder: &Path, case: Case, start: &[u8]) -> Left {
     let learner =
         burn::train::Learner::new(model::<Plain>(case, start), AdamConfig::new().init(), 1e-2);
     let result = training::<Plain>(folder, case).launch(learner);
-    (weights(&result.model), files(folder))
+    (bits(&result.model), files(folder))
 }
 
 fn by_firebox(folder: &Path, case: Case, start: &[u8]) -> Left {
@@ -105,7 +116,7 @@ fn by_firebox(folder: &Path, case: Case, start: &[u8]) -> Left {
         .expect("it fits");
     let report = fitted.report.expect("batches were planned");
     assert!(report.plan.is_whole(), "{}", report.plan);
-    (weights(&fitted.model), files(folder))
+    (bits(&fitted.model), files(folder))
 }
 
 #[track_caller]
@@ -141,8 +152,14 @@ fn compare(expected: &Left, found: &Left) {
     assert!(moments.is_some_and(|(_, content)| content.mentions("moment_2")), "Adam has moments");
 }
 
-const CASE: Case =
-    Case { coupled: true, dropout: true, early_stopping: false, resume_from: None, epochs: 3 };
+const CASE: Case = Case {
+    coupled: true,
+    dropout: true,
+    early_stopping: false,
+    resume_from: None,
+    nan: false,
+    epochs: 3,
+};
 
 #[test]
 fn three_epochs_with_batch_normalization_and_dropout() {
@@ -157,4 +174,23 @@ fn early_stopping() {
 #[test]
 fn resuming_from_a_checkpoint() {
     check(Case { dropout: false, ..CASE });
+}
+
+#[test]
+fn a_loss_that_is_not_a_number() {
+    let _lock = random_state();
+    let (burn, firebox) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let good = Case { dropout: false, epochs: 1, ..CASE };
+    let start = start(good);
+    by_burn(burn.path(), good, &start);
+    let (_, before) = by_firebox(firebox.path(), good, &start);
+    let bad = Case { nan: true, resume_from: Some(1), epochs: 2, ..good };
+    let expected = by_burn(burn.path(), bad, &start);
+    let found = by_firebox(firebox.path(), bad, &start);
+    compare(&expected, &found);
+    let is_nan = |bits: &u32| f32::from_bits(*bits).is_nan();
+    assert!(found.0.iter().flatten().any(is_nan), "burn goes on, and so do weights");
+    for (name, content) in before.iter().filter(|(name, _)| name.starts_with("checkpoint/")) {
+        assert!(found.1[name] == *content, "{name} of the epoch before is as it was");
+    }
 }
