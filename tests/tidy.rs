@@ -119,6 +119,27 @@ fn every_file_can_be_read_in_one_sitting() {
     );
 }
 
+/// A documentation test that must not compile proves something only beside one that does.
+#[test]
+fn the_example_that_must_not_compile_differs_from_the_other_in_the_backend() {
+    let page = read("src/diagnostics.rs");
+    let examples: Vec<Vec<&str>> = page
+        .split("//! ```")
+        .skip(1)
+        .step_by(2)
+        .map(|block| block.lines().skip(1).collect())
+        .collect();
+    let [compiles, fails, message] = examples.as_slice() else { panic!("{examples:?}") };
+    let differing: Vec<_> =
+        compiles.iter().zip(fails).filter(|(one, other)| one != other).collect();
+    let backends = (&"//! type B = Autodiff<Lazy<Flex>>;", &"//! type B = Autodiff<Flex>;");
+    assert_eq!((compiles.len(), differing), (fails.len(), vec![backends]));
+    let said = read("crates/firebox-lazy/src/backend.rs");
+    for words in ["cannot record its operations", "put `Lazy` around the innermost backend"] {
+        assert!(said.contains(words) && message.iter().any(|line| line.contains(words)), "{words}");
+    }
+}
+
 /// The words of a command, without what does not change what is checked: the profile, and arguments of the program.
 fn command(line: &str) -> Vec<&str> {
     let line = line.split('#').next().unwrap_or(line);

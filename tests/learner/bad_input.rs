@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use burn::optim::AdamConfig;
 use firebox::{
-    Budget, BudgetError, ByFunctions, ByMicroBatch, Bytes, Lazy, Learner, MicroBatch,
-    MicroBatchError, Phase, PlanError, Splitter, TrainError,
+    Budget, BudgetError, ByFunctions, ByMicroBatch, Bytes, Learner, MicroBatch, MicroBatchError,
+    Phase, PlanError, Splitter, TrainError,
 };
 
 use crate::attempts::{B, State, Training, training};
