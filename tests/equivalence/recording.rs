@@ -153,8 +153,8 @@ fn an_operation_that_panics_when_a_recording_runs_leaves_other_tensors_usable() 
     let recording = recording.expect("an index has no value while it is recorded");
     assert!(catch_unwind(AssertUnwindSafe(|| recording.run())).is_err(), "it is out of range");
     for promised in kept.lock().expect("not poisoned").drain(..) {
-        let panic = catch_unwind(AssertUnwindSafe(|| promised.into_data())).err();
-        let panic = panic.expect("the recording was not run to its end");
+        let panic = catch_unwind(AssertUnwindSafe(|| promised.into_data()));
+        let panic = panic.expect_err("the recording was not run to its end");
         let message = panic.downcast_ref::<String>().expect("a message");
         assert!(message.contains("failed"), "{message}");
     }
@@ -175,7 +175,7 @@ fn a_tensor_that_outlives_a_discarded_recording_is_reported_and_explains_itself(
     let report: Vec<String> = discarded.survivors.iter().map(ToString::to_string).collect();
     assert_eq!(report, ["[2, 2] F32 of `float_exp`"]);
     let kept = kept.lock().expect("not poisoned").take().expect("kept");
-    let panic = catch_unwind(AssertUnwindSafe(|| kept.into_data())).err().expect("no values");
+    let panic = catch_unwind(AssertUnwindSafe(|| kept.into_data())).expect_err("no values");
     let message = panic.downcast_ref::<String>().expect("a message");
     assert!(message.contains("float_exp") && message.contains("discarded"), "{message}");
     assert_eq!(x.sum().into_scalar(), 4.0);

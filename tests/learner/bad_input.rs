@@ -30,7 +30,7 @@ fn failure<S: Splitter<Points<B>>>(
         .quiet()
         .build(model, AdamConfig::new().init(), 1e-2)
         .fit(training);
-    let (cause, state) = result.err().expect("it fails").into_parts();
+    let (cause, state) = result.expect_err("it fails").into_parts();
     let untouched = |state: &State<Net<B>>| {
         (state.epoch, state.iteration) == (1, 0)
             && weights(&state.model) == start

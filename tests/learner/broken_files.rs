@@ -33,7 +33,7 @@ fn checkpointed(folder: &Path, epochs: usize) -> Training<Net<B>> {
 /// Trains where a checkpoint cannot be written, and gives the state that is left.
 #[track_caller]
 fn failure(model: Net<B>, training: Training<Net<B>>) -> State<Net<B>> {
-    let (cause, state) = fit(model, training).err().expect("nothing was saved").into_parts();
+    let (cause, state) = fit(model, training).expect_err("nothing was saved").into_parts();
     let TrainError::Checkpoint { message } = &cause else { panic!("{cause}") };
     assert!(!message.is_empty());
     state.expect("training had begun")

@@ -76,7 +76,7 @@ fn train(fault: Fault, sizes: &[usize], items: usize) -> Outcome<Fragile<B>> {
 fn check(phase: Phase, fault: Fault, sizes: &[usize], items: usize, whole: &[usize]) {
     let _lock = random_state();
     let good = train(fault, whole, 6).expect("no batch of five");
-    let (cause, state) = train(fault, sizes, items).err().expect("five items fail").into_parts();
+    let (cause, state) = train(fault, sizes, items).expect_err("five items fail").into_parts();
     assert!(matches!(cause, TrainError::StepPanicked { phase: p, .. } if p == phase), "{cause}");
     let state = state.expect("training had begun");
     assert_eq!((state.epoch, state.iteration), (1, whole.len()));
@@ -104,7 +104,7 @@ fn a_validation_that_panics_leaves_the_state_of_the_epoch() {
 fn training_goes_on_from_the_returned_parts() {
     let _lock = random_state();
     let failed = train(Fault::Step, &[4, 5], 6);
-    let (_, state) = failed.err().expect("the second batch fails").into_parts();
+    let (_, state) = failed.expect_err("the second batch fails").into_parts();
     let state = state.expect("training had begun");
     let adam: Adam<Fragile<B>> = AdamConfig::new().init();
     let optimizer = adam.load_record(state.optimizer.expect("the optimizer is whole"));
@@ -163,7 +163,7 @@ fn an_optimizer_that_panics_leaves_the_model() {
         .quiet()
         .build(model, Faulty(AdamConfig::new().init()), 1e-2)
         .fit(training(folder.path(), &[4]));
-    let (cause, state) = result.err().expect("the optimizer fails").into_parts();
+    let (cause, state) = result.expect_err("the optimizer fails").into_parts();
     assert!(matches!(cause, TrainError::OptimizerPanicked { .. }), "{cause}");
     let state = state.expect("training had begun");
     assert_eq!((state.epoch, state.iteration), (1, 0));
@@ -207,7 +207,7 @@ fn a_model_that_hides_tensors_is_refused() {
     let _lock = random_state();
     let model = Hoarding { net: Net::<B>::new(&Default::default()), last: Hoard::default() };
     let folder = tempfile::tempdir().expect("a folder");
-    let cause = fit(model, training(folder.path(), &[4])).err().expect("refused").into_parts().0;
+    let cause = fit(model, training(folder.path(), &[4])).expect_err("refused").into_parts().0;
     assert!(matches!(cause, TrainError::HiddenState { .. }), "{cause}");
     assert!(cause.to_string().contains("[4, 3] F32"), "{cause}");
 }

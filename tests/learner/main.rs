@@ -6,6 +6,7 @@ mod bad_input;
 mod broken_files;
 mod broken_steps;
 mod closeness;
+mod devices;
 mod equal_to_burn;
 mod gradients;
 mod metrics;

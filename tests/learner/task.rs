@@ -151,6 +151,11 @@ impl<B: Backend> Net<B> {
         }
     }
 
+    /// A model whose layers live on these devices.
+    pub fn across(first: &B::Device, second: &B::Device) -> Self {
+        Self { second: LinearConfig::new(16, 3).init(second), ..Self::new(first) }
+    }
+
     pub fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
         let mut x = gelu(self.first.forward(x));
         if let Some(norm) = &self.norm {

@@ -3,6 +3,8 @@
 //! The equivalence suite runs them on a backend with and without the decorator, the suite of the Learner trains them
 //! whole and split. None of them couples the items of a batch or draws random numbers.
 
+#![allow(clippy::large_enum_variant, reason = "one variant a layer, and a handful of values")]
+
 use burn::nn::activation::{Activation, ActivationConfig};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{
