@@ -31,11 +31,11 @@ struct Place(u16);
 
 impl Device for Place {
     fn from_id(id: DeviceId) -> Self {
-        Self(id.index_id as u16)
+        Self(id.index_id)
     }
 
     fn to_id(&self) -> DeviceId {
-        DeviceId::new(0, self.0.into())
+        DeviceId::new(0, self.0)
     }
 }
 
