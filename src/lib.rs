@@ -70,6 +70,9 @@ pub use firebox_train::{
     PlanReport, PlanningCost, Reduction, Splitter, TrainError,
 };
 
+#[cfg(doctest)]
+mod diagnostics;
+
 #[doc(hidden)]
 pub use firebox_batch::__derive;
 

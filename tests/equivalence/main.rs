@@ -1,24 +1,34 @@
-//! The decorator computes what the backend computes: the same programs on `Flex`, on `Lazy<Flex>` at once, and on
-//! `Lazy<Flex>` recorded and then run, equal bit for bit in values and gradients.
+//! The decorator computes what the backend computes: the same programs on a backend, on its decoration at once, and
+//! on its decoration recorded and then run, equal bit for bit in values and gradients. The backends are Flex and
+//! NdArray, under automatic differentiation with and without recomputing.
 
+mod backends;
 mod dtypes;
 mod lifetimes;
 mod methods;
+#[path = "../models/mod.rs"]
+mod models;
 mod modules;
 mod recording;
 mod tensors;
 
 use std::sync::{Mutex, MutexGuard};
 
+use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn::tensor::DType;
-use firebox::{Lazy, Recorder};
+use burn_ndarray::NdArray;
+use firebox::{Lazy, LazyBackend, Recorder};
 
-/// The backend.
-pub type Plain = Autodiff<Flex>;
-/// The backend, decorated.
-pub type Decorated = Autodiff<Lazy<Flex>>;
+/// Flex, decorated.
+pub type LazyFlex = Lazy<Flex>;
+/// NdArray, decorated.
+pub type LazyNdArray = Lazy<NdArray>;
+/// Automatic differentiation that keeps every activation.
+pub type Keep<B> = Autodiff<B>;
+/// Automatic differentiation that computes cheap activations again.
+pub type Again<B> = Autodiff<B, BalancedCheckpointing>;
 
 /// What a program computes: tensors of any rank, flattened, with names.
 pub type Outputs<B> = Vec<(&'static str, Tensor<B, 1>)>;
@@ -42,33 +52,51 @@ pub fn values<B: Backend>(outputs: Outputs<B>) -> Vec<(&'static str, Bits)> {
     outputs.into_iter().map(|(name, tensor)| (name, bits(tensor.into_data()))).collect()
 }
 
-/// Checks a program on the three backends against each other.
+/// Checks a program on two backends under automatic differentiation, with both strategies for recomputing, or, given
+/// a backend and its decoration, on that one.
 macro_rules! check {
     ($program:path) => {
-        $crate::check!($program, $crate::Plain, $crate::Decorated)
+        $crate::check!($program, $crate::Keep<$crate::Flex>, $crate::Keep<$crate::LazyFlex>);
+        $crate::check!($program, $crate::Keep<$crate::NdArray>, $crate::Keep<$crate::LazyNdArray>);
+        $crate::check!($program, $crate::Again<$crate::Flex>, $crate::Again<$crate::LazyFlex>);
+        $crate::check!(
+            $program,
+            $crate::Again<$crate::NdArray>,
+            $crate::Again<$crate::LazyNdArray>
+        );
     };
-    ($program:path, $plain:ty, $decorated:ty) => {{
-        let _lock = $crate::random_state();
-        let device = Default::default();
-        let seed = || <burn::backend::Flex as burn::tensor::backend::Backend>::seed(&device, 7);
-        seed();
-        let expected = $crate::values($program(&device) as $crate::Outputs<$plain>);
-        seed();
-        let eager = $crate::values($program(&device) as $crate::Outputs<$decorated>);
-        $crate::compare("at once", &expected, eager);
-        seed();
-        let recorded = $crate::recorded(|| $program(&device) as $crate::Outputs<$decorated>);
-        $crate::compare("recorded", &expected, recorded);
-    }};
+    ($program:path, $plain:ty, $decorated:ty) => {
+        $crate::compare_on::<$plain, $decorated>(
+            stringify!($decorated),
+            |device| $program(device),
+            |device| $program(device),
+        )
+    };
 }
 pub(crate) use check;
 
-/// Records a program, runs the recording, and gives its values.
-pub fn recorded<B: Backend>(program: impl FnOnce() -> Outputs<B>) -> Vec<(&'static str, Bits)> {
-    let recording =
-        Recorder::new().record::<Flex, _>(program).expect("recordings do not nest here");
+/// Runs a program on a backend, on its decoration at once, and recorded and then run, and compares.
+#[track_caller]
+pub fn compare_on<P, D>(
+    name: &str,
+    plain: impl FnOnce(&P::Device) -> Outputs<P>,
+    decorated: impl Fn(&D::Device) -> Outputs<D>,
+) where
+    P: Backend<Device = D::Device>,
+    D: LazyBackend,
+{
+    let _lock = random_state();
+    let device = Default::default();
+    let seed = || D::Base::seed(&device, 7);
+    seed();
+    let expected = values(plain(&device));
+    seed();
+    compare(&format!("{name}, at once"), &expected, values(decorated(&device)));
+    seed();
+    let recording = Recorder::new().record::<D::Base, _>(|| decorated(&device));
+    let recording = recording.expect("recordings do not nest here");
     recording.trace().check().expect("the trace is sound");
-    values(recording.run())
+    compare(&format!("{name}, recorded"), &expected, values(recording.run()));
 }
 
 /// Checks values against each other, bit for bit.

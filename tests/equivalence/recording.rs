@@ -4,8 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use burn::backend::{Autodiff, Flex};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
 use burn::nn::{BatchNormConfig, DropoutConfig, LinearConfig};
 use burn::prelude::*;
+use burn::tensor::backend::BackendTypes;
 use firebox::{Bytes, Lazy, RecordError, Recorder, Step, rehearse};
 
 use crate::{bits, random_state};
@@ -96,6 +100,69 @@ fn other_threads_compute_meanwhile() {
     assert_eq!((sum, promised.sum().into_scalar()), (4.0, 8.0));
 }
 
+/// Computes on the thread of a loader's worker.
+#[derive(Clone)]
+struct Squares;
+
+impl Batcher<L, f32, Tensor<L, 1>> for Squares {
+    fn batch(&self, items: Vec<f32>, device: &<L as BackendTypes>::Device) -> Tensor<L, 1> {
+        let items = Tensor::from_floats(items.as_slice(), device);
+        items.clone() * items
+    }
+}
+
+#[test]
+fn workers_of_a_loader_compute_while_a_recording_goes_on() {
+    let device = Default::default();
+    let items: Vec<f32> = (0..64).map(|item| item as f32).collect();
+    let loader = DataLoaderBuilder::new(Squares)
+        .batch_size(4)
+        .num_workers(2)
+        .build(InMemDataset::new(items.clone()));
+    let one = Tensor::<L, 1>::ones([4], &device);
+    let recording = Recorder::new().record::<Flex, _>(|| {
+        let recorded = loader.iter().map(|batch| {
+            let real = batch.clone().into_primitive().tensor();
+            assert!(!real.is_promise(), "a worker's tensor has values");
+            batch + one.clone()
+        });
+        recorded.collect::<Vec<_>>()
+    });
+    let recording = recording.expect("records");
+    let calls: Vec<_> = recording.trace().calls().map(|(_, call)| &*call.name).collect();
+    assert_eq!(calls, ["float_add"; 16], "what workers compute is not recorded");
+    let batches = recording.run().into_iter().map(|batch| batch.into_data().to_vec::<f32>());
+    let mut values: Vec<f32> = batches.flat_map(|batch| batch.expect("f32")).collect();
+    values.sort_by(f32::total_cmp);
+    let expected: Vec<f32> = items.iter().map(|item| item * item + 1.0).collect();
+    assert_eq!(values, expected, "every item once, from one worker or the other");
+}
+
+#[test]
+fn an_operation_that_panics_when_a_recording_runs_leaves_other_tensors_usable() {
+    let device = Default::default();
+    let (x, y) = (ones(&device), ones(&device));
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let recording = Recorder::new().record::<Flex, _>(|| {
+        let far = Tensor::<L, 1, Int>::from_ints([9], &device);
+        let before = x.clone().exp();
+        let after = x.clone().select(0, far) + y.clone().sum();
+        kept.lock().expect("not poisoned").extend([before, after.clone()]);
+        after
+    });
+    let recording = recording.expect("an index has no value while it is recorded");
+    assert!(catch_unwind(AssertUnwindSafe(|| recording.run())).is_err(), "it is out of range");
+    for promised in kept.lock().expect("not poisoned").drain(..) {
+        let panic = catch_unwind(AssertUnwindSafe(|| promised.into_data()));
+        let panic = panic.expect_err("the recording was not run to its end");
+        let message = panic.downcast_ref::<String>().expect("a message");
+        assert!(message.contains("failed"), "{message}");
+    }
+    assert_eq!((x.clone() + y.clone()).sum().into_scalar(), 8.0);
+    let again = Recorder::new().record::<Flex, _>(|| x.clone() * y.clone());
+    assert_eq!(again.expect("records").run().sum().into_scalar(), 4.0);
+}
+
 #[test]
 fn a_tensor_that_outlives_a_discarded_recording_is_reported_and_explains_itself() {
     let device = Default::default();
@@ -108,7 +175,7 @@ fn a_tensor_that_outlives_a_discarded_recording_is_reported_and_explains_itself(
     let report: Vec<String> = discarded.survivors.iter().map(ToString::to_string).collect();
     assert_eq!(report, ["[2, 2] F32 of `float_exp`"]);
     let kept = kept.lock().expect("not poisoned").take().expect("kept");
-    let panic = catch_unwind(AssertUnwindSafe(|| kept.into_data())).err().expect("no values");
+    let panic = catch_unwind(AssertUnwindSafe(|| kept.into_data())).expect_err("no values");
     let message = panic.downcast_ref::<String>().expect("a message");
     assert!(message.contains("float_exp") && message.contains("discarded"), "{message}");
     assert_eq!(x.sum().into_scalar(), 4.0);

@@ -1,9 +1,18 @@
 //! The Learner: equal to burn's where the batch fits, equal to the whole batch's gradient where it is split, and
 //! typed errors where it cannot go on.
 
+mod attempts;
+mod bad_input;
+mod broken_files;
+mod broken_steps;
+mod closeness;
+mod devices;
 mod equal_to_burn;
-mod failures;
 mod gradients;
+mod metrics;
 mod micro_batch;
+#[path = "../models/mod.rs"]
+mod models;
 mod planning;
 mod task;
+mod whole_batch;

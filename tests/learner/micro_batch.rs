@@ -43,7 +43,7 @@ fn every_field_is_cut_where_its_items_lie() {
     let part = batch.range(1..3);
     assert_eq!(part.items(), Ok(2));
     assert_eq!(part.images.dims(), [2, 2, 3]);
-    part.images.into_data().assert_eq(&batch.images.slice([1..3]).into_data(), true);
+    part.images.into_data().assert_eq(&batch.images.slice_dim(0, 1..3).into_data(), true);
     assert_eq!(part.targets.into_data().to_vec::<i32>().map_err(|_| ()), Ok(vec![1, 2]));
     part.tokens.into_data().assert_eq(&batch.tokens.slice([0..4, 1..3]).into_data(), true);
     assert_eq!(part.mask.map(|mask| mask.dims()), Some([2, 2]));
@@ -55,7 +55,7 @@ fn every_field_is_cut_where_its_items_lie() {
 #[test]
 fn fields_that_disagree_are_named() {
     let mut wrong = batch(5);
-    wrong.targets = wrong.targets.slice([0..4]);
+    wrong.targets = wrong.targets.slice_dim(0, 0..4);
     let error = wrong.items().expect_err("five images and four targets");
     let MicroBatchError::ItemsDisagree { first, second, first_items, second_items, .. } = &error
     else {

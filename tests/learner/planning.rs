@@ -1,25 +1,19 @@
-//! Plans through the Learner: splits follow the budget, metrics see every micro-batch, and nothing is left behind.
+//! Plans through the Learner: splits follow the budget, and planning leaves nothing behind.
 
 use burn::backend::{Autodiff, Flex};
-use burn::data::dataloader::batcher::Batcher;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::metric::AccuracyMetric;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
 };
 use firebox::{Bytes, Category, Lazy, Learner, TrainError};
 
-use crate::task::{Net, PointBatcher, Points, files, loader, points, random_state, weights};
+use crate::task::{Net, Points, batch, loader, points, random_state, weights};
 
 type B = Autodiff<Lazy<Flex>>;
-
-fn batch(items: usize) -> Points<B> {
-    PointBatcher.batch(points(items), &Default::default())
-}
 
 fn plan(model: Net<B>, memory: Bytes, items: usize) -> Result<firebox::PlanReport, TrainError> {
     Learner::builder()
@@ -115,45 +109,6 @@ fn one_item_that_does_not_fit_is_an_error_with_figures() {
     let TrainError::Plan { cause, .. } = &error else { panic!("{error}") };
     assert!(matches!(**cause, firebox::PlanError::DoesNotFit(_)), "{error}");
     assert!(error.to_string().contains("1.00 KiB"), "{error}");
-}
-
-/// The logged accuracies of one epoch.
-fn accuracies(micro_batch: Option<usize>) -> Vec<String> {
-    let device = Default::default();
-    Flex::seed(&device, 41);
-    let model = Net::<B>::new(&device);
-    let folder = tempfile::tempdir().expect("a folder");
-    let valid = loader::<Lazy<Flex>>(points(24), 12, None);
-    let training = SupervisedTraining::new(folder.path(), loader::<B>(points(36), 36, None), valid)
-        .metrics((AccuracyMetric::new(),))
-        .with_application_logger(None)
-        .renderer(CliMetricsRenderer::new())
-        .summary()
-        .num_epochs(1);
-    let mut builder = Learner::builder().auto_batch().memory(Bytes::gib(1)).quiet();
-    if let Some(items) = micro_batch {
-        builder = builder.micro_batch(items);
-    }
-    builder.build(model, AdamConfig::new().init(), 1e-2).fit(training).expect("it fits");
-    let logs = files(folder.path()).into_iter().filter(|(path, _)| path.contains("Accuracy"));
-    logs.filter_map(|(_, text)| text).collect()
-}
-
-#[test]
-fn metrics_see_every_micro_batch() {
-    let _lock = random_state();
-    let mean = |log: &String| {
-        let values: Vec<f64> =
-            log.lines().filter_map(|line| line.split(',').next()?.parse().ok()).collect();
-        (values.len(), values.iter().sum::<f64>() / values.len() as f64)
-    };
-    let (whole, split) = (accuracies(None), accuracies(Some(9)));
-    assert_eq!((whole.len(), split.len()), (2, 2));
-    for (whole, split) in whole.iter().zip(&split) {
-        let ((events, whole), (more, split)) = (mean(whole), mean(split));
-        assert!(more > events, "every micro-batch is an event");
-        assert!((whole - split).abs() < 1e-9 || events > 1, "{whole} and {split}");
-    }
 }
 
 /// A model that looks at a value in its forward pass.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::data::dataloader::batcher::Batcher;
-use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder, DataLoaderIterator, Progress};
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -75,6 +75,54 @@ pub fn loader<B: Backend>(
     builder.build(InMemDataset::new(points))
 }
 
+/// A batch of so many points.
+pub fn batch<B: Backend>(items: usize) -> Points<B> {
+    PointBatcher.batch(points(items), &Default::default())
+}
+
+/// A loader of given batches.
+pub struct Given<I>(Vec<I>);
+
+struct GivenIterator<I>(std::vec::IntoIter<I>);
+
+impl<I: Clone + Send + Sync + 'static> Given<I> {
+    pub fn loader<B: Backend>(batches: Vec<I>) -> Arc<dyn DataLoader<B, I>> {
+        Arc::new(Self(batches))
+    }
+}
+
+impl<I> Iterator for GivenIterator<I> {
+    type Item = I;
+
+    fn next(&mut self) -> Option<I> {
+        self.0.next()
+    }
+}
+
+impl<I> DataLoaderIterator<I> for GivenIterator<I> {
+    fn progress(&self) -> Progress {
+        Progress::new(0, 1)
+    }
+}
+
+impl<B: Backend, I: Clone + Send + Sync + 'static> DataLoader<B, I> for Given<I> {
+    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<I> + 'a> {
+        Box::new(GivenIterator(self.0.clone().into_iter()))
+    }
+
+    fn num_items(&self) -> usize {
+        self.0.len()
+    }
+
+    fn to_device(&self, _device: &B::Device) -> Arc<dyn DataLoader<B, I>> {
+        Self::loader(self.0.clone())
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B, I>> {
+        Self::loader(self.0[start..end].to_vec())
+    }
+}
+
 #[derive(Module, Debug)]
 pub struct Net<B: Backend> {
     first: Linear<B>,
@@ -101,6 +149,11 @@ impl<B: Backend> Net<B> {
             dropout: dropout.then(|| DropoutConfig::new(0.2).init()),
             ..Self::new(device)
         }
+    }
+
+    /// A model whose layers live on these devices.
+    pub fn across(first: &B::Device, second: &B::Device) -> Self {
+        Self { second: LinearConfig::new(16, 3).init(second), ..Self::new(first) }
     }
 
     pub fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
@@ -159,17 +212,47 @@ pub fn weights<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<f32>> {
     collect.0
 }
 
-/// The files below a folder, by path, with their text; of other files only the path.
-pub fn files(folder: &Path) -> BTreeMap<String, Option<String>> {
-    fn walk(folder: &Path, root: &Path, found: &mut BTreeMap<String, Option<String>>) {
+/// What a file holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// The lines of a log.
+    Log(String),
+    /// A record, whatever the order of its entries.
+    Record(serde_json::Value),
+    /// Anything else.
+    Unknown,
+}
+
+impl Content {
+    fn read(path: &Path) -> Self {
+        let text = || std::fs::read_to_string(path).expect("the file is readable text");
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("log") => Self::Log(text()),
+            Some("json") => Self::Record(serde_json::from_str(&text()).expect("it is json")),
+            _ => Self::Unknown,
+        }
+    }
+
+    /// Whether the file speaks of `name`.
+    pub fn mentions(&self, name: &str) -> bool {
+        match self {
+            Self::Log(text) => text.contains(name),
+            Self::Record(value) => value.to_string().contains(name),
+            Self::Unknown => false,
+        }
+    }
+}
+
+/// The files below a folder, by path.
+pub fn files(folder: &Path) -> BTreeMap<String, Content> {
+    fn walk(folder: &Path, root: &Path, found: &mut BTreeMap<String, Content>) {
         for entry in std::fs::read_dir(folder).expect("the folder is readable").flatten() {
             let path = entry.path();
             if path.is_dir() {
                 walk(&path, root, found);
             } else {
                 let name = path.strip_prefix(root).expect("inside").display().to_string();
-                let text = name.ends_with(".log").then(|| std::fs::read_to_string(&path).ok());
-                found.insert(name, text.flatten());
+                found.insert(name, Content::read(&path));
             }
         }
     }

@@ -1,0 +1,131 @@
+//! Bad input that is found before anything is trained on, or at the batch that is bad: typed errors, with the model
+//! and the optimizer as they were.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use burn::optim::AdamConfig;
+use firebox::{
+    Budget, BudgetError, ByFunctions, ByMicroBatch, Bytes, Learner, MicroBatch, MicroBatchError,
+    Phase, PlanError, Splitter, TrainError,
+};
+
+use crate::attempts::{B, State, Training, training};
+use crate::task::{Net, Points, files, random_state, weights};
+
+/// Trains a new model that has to fail; gives the cause, and the state if training left one other than the start.
+#[track_caller]
+fn failure<S: Splitter<Points<B>>>(
+    splitter: S,
+    budget: impl Into<Budget>,
+    training: impl FnOnce(&std::path::Path) -> Training<Net<B>>,
+) -> (TrainError, Option<State<Net<B>>>) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let training = training(folder.path());
+    let model = Net::<B>::new(&Default::default());
+    let start = weights(&model);
+    let result = Learner::builder()
+        .auto_batch_with(splitter, ByMicroBatch)
+        .memory(budget)
+        .quiet()
+        .build(model, AdamConfig::new().init(), 1e-2)
+        .fit(training);
+    let (cause, state) = result.expect_err("it fails").into_parts();
+    let untouched = |state: &State<Net<B>>| {
+        (state.epoch, state.iteration) == (1, 0)
+            && weights(&state.model) == start
+            && state.optimizer.as_ref().is_some_and(|record| record.is_empty())
+    };
+    assert_eq!(files(folder.path()), BTreeMap::new(), "nothing was written");
+    (cause, state.filter(|state| !untouched(state)))
+}
+
+/// Checks that training on batches of these sizes within a budget leaves everything as it was, and gives the cause.
+#[track_caller]
+fn untouched(sizes: &[usize], budget: impl Into<Budget>) -> TrainError {
+    let (cause, changed) = failure(ByMicroBatch, budget, |folder| training(folder, sizes));
+    assert!(changed.is_none(), "after `{cause}` something changed");
+    cause
+}
+
+#[test]
+fn a_loader_that_yields_nothing() {
+    let _lock = random_state();
+    let cause = untouched(&[], Bytes::gib(1));
+    assert!(matches!(cause, TrainError::EmptyLoader), "{cause}");
+}
+
+#[test]
+fn a_first_batch_of_no_items() {
+    let _lock = random_state();
+    let cause = untouched(&[0, 4], Bytes::gib(1));
+    assert!(matches!(cause, TrainError::EmptyBatch { phase: Phase::Training }), "{cause}");
+}
+
+#[test]
+fn a_later_batch_of_no_items_leaves_the_step_before_it() {
+    let _lock = random_state();
+    let (cause, changed) = failure(ByMicroBatch, Bytes::gib(1), |folder| training(folder, &[4, 0]));
+    assert!(matches!(cause, TrainError::EmptyBatch { phase: Phase::Training }), "{cause}");
+    let state = changed.expect("a step was made");
+    assert_eq!((state.epoch, state.iteration), (1, 1));
+    assert!(state.optimizer.is_some_and(|record| !record.is_empty()));
+}
+
+#[test]
+fn a_budget_of_zero() {
+    let _lock = random_state();
+    let cause = untouched(&[4], Bytes::ZERO);
+    assert!(matches!(cause, TrainError::Budget(BudgetError::Zero)), "{cause}");
+}
+
+#[test]
+fn a_budget_below_the_parameters() {
+    let _lock = random_state();
+    let cause = untouched(&[4], Bytes::new(100));
+    let TrainError::Plan { phase: Phase::Training, cause } = cause else { panic!("{cause}") };
+    let PlanError::DoesNotFit(error) = *cause else { panic!("{cause}") };
+    assert_eq!(error.budget, Bytes::new(100));
+    assert!(error.need.peak > Bytes::new(100));
+}
+
+#[test]
+fn a_splitter_that_loses_items() {
+    let _lock = random_state();
+    let range = |batch: &Points<B>, range: Range<usize>| {
+        MicroBatch::range(batch, range.start..range.end.min(range.start + 2))
+    };
+    let splitter = ByFunctions::new(|batch: &Points<B>| batch.targets.dims()[0], range);
+    let (cause, changed) = failure(splitter, Bytes::gib(1), |folder| training(folder, &[8]));
+    assert!(matches!(cause, TrainError::LostItems { asked: 8, got: 2 }), "{cause}");
+    assert!(changed.is_none(), "something changed");
+}
+
+/// A splitter with a weight that no mean can be taken over.
+struct Weighing(f64);
+
+impl Splitter<Points<B>> for Weighing {
+    fn items(&self, batch: &Points<B>) -> Result<usize, MicroBatchError> {
+        batch.items()
+    }
+
+    fn range(&self, batch: &Points<B>, range: Range<usize>) -> Points<B> {
+        batch.range(range)
+    }
+
+    fn weight(&self, _batch: &Points<B>) -> f64 {
+        self.0
+    }
+}
+
+#[test]
+fn a_batch_that_weighs_nothing_or_no_number() {
+    let _lock = random_state();
+    for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let (cause, changed) =
+            failure(Weighing(bad), Bytes::gib(1), |folder| training(folder, &[8]));
+        assert!(matches!(cause, TrainError::Weight { .. }), "{cause}");
+        assert!(cause.to_string().contains(&bad.to_string()), "{cause}");
+        assert!(changed.is_none(), "something changed");
+    }
+}

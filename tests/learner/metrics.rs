@@ -1,0 +1,129 @@
+//! Metrics see every micro-batch with its own size: accuracy is that of the unsplit run, and so is the loss of an
+//! epoch where batches are split evenly. burn weighs every event of a loss alike, which shows where they are not.
+
+use burn::backend::{Autodiff, Flex};
+use burn::optim::AdamConfig;
+use burn::prelude::*;
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{LearnerSummary, SupervisedTraining};
+use firebox::{Bytes, Lazy, Learner};
+
+use crate::task::{Content, Net, files, loader, points, random_state};
+
+type B = Autodiff<Lazy<Flex>>;
+
+/// What an epoch logs of one metric: the value of every event, with the number of items that burn counts for it.
+type Events = Vec<(f64, usize)>;
+
+/// The metrics of one epoch, in training or in validation.
+struct Logged {
+    accuracy: Events,
+    loss: Events,
+    /// burn's own summary of the epoch: accuracy and loss.
+    epoch: [f64; 2],
+}
+
+/// One epoch on a batch of 36 items, and a validation on one of 24, in micro-batches of at most `items`: training's
+/// metrics and validation's.
+fn run(items: usize) -> [Logged; 2] {
+    let device = Default::default();
+    Flex::seed(&device, 41);
+    let model = Net::<B>::new(&device);
+    let folder = tempfile::tempdir().expect("a folder");
+    let valid = loader::<Lazy<Flex>>(points(24), 24, None);
+    let training = SupervisedTraining::new(folder.path(), loader::<B>(points(36), 36, None), valid)
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(1);
+    Learner::builder()
+        .auto_batch()
+        .memory(Bytes::gib(1))
+        .micro_batch(items)
+        .quiet()
+        .build(model, AdamConfig::new().init(), 1e-2)
+        .fit(training)
+        .expect("it fits");
+    let summary =
+        LearnerSummary::new(folder.path(), &["Accuracy", "Loss"]).expect("logs are there");
+    let files = files(folder.path());
+    let logged = |split: &str, summaries: &[burn::train::MetricSummary]| {
+        let events = |name: &str| {
+            let path = format!("{split}/epoch-1/{name}.log");
+            let Content::Log(text) = &files[&path] else { panic!("{path} is no log") };
+            text.lines().map(event).collect::<Events>()
+        };
+        let epoch = ["Accuracy", "Loss"].map(|name| {
+            let summary = summaries.iter().find(|summary| summary.name == name);
+            summary.expect("the metric is in the summary").entries[0].value
+        });
+        Logged { accuracy: events("Accuracy"), loss: events("Loss"), epoch }
+    };
+    [logged("train", &summary.metrics.train), logged("valid", &summary.metrics.valid)]
+}
+
+fn event(line: &str) -> (f64, usize) {
+    let (value, count) = line.split_once(',').expect("a value and a count");
+    (value.parse().expect("a number"), count.parse().expect("a number of items"))
+}
+
+/// How many items were right.
+fn right(accuracy: &Events) -> Vec<f64> {
+    accuracy.iter().map(|(percent, items)| percent * *items as f64 / 100.0).collect()
+}
+
+fn sizes(accuracy: &Events) -> Vec<usize> {
+    accuracy.iter().map(|(_, items)| *items).collect()
+}
+
+#[track_caller]
+fn check_near(found: f64, expected: f64) {
+    assert!((found - expected).abs() <= 1e-6 * expected.abs(), "{found} is not {expected}");
+}
+
+#[test]
+fn accuracy_is_that_of_the_unsplit_run() {
+    let _lock = random_state();
+    let [whole, whole_valid] = run(36);
+    assert_eq!((sizes(&whole.accuracy), sizes(&whole_valid.accuracy)), (vec![36], vec![24]));
+    let correct = right(&whole.accuracy)[0].round();
+    assert!(0.0 < correct && correct < 36.0, "{correct} of 36 items are right");
+    let cases: [(usize, &[usize], &[usize]); 3] =
+        [(9, &[9; 4], &[9, 9, 6]), (25, &[25, 11], &[24]), (23, &[23, 13], &[23, 1])];
+    for (items, expected, expected_valid) in cases {
+        let [split, valid] = run(items);
+        assert_eq!(sizes(&split.accuracy), expected, "every micro-batch with its own size");
+        assert_eq!(sizes(&valid.accuracy), expected_valid);
+        let rights = right(&split.accuracy);
+        assert_eq!(rights.iter().map(|items| items.round()).sum::<f64>(), correct);
+        assert!(rights.iter().all(|items| (items - items.round()).abs() < 1e-9), "{rights:?}");
+        check_near(split.epoch[0], whole.epoch[0]);
+        // The model that validates has made the same step.
+        check_near(valid.epoch[0], whole_valid.epoch[0]);
+    }
+}
+
+#[test]
+fn the_loss_of_an_epoch_is_that_of_the_unsplit_run_where_batches_are_split_evenly() {
+    let _lock = random_state();
+    let [whole, whole_valid] = run(36);
+    for items in [1, 4, 6, 12] {
+        let [split, valid] = run(items);
+        assert_eq!((split.loss.len(), valid.loss.len()), (36 / items, 24 / items));
+        check_near(split.epoch[1], whole.epoch[1]);
+        check_near(valid.epoch[1], whole_valid.epoch[1]);
+    }
+}
+
+#[test]
+fn the_loss_of_an_epoch_weighs_uneven_micro_batches_alike() {
+    let _lock = random_state();
+    let [whole, _] = run(36);
+    let [split, _] = run(25);
+    assert!(split.loss.iter().all(|(_, items)| *items == 1), "burn counts an event as one item");
+    let losses: Vec<f64> = split.loss.iter().map(|(loss, _)| *loss).collect();
+    check_near(split.epoch[1], losses.iter().sum::<f64>() / 2.0);
+    assert!((split.epoch[1] - whole.epoch[1]).abs() > 1e-5 * whole.epoch[1], "it differs slightly");
+    check_near((25.0 * losses[0] + 11.0 * losses[1]) / 36.0, whole.epoch[1]);
+}

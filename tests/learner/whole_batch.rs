@@ -1,0 +1,286 @@
+//! Every layer of the suites, split in every way: gradients and 20 Adam steps equal those of the whole batch, and a
+//! Learner that added gradients up without weights would be noticed.
+
+use std::ops::Range;
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{ModuleVisitor, Param};
+use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
+use firebox::{
+    ByFunctions, ByMicroBatch, Bytes, Lazy, Learner, MicroBatch, MicroBatchError, Reduction,
+    Splitter,
+};
+
+use crate::closeness::{Values, compare, difference, norm};
+use crate::models::Layer;
+use crate::task::{Given, random_state, weights};
+
+type B = Autodiff<Lazy<Flex>>;
+
+const ITEMS: usize = 12;
+/// Micro-batches of 12 items: (n-1)+1, all ones, uneven, even.
+const SPLITS: [(usize, &[usize]); 4] =
+    [(11, &[11, 1]), (1, &[1; 12]), (5, &[5, 5, 2]), (4, &[4, 4, 4])];
+
+/// How the losses of a batch's items become the loss of the batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Loss {
+    #[default]
+    Mean,
+    Sum,
+    /// A mean in which every item has a weight of its own.
+    Weighted,
+}
+
+#[derive(Clone, Debug, MicroBatch)]
+#[micro_batch(weight = sum_of_weights)]
+struct Rows<B: Backend> {
+    rows: Tensor<B, 2>,
+    weights: Tensor<B, 1>,
+}
+
+fn sum_of_weights<B: Backend>(batch: &Rows<B>) -> f64 {
+    batch.weights.clone().sum().into_scalar().elem()
+}
+
+impl<B: Backend> Rows<B> {
+    /// `items` rows of `features` numbers; other ones for every `seed`.
+    fn new(seed: usize, items: usize, features: usize) -> Self {
+        let wave = |i: usize| ((i * 7919 + seed * 613) % 1013) as f32 / 1013.0 - 0.5;
+        let rows: Vec<f32> = (0..items * features).map(|i| 3.0 * wave(i + 1)).collect();
+        let weights: Vec<f32> = (0..items).map(|i| 1.0 + wave(31 * i)).collect();
+        let device = Default::default();
+        Self {
+            rows: Tensor::from_data(TensorData::new(rows, [items, features]), &device),
+            weights: Tensor::from_data(TensorData::new(weights, [items]), &device),
+        }
+    }
+}
+
+/// A layer between parameters that see its input's gradient, if it has one, and a loss.
+#[derive(Module, Debug)]
+struct Study<B: Backend> {
+    scale: Option<Param<Tensor<B, 1>>>,
+    layer: Layer<B>,
+    #[module(skip)]
+    loss: Loss,
+}
+
+impl Study<B> {
+    /// A study of every layer, with the same weights each time.
+    fn all(loss: Loss) -> Vec<Self> {
+        let _lock = random_state();
+        let device = Default::default();
+        Flex::seed(&device, 61);
+        let study = |layer: Layer<B>| {
+            let ones = Tensor::ones([layer.features()], &device);
+            let words = matches!(layer, Layer::Embedding(_));
+            let scale = (!words).then(|| Param::from_tensor(ones));
+            let study = Self { scale, layer, loss };
+            firebox::initialize(&study);
+            study
+        };
+        Layer::all(&device).into_iter().map(study).collect()
+    }
+}
+
+impl<B: Backend> Study<B> {
+    fn loss(&self, batch: Rows<B>) -> Tensor<B, 1> {
+        let Rows { rows, weights } = batch;
+        let rows = match &self.scale {
+            Some(scale) => rows * scale.val().unsqueeze(),
+            None => rows,
+        };
+        let output = self.layer.forward(rows);
+        let target = Tensor::arange(0..output.dims()[1] as i64, &output.device()).float().sin();
+        let items = (output - target.unsqueeze()).square().mean_dim(1).squeeze_dim::<1>(1);
+        match self.loss {
+            Loss::Mean => items.mean(),
+            Loss::Sum => items.sum(),
+            Loss::Weighted => (items * weights.clone()).sum() / weights.sum(),
+        }
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Study<B> {
+    type Input = Rows<B>;
+    type Output = ();
+
+    fn step(&self, batch: Rows<B>) -> TrainOutput<()> {
+        TrainOutput::new(self, self.loss(batch).backward(), ())
+    }
+}
+
+impl<B: Backend> InferenceStep for Study<B> {
+    type Input = Rows<B>;
+    type Output = ();
+
+    fn step(&self, batch: Rows<B>) {
+        self.loss(batch);
+    }
+}
+
+/// The gradients of one step of the model itself; zeros for parameters that have none.
+fn gradients(study: &Study<B>, batch: Rows<B>) -> Values {
+    struct Collect(GradientsParams, Values);
+
+    impl ModuleVisitor<B> for Collect {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let values = match self.0.get::<Lazy<Flex>, D>(param.id) {
+                Some(gradient) => gradient.into_data().to_vec().expect("f32"),
+                None => vec![0.0; param.shape().num_elements()],
+            };
+            self.1.push(values);
+        }
+    }
+
+    let mut collect = Collect(TrainStep::step(study, batch).grads, Vec::new());
+    study.visit(&mut collect);
+    collect.1
+}
+
+/// Trains on `batches` in micro-batches of these sizes, and gives the weights.
+fn train<O, S>(
+    study: &Study<B>,
+    (optimizer, rate): (O, f64),
+    (splitter, reduction): (S, Reduction),
+    (batches, epochs): (Vec<Rows<B>>, usize),
+    (items, sizes): (usize, &[usize]),
+) -> Values
+where
+    O: Optimizer<Study<B>, B> + 'static,
+    S: Splitter<Rows<B>>,
+{
+    let folder = tempfile::tempdir().expect("a folder");
+    let valid = Given::loader(vec![Rows::<Lazy<Flex>>::new(9, 2, study.layer.features())]);
+    let training = SupervisedTraining::new(folder.path(), Given::loader(batches), valid)
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(epochs);
+    let fitted = Learner::builder()
+        .auto_batch_with(splitter, ByMicroBatch)
+        .memory(Bytes::gib(1))
+        .micro_batch(items)
+        .reduction(reduction)
+        .quiet()
+        .build(study.clone(), optimizer, rate)
+        .fit(training)
+        .unwrap_or_else(|error| panic!("{} trains: {error}", study.layer.name()));
+    let plan = fitted.report.expect("batches were planned").plan;
+    assert_eq!(plan.sizes().map(|size| size.get()).collect::<Vec<_>>(), sizes);
+    weights(&fitted.model)
+}
+
+/// The gradients that the Learner hands to the optimizer.
+fn learned_gradients<S: Splitter<Rows<B>>>(
+    study: &Study<B>,
+    how: (S, Reduction),
+    split: (usize, &[usize]),
+) -> Values {
+    // At so high a rate the weights after the step are the gradient, to the last bits but one.
+    let rate = f64::from(1 << 20);
+    let batch = Rows::new(0, ITEMS, study.layer.features());
+    let after = train(study, (SgdConfig::new().init(), rate), how, (vec![batch], 1), split);
+    let scaled = difference(&weights(study), &after);
+    scaled.iter().map(|tensor| tensor.iter().map(|v| v / rate as f32).collect()).collect()
+}
+
+fn by_items() -> impl Splitter<Rows<B>> {
+    ByFunctions::new(|batch: &Rows<B>| batch.rows.dims()[0], MicroBatch::range)
+}
+
+/// Checks every layer in every split.
+#[track_caller]
+fn check<S: Splitter<Rows<B>>>(loss: Loss, splitter: fn() -> S, reduction: Reduction) {
+    let mut failures = Vec::new();
+    for study in Study::all(loss) {
+        let whole = gradients(&study, Rows::new(0, ITEMS, study.layer.features()));
+        for split in SPLITS.into_iter().chain([(ITEMS, &[ITEMS][..])]) {
+            let found = learned_gradients(&study, (splitter(), reduction), split);
+            if let Err(error) = compare(&whole, &found) {
+                failures.push(format!("{} in {:?}: {error}", study.layer.name(), split.1));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn every_layer_under_a_mean() {
+    check(Loss::Mean, by_items, Reduction::Mean);
+}
+
+#[test]
+fn every_layer_under_a_sum() {
+    check(Loss::Sum, by_items, Reduction::Sum);
+}
+
+#[test]
+fn every_layer_under_weights_of_the_items() {
+    check(Loss::Weighted, || ByMicroBatch, Reduction::Mean);
+}
+
+/// A splitter that makes a Learner forget weights: every micro-batch counts the same.
+struct Unweighted {
+    pieces: usize,
+}
+
+impl Splitter<Rows<B>> for Unweighted {
+    fn items(&self, batch: &Rows<B>) -> Result<usize, MicroBatchError> {
+        batch.items()
+    }
+
+    fn range(&self, batch: &Rows<B>, range: Range<usize>) -> Rows<B> {
+        batch.range(range)
+    }
+
+    fn weight(&self, batch: &Rows<B>) -> f64 {
+        if batch.rows.dims()[0] == ITEMS { self.pieces as f64 } else { 1.0 }
+    }
+}
+
+#[test]
+fn a_learner_without_weights_would_be_noticed() {
+    for study in Study::all(Loss::Mean) {
+        let name = study.layer.name();
+        let whole = gradients(&study, Rows::new(0, ITEMS, study.layer.features()));
+        for split in SPLITS {
+            let sum = learned_gradients(&study, (by_items(), Reduction::Sum), split);
+            assert!(compare(&whole, &sum).is_err(), "{name} in {:?}, summed", split.1);
+            if split.1.windows(2).all(|pair| pair[0] == pair[1]) {
+                continue;
+            }
+            let splitter = Unweighted { pieces: split.1.len() };
+            let mean = learned_gradients(&study, (splitter, Reduction::Mean), split);
+            assert!(compare(&whole, &mean).is_err(), "{name} in {:?}, averaged", split.1);
+        }
+    }
+}
+
+/// Runs 20 steps of Adam on four batches in turn, and gives the weights.
+fn twenty_steps(study: &Study<B>, split: (usize, &[usize])) -> Values {
+    let batches = (0..4).map(|seed| Rows::new(seed, ITEMS, study.layer.features())).collect();
+    let how = (ByMicroBatch, Reduction::Mean);
+    train(study, (AdamConfig::new().init(), 1e-3), how, (batches, 5), split)
+}
+
+#[test]
+fn twenty_adam_steps_of_every_layer_stay_together() {
+    let mut failures = Vec::new();
+    for study in Study::all(Loss::Weighted) {
+        let whole = twenty_steps(&study, (ITEMS, &[ITEMS]));
+        let moved = norm(&difference(&whole, &weights(&study)));
+        for split in SPLITS {
+            let apart = norm(&difference(&twenty_steps(&study, split), &whole));
+            if apart > 1e-3 * moved {
+                let name = study.layer.name();
+                failures.push(format!("{name} in {:?}: {apart:e} of {moved:e}", split.1));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
