@@ -34,11 +34,11 @@ pub struct Options {
     #[arg(long, default_value = "free")]
     memory: Budget,
     /// Passes over the training images.
-    #[arg(long, default_value_t = 4)]
-    epochs: usize,
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
     /// Images per optimizer step.
-    #[arg(long, default_value_t = 256)]
-    batch_size: usize,
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    batch_size: u32,
     /// Where logs and checkpoints go.
     #[arg(long, default_value = ".artifacts/mnist")]
     artifacts: PathBuf,

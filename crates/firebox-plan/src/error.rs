@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use firebox_trace::{Bytes, Items};
+use firebox_trace::{Bytes, Estimate, Items};
 
-use crate::need::{Accumulating, Estimate, Holding, Need, Role};
+use crate::need::{Accumulating, Holding, Need, Role};
 use crate::outcome::Answer;
 
 /// There is no plan. `E` is the error of the function that knows footprints.

@@ -4,9 +4,8 @@
 //! data, so that this crate need not know modules, parameters or backends.
 
 use std::borrow::Cow;
-use std::fmt;
 
-use firebox_trace::Bytes;
+use firebox_trace::{Bytes, Estimate};
 
 /// Whether a micro-batch is one of several, so that a sum of gradients is live while it runs.
 ///
@@ -17,27 +16,6 @@ pub enum Accumulating {
     No,
     /// The micro-batch is one of several: the gradients of the others are held beside it.
     Yes,
-}
-
-/// How sure a footprint is; the order is from the surest to the least sure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Estimate {
-    /// The very number that the device will see.
-    Exact,
-    /// The device will see this number or a smaller one.
-    UpperBound,
-    /// A number near what the device will see, which may be larger or smaller.
-    Heuristic,
-}
-
-impl fmt::Display for Estimate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Exact => "exact",
-            Self::UpperBound => "upper bound",
-            Self::Heuristic => "heuristic",
-        })
-    }
 }
 
 /// What held memory is there for. It decides which remedy an error names.
@@ -68,7 +46,7 @@ pub struct Holding {
 ///
 /// ```
 /// use firebox_plan::{Estimate, Need, Role};
-/// use firebox_trace::Bytes;
+/// use firebox_trace::{Bytes, Estimate};
 ///
 /// let need = Need::upper_bound(Bytes::mib(700))
 ///     .holding("parameters", Role::State, Bytes::mib(100))

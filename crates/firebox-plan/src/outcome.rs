@@ -3,9 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use firebox_trace::{Bytes, Items};
+use firebox_trace::{Bytes, Estimate, Items};
 
-use crate::need::{Accumulating, Estimate, Need};
+use crate::need::{Accumulating, Need};
 use crate::split::{Run, Split};
 
 /// One footprint that the planner asked for.

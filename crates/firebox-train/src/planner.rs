@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use firebox_lazy::{RecordError, Recorder};
 use firebox_plan::{Accumulating, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan};
-use firebox_trace::{Bytes, Category, Estimate, Items, MemoryModel, StructuralHash, Trace};
+use firebox_trace::{Bytes, Category, Items, MemoryModel, StructuralHash, Trace};
 
 use crate::error::{Phase, TrainError};
 use crate::rehearsal::{Rehearsed, recording_bytes};
@@ -198,11 +198,7 @@ fn failed(phase: Phase, cause: PlanError<TrainError>) -> TrainError {
 
 fn need_of(rehearsed: &Rehearsed) -> Need {
     let footprint = &rehearsed.footprint;
-    let mut need = match footprint.estimate {
-        Estimate::Exact => Need::exact(footprint.peak),
-        Estimate::UpperBound => Need::upper_bound(footprint.peak),
-        Estimate::Heuristic => Need::heuristic(footprint.peak),
-    };
+    let mut need = Need::new(footprint.peak, footprint.estimate);
     for (category, bytes) in footprint.categories.iter() {
         let role = match category {
             Category::Parameter | Category::OptimizerState => Role::State,
