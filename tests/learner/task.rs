@@ -156,6 +156,10 @@ impl<B: Backend> Net<B> {
         Self { second: LinearConfig::new(16, 3).init(second), ..Self::new(first) }
     }
 
+    pub fn first_weight(&self) -> Tensor<B, 2> {
+        self.first.weight.val()
+    }
+
     pub fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
         let mut x = gelu(self.first.forward(x));
         if let Some(norm) = &self.norm {

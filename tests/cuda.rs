@@ -1,0 +1,98 @@
+//! Training on an NVIDIA device, with and without firebox. Without a device each test prints one line that says what
+//! was not run.
+
+#![cfg(feature = "cuda")]
+
+#[allow(dead_code, reason = "written for the tests of the Learner")]
+#[path = "learner/task.rs"]
+mod task;
+
+use std::path::Path;
+
+use burn::backend::cuda::CudaDevice;
+use burn::backend::{Autodiff, Cuda};
+use burn::optim::AdamConfig;
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{InferenceStep, SupervisedTraining};
+use firebox::{Bytes, Lazy, Learner, Recorder};
+use task::{Net, PointBatcher, loader, points, random_state, weights};
+
+type Plain = Autodiff<Cuda>;
+type Decorated = Autodiff<Lazy<Cuda>>;
+
+/// The first device, or a line that says which test was not run.
+fn device(test: &str) -> Option<CudaDevice> {
+    let driver = ["/dev/nvidiactl", "/dev/dxg"];
+    if driver.iter().any(|path| Path::new(path).exists()) {
+        return Some(CudaDevice::new(0));
+    }
+    println!("not run: {test} (no NVIDIA device)");
+    None
+}
+
+/// The loss of a model of the given seed on 24 points, and the gradient of its first weight.
+fn loss_and_gradient<B: AutodiffBackend>(device: &B::Device) -> (Vec<f32>, Vec<f32>) {
+    use burn::data::dataloader::batcher::Batcher;
+
+    B::seed(device, 7);
+    let model = Net::<B>::new(device);
+    let batch = Batcher::<B, _, _>::batch(&PointBatcher, points(24), device);
+    let loss = InferenceStep::step(&model, batch).loss;
+    let gradients = loss.backward();
+    let gradient = model.first_weight().grad(&gradients).expect("the weight has a gradient");
+    let values = |data: TensorData| data.to_vec::<f32>().expect("32-bit floats");
+    (values(loss.into_data()), values(gradient.into_data()))
+}
+
+#[test]
+fn a_step_is_that_of_the_backend() {
+    let Some(device) = device("a_step_is_that_of_the_backend") else { return };
+    let _lock = random_state();
+    let expected = loss_and_gradient::<Plain>(&device);
+    assert_eq!(loss_and_gradient::<Decorated>(&device), expected, "outside a recording");
+}
+
+#[test]
+fn a_recording_runs_on_the_device() {
+    let Some(device) = device("a_recording_runs_on_the_device") else { return };
+    let x = Tensor::<Lazy<Cuda>, 2>::ones([64, 32], &device);
+    let recording = Recorder::new()
+        .record::<Cuda, _>(|| x.clone().matmul(x.clone().transpose()).sum())
+        .expect("nothing else is recorded");
+    let sum: f32 = recording.run().into_scalar();
+    assert_eq!(sum, (64 * 64 * 32) as f32);
+}
+
+#[test]
+fn a_split_batch_trains_like_the_whole_one() {
+    let Some(device) = device("a_split_batch_trains_like_the_whole_one") else { return };
+    let _lock = random_state();
+    let train = |micro_batch| {
+        <Decorated as Backend>::seed(&device, 7);
+        let folder = tempfile::tempdir().expect("a folder");
+        let training = SupervisedTraining::new(
+            folder.path(),
+            loader::<Decorated>(points(48), 24, None),
+            loader::<Lazy<Cuda>>(points(6), 6, None),
+        )
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(2);
+        let fitted = Learner::builder()
+            .auto_batch()
+            .memory(Bytes::gib(1))
+            .micro_batch(micro_batch)
+            .quiet()
+            .build(Net::<Decorated>::new(&device), AdamConfig::new().init(), 1e-3)
+            .fit(training)
+            .expect("it fits");
+        weights(&fitted.model).concat()
+    };
+    let (whole, split) = (train(24), train(5));
+    let distance = |(a, b): (&f32, &f32)| f64::from(a - b).powi(2);
+    let difference = whole.iter().zip(&split).map(distance).sum::<f64>().sqrt();
+    let norm = whole.iter().map(|a| f64::from(*a).powi(2)).sum::<f64>().sqrt();
+    assert!(difference <= 1e-3 * norm, "{difference} of {norm}");
+}
