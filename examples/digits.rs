@@ -96,6 +96,8 @@ struct Cnn<B: Backend> {
     norm1: BatchNorm<B>,
     conv2: Conv2d<B>,
     norm2: BatchNorm<B>,
+    conv3: Conv2d<B>,
+    norm3: BatchNorm<B>,
     pool: MaxPool2d,
     dropout: Dropout,
     hidden: Linear<B>,
@@ -109,13 +111,15 @@ impl<B: Backend> Cnn<B> {
             Conv2dConfig::new(channels, [3, 3]).with_padding(PaddingConfig2d::Same).init(device)
         };
         Self {
-            conv1: conv([1, 16]),
-            norm1: BatchNormConfig::new(16).init(device),
-            conv2: conv([16, 32]),
-            norm2: BatchNormConfig::new(32).init(device),
+            conv1: conv([1, 32]),
+            norm1: BatchNormConfig::new(32).init(device),
+            conv2: conv([32, 64]),
+            norm2: BatchNormConfig::new(64).init(device),
+            conv3: conv([64, 64]),
+            norm3: BatchNormConfig::new(64).init(device),
             pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
             dropout: DropoutConfig::new(0.25).init(),
-            hidden: LinearConfig::new(32 * 4 * 4, 64).init(device),
+            hidden: LinearConfig::new(64 * 4 * 4, 64).init(device),
             output: LinearConfig::new(64, 10).init(device),
             relu: Relu::new(),
         }
@@ -125,6 +129,7 @@ impl<B: Backend> Cnn<B> {
     fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
         let x = self.relu.forward(self.norm1.forward(self.conv1.forward(images)));
         let x = self.relu.forward(self.norm2.forward(self.conv2.forward(x)));
+        let x = self.relu.forward(self.norm3.forward(self.conv3.forward(x)));
         let x = self.pool.forward(x).flatten(1, 3);
         let x = self.relu.forward(self.hidden.forward(self.dropout.forward(x)));
         self.output.forward(x)

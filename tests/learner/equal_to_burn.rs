@@ -10,11 +10,13 @@ use burn::record::{
     FullPrecisionSettings, NamedMpkBytesRecorder, PrettyJsonFileRecorder, Recorder,
 };
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::checkpoint::KeepLastNCheckpoints;
+use burn::train::metric::store::{Aggregate, Direction, EventStoreClient, Split};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
-    LearningComponentsMarker, MetricEarlyStoppingStrategy, StoppingCondition, SupervisedTraining,
+    EarlyStoppingStrategy, LearningComponentsMarker, MetricEarlyStoppingStrategy,
+    StoppingCondition, SupervisedTraining,
 };
 use firebox::{Bytes, Lazy, Learner};
 
@@ -78,19 +80,33 @@ fn training<B: AutodiffBackend>(
         .with_application_logger(None)
         .renderer(CliMetricsRenderer::new())
         .with_file_checkpointer(PrettyJsonFileRecorder::<Precision>::new())
+        // Not burn's default, which asks the metrics for the best epoch while they may still be at work on the last.
+        .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
         .num_epochs(case.epochs);
     if case.early_stopping {
-        training = training.early_stopping(MetricEarlyStoppingStrategy::new(
+        training = training.early_stopping(Patient(MetricEarlyStoppingStrategy::new(
             &LossMetric::<B>::new(),
             Aggregate::Mean,
             Direction::Highest,
             Split::Valid,
             StoppingCondition::NoImprovementSince { n_epochs: 1 },
-        ));
+        )));
     }
     match case.resume_from {
         Some(epoch) => training.checkpoint(epoch),
         None => training,
+    }
+}
+
+/// burn asks for the metric of the epoch while its metrics thread may still be at work on it; whether it stops is then
+/// a matter of chance, with and without firebox. This strategy waits before it asks.
+#[derive(Clone)]
+struct Patient(MetricEarlyStoppingStrategy);
+
+impl EarlyStoppingStrategy for Patient {
+    fn should_stop(&mut self, epoch: usize, store: &EventStoreClient) -> bool {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        self.0.should_stop(epoch, store)
     }
 }
 

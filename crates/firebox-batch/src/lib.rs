@@ -33,6 +33,112 @@ mod tensor;
 
 pub use elements::Elements;
 pub use error::MicroBatchError;
+/// Implements `MicroBatch` for a struct with named or tuple fields: every field is cut into the same ranges.
+///
+/// ```
+/// use burn_tensor::{Bool, Int, Tensor, backend::Backend};
+/// use firebox_batch::MicroBatch;
+///
+/// #[derive(Clone, Debug, MicroBatch)]
+/// struct TextBatch<B: Backend> {
+///     ids: Tensor<B, 2, Int>,                   // [items, tokens]: cut along dim 0
+///     padding: Option<Tensor<B, 2, Bool>>,      // cut where it is there
+///     texts: Vec<String>,                       // one per item
+///     #[micro_batch(dim = 1)]
+///     states: Tensor<B, 3>,                     // [layers, items, features]: cut along dim 1
+///     #[micro_batch(shared)]
+///     class_weights: Tensor<B, 1>,              // [classes]: every item uses all of it
+/// }
+/// ```
+///
+/// # Fields
+///
+/// | Attribute | The field | Its type |
+/// |---|---|---|
+/// | none | is cut as its type says: tensors along dim 0, `Vec<T>` by elements, `Option`, tuples and nested batches by what they hold | `MicroBatch` |
+/// | `#[micro_batch(dim = 1)]` | is cut along dim 1, counted from 0 | a tensor or an `Option` of one |
+/// | `#[micro_batch(each)]` | is a list; every element is cut | `Vec<T>`, `[T; N]` or an `Option` of them, `T: MicroBatch` |
+/// | `#[micro_batch(each, dim = 1)]` | is a list; every element is cut along dim 1 | the same, `T` a tensor |
+/// | `#[micro_batch(shared)]` | is cloned whole into every micro-batch, and counts no items | `Clone` |
+///
+/// All fields that count items must agree on how many there are: `items` returns an error that names two that do
+/// not. A `Vec` of tensors is one tensor per item unless it is marked `each`.
+///
+/// ```
+/// use firebox_batch::MicroBatch;
+///
+/// #[derive(MicroBatch)]
+/// struct Inputs {
+///     ids: Vec<u32>,
+///     #[micro_batch(each)]
+///     views: [Vec<f32>; 2],
+/// }
+///
+/// #[derive(MicroBatch)]
+/// struct Batch {
+///     inputs: Inputs,
+///     targets: Vec<u8>,
+/// }
+///
+/// let views = [vec![0.1, 0.2], vec![0.3]];
+/// let batch = Batch { inputs: Inputs { ids: vec![5, 6], views }, targets: vec![0, 1] };
+/// assert_eq!(
+///     batch.items().unwrap_err().to_string().split(';').next(),
+///     Some("items disagree in `Batch`: `inputs.ids` has 2 and `inputs.views[1]` has 1"),
+/// );
+/// ```
+///
+/// # Weight
+///
+/// A batch weighs its number of items. `#[micro_batch(weight = path)]` on the struct names a function from `&Self`
+/// to `f64` instead, for a loss that is a mean over something else: tokens that are not padding, class weights.
+///
+/// ```
+/// use firebox_batch::MicroBatch;
+///
+/// #[derive(MicroBatch)]
+/// #[micro_batch(weight = Sentences::tokens)]
+/// struct Sentences {
+///     ids: Vec<Vec<u32>>,
+/// }
+///
+/// impl Sentences {
+///     fn tokens(&self) -> f64 {
+///         self.ids.iter().map(Vec::len).sum::<usize>() as f64
+///     }
+/// }
+///
+/// let batch = Sentences { ids: vec![vec![4, 8], vec![15, 16, 23, 42]] };
+/// assert_eq!(batch.items(), Ok(2));
+/// assert_eq!(batch.weight(), 6.0);
+/// assert_eq!(batch.range(0..1).weight(), 2.0);
+/// ```
+///
+/// # Generics
+///
+/// The impl has the generics and bounds of the struct. Where these leave it open what the type of a field is, because
+/// it is a type parameter or is made of one without any bound, the impl asks for what the table above says. A type
+/// parameter that has a bound in the struct needs all that its fields take: `T: Clone` for a `Vec<T>`,
+/// `K: BasicOps<B>` for a `Tensor<B, 2, K>`; `B: Backend` is enough for the usual batch.
+///
+/// ```
+/// use burn_tensor::{BasicOps, Tensor, backend::Backend};
+/// use firebox_batch::MicroBatch;
+///
+/// #[derive(MicroBatch)]
+/// struct Labelled<B: Backend, K: BasicOps<B>, Labels> {
+///     values: Tensor<B, 2, K>,
+///     labels: Labels,                           // asks for `Labels: MicroBatch`
+/// }
+/// ```
+///
+/// # What is refused
+///
+/// Enums and unions, structs without fields, structs in which every field is shared, and attributes that are
+/// unknown, given twice or contradict each other. All of them are reported at once, at the place that is wrong.
+/// The macro finds the trait in the crate `firebox` or, without it, `firebox-batch`, under whatever name
+/// `Cargo.toml` gives it, and says so if neither is a dependency.
+#[doc(inline)]
 pub use firebox_derive::MicroBatch;
 pub use micro_batch::MicroBatch;
 pub use tally::Tally;

@@ -30,6 +30,8 @@ pub(crate) struct CallFrame<B: Backend> {
     name: &'static str,
     inputs: Vec<Use>,
     outputs: Vec<TensorIndex>,
+    /// The numbers of the outputs in the description.
+    local_outputs: Vec<u64>,
     /// Second owners of the described inputs that the call does not own.
     shared: Vec<Described<B>>,
 }
@@ -42,7 +44,13 @@ impl<B: Backend> CallFrame<B> {
     /// Starts to record a call.
     pub(crate) fn open(name: &'static str) -> Self {
         session::<B, _>(Session::open_call);
-        Self { name, inputs: Vec::new(), outputs: Vec::new(), shared: Vec::new() }
+        Self {
+            name,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            local_outputs: Vec::new(),
+            shared: Vec::new(),
+        }
     }
 
     /// Takes a tensor as the next input.
@@ -51,9 +59,9 @@ impl<B: Backend> CallFrame<B> {
         tensor: LazyTensor<B, K>,
     ) -> (Described<B>, TensorSlot<K>) {
         let (shape, dtype, device) = (tensor.shape(), tensor.dtype(), tensor.device());
-        let used = session::<B, _>(|session| session.take(tensor));
+        let (used, id) = session::<B, _>(|session| (session.take(tensor), session.next_local()));
+        debug_assert_eq!(id.value(), self.inputs.len() as u64, "inputs are numbered first");
         self.inputs.push(used);
-        let id = TensorId::new(used.tensor.0.into());
         let described = Described::new(id, shape, dtype, DescriptionClient::new(device));
         if !used.last {
             self.shared.push(described.clone());
@@ -68,19 +76,16 @@ impl<B: Backend> CallFrame<B> {
     ) -> (LazyTensor<B, K>, TensorIndex) {
         let device = described.client.device.clone();
         let mut ir = described.into_ir();
-        let id = ir.id.value();
-        let is_input = |input: &Use| u64::from(input.tensor.0) == id;
         session::<B, _>(|session| {
-            if self.inputs.iter().any(is_input) {
+            if ir.id.value() < self.inputs.len() as u64 {
                 // The description hands an input through; the result is another tensor all the same.
                 let shape = ir.shape.clone();
-                let alias = ShapeOpIr::reshape(ir.clone(), shape, || {
-                    TensorId::new(session.reserve().0.into())
-                });
+                let alias = ShapeOpIr::reshape(ir.clone(), shape, || session.next_local());
                 ir = alias.out.clone();
                 session.describe(OperationIr::BaseFloat(BaseOperationIr::Reshape(alias)));
             }
-            let (tensor, index) = session.promise(ir, device, self.name);
+            self.local_outputs.push(ir.id.value());
+            let (tensor, index) = session.promise((ir.shape, ir.dtype), device, self.name);
             self.outputs.push(index);
             (tensor, index)
         })
@@ -93,9 +98,13 @@ impl<B: Backend> CallFrame<B> {
         run: impl FnOnce(&mut Values<B>) -> R::Plain + Send + 'static,
     ) -> R {
         let (result, slots) = R::adopt(described, &mut self);
-        let ir = session::<B, _>(Session::take_description);
-        let call = Call { name: self.name.into(), inputs: self.inputs, outputs: self.outputs, ir };
         session::<B, _>(|session| {
+            let call = Call {
+                name: self.name.into(),
+                inputs: self.inputs,
+                outputs: self.outputs,
+                description: session.close_call(self.local_outputs),
+            };
             session.push_call(call, move |values| {
                 let plain = run(values);
                 R::store(slots, plain, values);
@@ -114,10 +123,10 @@ impl<B: Backend> CallFrame<B> {
     ) -> [Described<B>; N] {
         session::<B, _>(|session| {
             let status = |last| if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly };
-            let inputs = self.inputs.iter().map(|input| {
+            let inputs = self.inputs.iter().enumerate().map(|(number, input)| {
                 let info = session.trace.tensor(input.tensor);
                 TensorIr {
-                    id: TensorId::new(input.tensor.0.into()),
+                    id: TensorId::new(number as u64),
                     shape: info.shape.clone(),
                     status: status(input.last),
                     dtype: info.dtype,
@@ -125,7 +134,7 @@ impl<B: Backend> CallFrame<B> {
             });
             let inputs: Vec<_> = inputs.collect();
             let outputs = outputs.map(|(shape, dtype)| {
-                let id = TensorId::new(session.reserve().0.into());
+                let id = session.next_local();
                 TensorIr::uninit(id, shape, dtype)
             });
             session.describe(OperationIr::Custom(CustomOpIr {

@@ -71,14 +71,13 @@ impl<B: Backend> RunnerClient for DescriptionClient<B> {
     }
 
     fn create_empty_handle(&self) -> TensorId {
-        let index = session::with::<B, _>(|session| session.reserve());
-        TensorId::new(index.expect("calls are described inside a recording").0.into())
+        let id = session::with::<B, _>(|session| session.next_local());
+        id.expect("calls are described inside a recording")
     }
 
     fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
         let id = session::with::<B, _>(|session| {
-            let index = session.describe_data(&data);
-            let id = TensorId::new(index.0.into());
+            let id = session.next_local();
             let out = TensorIr::uninit(id, data.shape.clone(), data.dtype);
             session.describe(OperationIr::Init(InitOperationIr { out }));
             id

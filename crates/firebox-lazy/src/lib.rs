@@ -13,5 +13,7 @@ mod tensor;
 pub use backend::{Lazy, LazyBackend};
 pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
 pub use module::{Rehearsal, initialize, rehearse, restore};
-pub use recording::{Discarded, RecordError, Recorder, Recording, Survivor, label, mark};
+pub use recording::{
+    Discarded, HOST_BYTES_PER_CALL, RecordError, Recorder, Recording, Survivor, label, mark,
+};
 pub use tensor::LazyTensor;

@@ -59,6 +59,7 @@ pub fn rehearse<B: LazyBackend, M: Module<B>>(
     program: impl FnOnce(&M),
 ) -> Result<Rehearsal, RecordError> {
     initialize(module);
+    let recorder = &Recorder { never_runs: recorder.refuse_reads, ..recorder.clone() };
     let snapshot = module.clone().into_record();
     let recorded =
         catch_unwind(AssertUnwindSafe(|| recorder.record::<B::Base, _>(|| program(module))));

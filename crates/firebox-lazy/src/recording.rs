@@ -12,6 +12,10 @@ use crate::kind::Kind;
 use crate::session::{self, Session};
 use crate::tensor::{LazyTensor, Stage};
 
+/// What a recorded call takes on the host until its recording has run: its place in the trace and in the program, and
+/// the bookkeeping of its result. Measured on 64-bit Linux with the LSTM of `tests/memory`, rounded up.
+pub const HOST_BYTES_PER_CALL: Bytes = Bytes::new(576);
+
 /// Records operations of [`Lazy<B>`](crate::Lazy) on the calling thread.
 ///
 /// ```
@@ -31,6 +35,10 @@ use crate::tensor::{LazyTensor, Stage};
 pub struct Recorder {
     pub(crate) read_limit: Option<ReadLimit>,
     pub(crate) substitute_random: bool,
+    /// Whether every read is refused.
+    pub(crate) refuse_reads: bool,
+    /// Whether what is recorded will certainly not run, so that it need not be kept.
+    pub(crate) never_runs: bool,
     /// Whether tensors that another recording promised may be used: what is computed on them is never run.
     pub(crate) salvage: bool,
 }
@@ -87,7 +95,7 @@ impl Recorder {
 
     /// A recorder for a program that is never run and may use tensors without values.
     pub(crate) fn salvage() -> Self {
-        Self { salvage: true, ..Self::default() }
+        Self { salvage: true, never_runs: true, ..Self::default() }
     }
 
     /// Refuses a read whose prefix has a footprint above `budget`. Default: no limit.
@@ -101,6 +109,12 @@ impl Recorder {
     ) -> Self {
         self.read_limit = Some(ReadLimit { budget, footprint: Arc::new(footprint) });
         self
+    }
+
+    /// Refuses every read. [`rehearse`](crate::rehearse) then keeps no program, which could not run anyway.
+    pub fn refuse_reads(mut self) -> Self {
+        self.refuse_reads = true;
+        self.limit_reads(Bytes::ZERO, |_| Bytes::MAX)
     }
 
     /// Draws random numbers that a read forces from a generator of the recorder's own, so that a recording that is
@@ -206,11 +220,36 @@ impl<B: Backend, T> Recording<B, T> {
     /// # Panics
     ///
     /// If an operation panics on `B`. Tensors of the recording are lost then, all others stay usable.
-    pub fn run(mut self) -> T {
+    pub fn run(self) -> T {
+        self.run_observed(|_| ())
+    }
+
+    /// Computes everything that was recorded, as [`run`](Self::run) does, and calls `done` behind each step of the
+    /// trace: to measure what a step takes, and to compare it with a footprint's timeline.
+    ///
+    /// Steps before a read have run already, and marks take no time: of these it is not told.
+    ///
+    /// # Panics
+    ///
+    /// As [`run`](Self::run), and if `done` panics.
+    ///
+    /// ```
+    /// use burn::backend::Flex;
+    /// use burn::tensor::Tensor;
+    /// use firebox_lazy::{Lazy, Recorder};
+    ///
+    /// let x = Tensor::<Lazy<Flex>, 1>::from_floats([1.0, 2.0], &Default::default());
+    /// let recording = Recorder::new().record::<Flex, _>(|| x.exp().sum())?;
+    /// let mut steps = 0;
+    /// recording.run_observed(|_| steps += 1);
+    /// assert_eq!(steps, 2);
+    /// # Ok::<(), firebox_lazy::RecordError>(())
+    /// ```
+    pub fn run_observed(mut self, mut done: impl FnMut(OpIndex)) -> T {
         let (result, mut session) =
             self.parts.take().expect("a recording has its parts until it ends");
         session.end(Stage::Failed);
-        session.run();
+        session.run_observed(&mut done);
         session.settle();
         session.end(Stage::Run);
         result
@@ -242,7 +281,7 @@ fn discard<B: Backend, T>(result: T, session: Session<B>) -> Discarded {
                 Step::Call(call) => call.name.to_string(),
                 _ => "from_data".to_owned(),
             },
-            Origin::Existing | Origin::Internal => unreachable!("survivors were made"),
+            Origin::Existing => unreachable!("survivors were made"),
         };
         Survivor { shape: tensor.shape.clone(), dtype: tensor.dtype, call }
     });

@@ -6,16 +6,18 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use burn_backend::{Backend, TensorData, TensorMetadata};
-use burn_ir::{OperationIr, TensorIr};
+use burn_ir::{OperationIr, TensorId};
 use burn_std::{DType, Shape};
 use firebox_trace::{
-    Bytes, Call, Label, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace, Use,
+    Bytes, Call, Description, DescriptionIndex, Label, OpIndex, Origin, Step, TensorIndex,
+    TensorInfo, Trace, Use,
 };
+use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::kind::{Kind, Value};
 use crate::recording::{ReadLimit, ReadRefused, Recorder};
@@ -85,7 +87,7 @@ enum Instruction<B: Backend> {
 
 /// The tensors of the backend that the program works on, by their number in the trace.
 pub(crate) struct Values<B: Backend> {
-    values: Vec<Option<Value<B>>>,
+    values: FxHashMap<TensorIndex, Value<B>>,
     /// Whether random numbers come from a generator of the session's own, so that the backend's is left alone.
     pub(crate) substitute_random: bool,
 }
@@ -93,13 +95,15 @@ pub(crate) struct Values<B: Backend> {
 impl<B: Backend> Values<B> {
     /// The value of a tensor; its last use takes it out, so that the backend finds itself the only owner.
     pub(crate) fn fetch(&mut self, used: Use) -> Value<B> {
-        let value = &mut self.values[used.tensor.0 as usize];
-        if used.last { value.take() } else { value.clone() }
-            .expect("the program makes a tensor before it uses it")
+        match used.last {
+            true => self.values.remove(&used.tensor),
+            false => self.values.get(&used.tensor).cloned(),
+        }
+        .expect("the program makes a tensor before it uses it")
     }
 
     pub(crate) fn store(&mut self, tensor: TensorIndex, value: Value<B>) {
-        self.values[tensor.0 as usize] = Some(value);
+        self.values.insert(tensor, value);
     }
 }
 
@@ -108,14 +112,22 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) id: u64,
     pub(crate) ticket: Arc<Ticket>,
     pub(crate) trace: Trace,
-    program: Vec<Instruction<B>>,
+    /// What to do, each with the step of the trace that it belongs to.
+    program: Vec<(OpIndex, Instruction<B>)>,
     values: Values<B>,
     /// Tensors that existed before, by the id of their node: for when another thread's recording met them since.
-    met: HashMap<u64, TensorIndex>,
-    born: Vec<(TensorIndex, Weak<dyn Settle<B>>)>,
-    /// The intermediate representation of the call that is being described.
-    ir: Vec<OperationIr>,
+    met: FxHashMap<u64, TensorIndex>,
+    /// The tensors that wait for their values, as far as they may still be alive: a weak pointer keeps the memory of
+    /// what it points to.
+    born: FxHashMap<TensorIndex, Weak<dyn Settle<B>>>,
+    /// The description of the call that is being recorded, and the next number in it.
+    operations: Vec<OperationIr>,
+    next_local: u64,
+    /// The descriptions of the trace, by their hash.
+    known: FxHashMap<u64, Vec<DescriptionIndex>>,
     read_limit: Option<ReadLimit>,
+    /// Whether the program will never run: it is not kept then.
+    never_runs: bool,
     salvage: bool,
 }
 
@@ -126,24 +138,24 @@ impl<B: Backend> Session<B> {
             ticket: Ticket::new(),
             trace: Trace::default(),
             program: Vec::new(),
-            values: Values { values: Vec::new(), substitute_random: options.substitute_random },
-            met: HashMap::new(),
-            born: Vec::new(),
-            ir: Vec::new(),
+            values: Values {
+                values: FxHashMap::default(),
+                substitute_random: options.substitute_random,
+            },
+            met: FxHashMap::default(),
+            born: FxHashMap::default(),
+            operations: Vec::new(),
+            next_local: 0,
+            known: FxHashMap::default(),
             read_limit: options.read_limit.clone(),
+            never_runs: options.never_runs,
             salvage: options.salvage,
         }
-    }
-
-    /// A new tensor of the trace, of which nothing is known yet.
-    pub(crate) fn reserve(&mut self) -> TensorIndex {
-        self.add(Shape::new([]), DType::F32, Origin::Internal)
     }
 
     fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
         let index = TensorIndex(self.trace.tensors.len() as u32);
         self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None });
-        self.values.values.push(None);
         index
     }
 
@@ -170,6 +182,7 @@ impl<B: Backend> Session<B> {
         match Arc::try_unwrap(tensor.node) {
             Ok(node) => {
                 node.consume();
+                self.born.remove(&index);
                 Use { tensor: index, last: true }
             }
             Err(_shared) => Use { tensor: index, last: false },
@@ -178,46 +191,52 @@ impl<B: Backend> Session<B> {
 
     /// Starts to describe a call.
     pub(crate) fn open_call(&mut self) {
-        self.ir.clear();
+        self.operations.clear();
+        self.next_local = 0;
     }
 
-    /// Notes an operation of the decomposition of the call that is being described.
+    /// The number of another tensor in the description.
+    pub(crate) fn next_local(&mut self) -> TensorId {
+        self.next_local += 1;
+        TensorId::new(self.next_local - 1)
+    }
+
+    /// Notes an operation of the call that is being described.
     pub(crate) fn describe(&mut self, operation: OperationIr) {
-        for output in operation.outputs() {
-            let tensor = &mut self.trace.tensors[output.id.value() as usize];
-            tensor.shape = output.shape.clone();
-            tensor.dtype = output.dtype;
+        self.operations.push(operation);
+    }
+
+    /// Ends the description of a call; `outputs` are the numbers of its results.
+    pub(crate) fn close_call(&mut self, outputs: Vec<u64>) -> DescriptionIndex {
+        let mut hasher = FxHasher::default();
+        self.operations.hash(&mut hasher);
+        let alike = self.known.entry(hasher.finish()).or_default();
+        let descriptions = &mut self.trace.descriptions;
+        for index in alike.iter() {
+            let description = &descriptions[index.0 as usize];
+            if description.outputs == outputs && description.operations == self.operations {
+                return *index;
+            }
         }
-        self.ir.push(operation);
+        let index = DescriptionIndex(descriptions.len() as u32);
+        descriptions.push(Description { operations: self.operations.drain(..).collect(), outputs });
+        alike.push(index);
+        index
     }
 
-    /// A tensor inside a decomposition that is made from host data, such as a constant kernel.
-    pub(crate) fn describe_data(&mut self, data: &TensorData) -> TensorIndex {
-        self.add(data.shape.clone(), data.dtype, Origin::Internal)
-    }
-
-    /// The description of the call that is being described.
-    pub(crate) fn take_description(&mut self) -> Vec<OperationIr> {
-        std::mem::take(&mut self.ir)
-    }
-
-    /// The promise of a result of the call that is being described.
+    /// The promise of a result of the call that is being recorded.
     pub(crate) fn promise<K: Kind<B>>(
         &mut self,
-        ir: TensorIr,
+        (shape, dtype): (Shape, DType),
         device: B::Device,
         call: &'static str,
     ) -> (LazyTensor<B, K>, TensorIndex) {
-        let index = TensorIndex(ir.id.value() as u32);
-        let info = &mut self.trace.tensors[index.0 as usize];
-        info.origin = Origin::Made(OpIndex(self.trace.steps.len() as u32));
-        info.shape = ir.shape.clone();
-        info.dtype = ir.dtype;
+        let origin = Origin::Made(OpIndex(self.trace.steps.len() as u32));
+        let index = self.add(shape.clone(), dtype, origin);
         let place = (self.id, index);
-        let tensor =
-            LazyTensor::promise(ir.shape, ir.dtype, device, call, self.ticket.clone(), place);
+        let tensor = LazyTensor::promise(shape, dtype, device, call, self.ticket.clone(), place);
         let settle: Arc<dyn Settle<B>> = tensor.node.clone();
-        self.born.push((index, Arc::downgrade(&settle)));
+        self.born.insert(index, Arc::downgrade(&settle));
         (tensor, index)
     }
 
@@ -227,13 +246,20 @@ impl<B: Backend> Session<B> {
         call: Call,
         run: impl FnOnce(&mut Values<B>) + Send + 'static,
     ) {
+        self.instruct(Instruction::Run(Box::new(run)));
         self.trace.steps.push(Step::Call(call));
-        self.program.push(Instruction::Run(Box::new(run)));
     }
 
     /// Appends work that makes no tensor, such as seeding.
     pub(crate) fn push_effect(&mut self, run: impl FnOnce(&mut Values<B>) + Send + 'static) {
-        self.program.push(Instruction::Run(Box::new(run)));
+        self.instruct(Instruction::Run(Box::new(run)));
+    }
+
+    /// Appends to the program what the next step of the trace stands for.
+    fn instruct(&mut self, instruction: Instruction<B>) {
+        if !self.never_runs {
+            self.program.push((OpIndex(self.trace.steps.len() as u32), instruction));
+        }
     }
 
     /// Host data that becomes a tensor; it stays on the host until the program runs.
@@ -244,19 +270,14 @@ impl<B: Backend> Session<B> {
         call: &'static str,
         make: fn(TensorData, &B::Device) -> K::Primitive,
     ) -> LazyTensor<B, K> {
-        let output = self.reserve();
         let host = Bytes::new(data.bytes.len() as u64);
-        let ir = TensorIr::uninit(
-            burn_ir::TensorId::new(output.0.into()),
-            data.shape.clone(),
-            data.dtype,
-        );
-        let (tensor, output) = self.promise(ir, device.clone(), call);
+        let form = (data.shape.clone(), data.dtype);
+        let (tensor, output) = self.promise(form, device.clone(), call);
         let device = device.clone();
-        self.trace.steps.push(Step::Upload { output, host });
-        self.program.push(Instruction::Run(Box::new(move |values| {
+        self.instruct(Instruction::Run(Box::new(move |values| {
             values.store(output, K::erase(make(data, &device)));
         })));
+        self.trace.steps.push(Step::Upload { output, host });
         tensor
     }
 
@@ -285,25 +306,32 @@ impl<B: Backend> Session<B> {
     }
 
     fn free(&mut self, tensor: TensorIndex) {
+        self.born.remove(&tensor);
+        self.instruct(Instruction::Free(tensor));
         self.trace.steps.push(Step::Free(tensor));
-        self.program.push(Instruction::Free(tensor));
     }
 
     /// Runs what has been recorded and not been run.
     pub(crate) fn run(&mut self) {
-        for instruction in self.program.drain(..) {
+        self.run_observed(&mut |_| ());
+    }
+
+    /// Runs what has been recorded and not been run, and tells of each step when it is done.
+    pub(crate) fn run_observed(&mut self, done: &mut dyn FnMut(OpIndex)) {
+        for (step, instruction) in self.program.drain(..) {
             match instruction {
                 Instruction::Run(run) => run(&mut self.values),
-                Instruction::Free(tensor) => self.values.values[tensor.0 as usize] = None,
+                Instruction::Free(tensor) => drop(self.values.values.remove(&tensor)),
             }
+            done(step);
         }
     }
 
     /// Hands the values to the tensors that wait for them.
     pub(crate) fn settle(&mut self) {
-        for (index, waiting) in self.born.drain(..) {
+        for (index, waiting) in self.born.drain() {
             if let Some(waiting) = waiting.upgrade()
-                && let Some(value) = self.values.values[index.0 as usize].take()
+                && let Some(value) = self.values.values.remove(&index)
             {
                 waiting.settle(value);
             }
@@ -313,7 +341,9 @@ impl<B: Backend> Session<B> {
     /// The tensors made in the session that somebody still holds.
     pub(crate) fn survivors(&self) -> Vec<TensorIndex> {
         let alive = self.born.iter().filter(|(_, waiting)| waiting.strong_count() > 0);
-        alive.map(|(index, _)| *index).collect()
+        let mut alive: Vec<_> = alive.map(|(index, _)| *index).collect();
+        alive.sort_unstable();
+        alive
     }
 
     pub(crate) fn label(&mut self, tensor: TensorIndex, label: Label) {

@@ -22,6 +22,11 @@ pub trait MemoryModel: Send + Sync {
     ///
     /// If the trace contradicts itself; [`Trace::check`] tells how.
     fn footprint(&self, trace: &Trace) -> Footprint;
+
+    /// Whether the memory is the host's, so that what a program holds beside its tensors counts as well. Default: no.
+    fn is_on_host(&self) -> bool {
+        false
+    }
 }
 
 /// How sure a model is of a footprint, from the best to the worst.
@@ -108,6 +113,10 @@ pub struct Footprint {
     pub op: String,
     /// The bytes of the tensors that existed before the recording.
     pub baseline: Bytes,
+    /// What the threads of the backend keep for good once they have worked, such as the blocks of matrix products.
+    /// Part of [`peak`](Self::peak); a second run in the same process does not need it once more.
+    #[serde(default)]
+    pub kept: Bytes,
     /// The bytes at the peak, by what they are for. Sums to [`peak`](Self::peak).
     pub categories: CategoryBytes,
     /// The memory at each step, indexed by [`OpIndex`].
@@ -139,9 +148,9 @@ impl Footprint {
         largest
     }
 
-    /// What the run needs on top of what existed before it: [`peak`](Self::peak) less
-    /// [`baseline`](Self::baseline).
+    /// What the run needs on top of what existed before it, in a process that has run the like before:
+    /// [`peak`](Self::peak) less [`baseline`](Self::baseline) and [`kept`](Self::kept).
     pub fn growth(&self) -> Bytes {
-        self.peak - self.baseline
+        self.peak - self.baseline - self.kept
     }
 }

@@ -15,5 +15,6 @@ pub use heap::Heap;
 pub use quantity::{Bytes, Items, OpIndex, ParseBytesError};
 pub use structure::StructuralHash;
 pub use trace::{
-    Call, Category, Label, Origin, Step, TensorIndex, TensorInfo, Trace, TraceError, Use,
+    Call, Category, Description, DescriptionIndex, Label, Origin, Step, TensorIndex, TensorInfo,
+    Trace, TraceError, Use,
 };

@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-use crate::{Step, Trace};
+use crate::{Description, Step, Trace};
 
 /// The structural hash of a trace: equal for the same calls on the same shapes and element types in the same order
 /// with the same lifetimes, whatever the values of tensors and scalars.
@@ -22,6 +22,7 @@ impl std::fmt::Display for StructuralHash {
 impl Trace {
     /// The structural hash of the trace.
     pub fn structural_hash(&self) -> StructuralHash {
+        let descriptions: Vec<u64> = self.descriptions.iter().map(structure_of).collect();
         let mut hasher = StructureHasher::default();
         for step in &self.steps {
             match step {
@@ -38,7 +39,7 @@ impl Trace {
                         tensor.shape.hash(&mut hasher);
                         tensor.dtype.hash(&mut hasher);
                     }
-                    call.ir.hash(&mut hasher);
+                    hasher.mix(descriptions[call.description.0 as usize]);
                 }
                 Step::Upload { output, .. } => {
                     hasher.write_usize(2);
@@ -65,6 +66,14 @@ impl Trace {
         }
         StructuralHash(hasher.finish())
     }
+}
+
+/// The hash of a description: its operations, and which of their results are the call's.
+fn structure_of(description: &Description) -> u64 {
+    let mut hasher = StructureHasher::default();
+    description.operations.hash(&mut hasher);
+    description.outputs.iter().for_each(|output| hasher.mix(*output));
+    hasher.finish()
 }
 
 /// A hasher that skips 64-bit words.

@@ -15,7 +15,7 @@ use crate::{Bytes, OpIndex};
 /// A tensor of a trace: its position in [`Trace::tensors`].
 ///
 /// Tensors are numbered in the order in which the recording first met them, so that the same program gives the
-/// same numbers. The number is also the [`burn_ir::TensorId`] under which the tensor appears in [`Call::ir`].
+/// same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TensorIndex(pub u32);
@@ -95,8 +95,6 @@ pub enum Origin {
     Existing,
     /// An operation of the trace makes it.
     Made(OpIndex),
-    /// It lives inside the decomposition of one call ([`Call::ir`]) and is never seen outside.
-    Internal,
 }
 
 /// A tensor of a trace.
@@ -144,11 +142,28 @@ pub struct Call {
     pub inputs: Vec<Use>,
     /// The tensors it makes, in the order of its results.
     pub outputs: Vec<TensorIndex>,
-    /// The same call in burn's intermediate representation: one operation, or several where burn-ir has no single
-    /// one (`softmax`, `gelu`, …), with `Drop`s where temporaries die.
-    ///
-    /// A backend that implements the call whole runs the call; one that does not runs this decomposition.
-    pub ir: Vec<OperationIr>,
+    /// What it does, in burn's intermediate representation.
+    pub description: DescriptionIndex,
+}
+
+/// A description of a trace: its position in [`Trace::descriptions`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DescriptionIndex(pub u32);
+
+/// What a call does, in burn's intermediate representation: one operation, or several where burn-ir has no single one
+/// (`softmax`, `gelu`, …), with `Drop`s where temporaries die.
+///
+/// A backend that implements the call whole runs the call; one that does not runs this decomposition.
+///
+/// The numbers of tensors in it are its own: input `i` of the call is [`TensorId`](burn_ir::TensorId) `i`, and the
+/// outputs are [`outputs`](Self::outputs). Calls that do the same on the same shapes share a description.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Description {
+    /// The operations, in order.
+    pub operations: Vec<OperationIr>,
+    /// The numbers of the call's results, in the order of [`Call::outputs`].
+    pub outputs: Vec<u64>,
 }
 
 /// One step of a trace.
@@ -182,6 +197,8 @@ pub struct Trace {
     pub tensors: Vec<TensorInfo>,
     /// The steps, indexed by [`OpIndex`].
     pub steps: Vec<Step>,
+    /// The descriptions of calls, indexed by [`DescriptionIndex`], each once.
+    pub descriptions: Vec<Description>,
 }
 
 /// How a trace contradicts itself.
@@ -194,6 +211,12 @@ pub enum TraceError {
         at: OpIndex,
         /// The tensor.
         tensor: TensorIndex,
+    },
+    /// A call names a description that the trace does not have, or that makes another number of tensors.
+    #[error("step {at} has no description, or one of another call")]
+    Undescribed {
+        /// The step.
+        at: OpIndex,
     },
     /// A step uses a tensor that is not alive.
     #[error("step {at} uses tensor {tensor}, which is not alive there")]
@@ -236,9 +259,19 @@ impl Trace {
         })
     }
 
-    /// The operations of burn's intermediate representation, in order.
+    /// What `call` does.
+    ///
+    /// # Panics
+    ///
+    /// If the call is not one of this trace.
+    pub fn description(&self, call: &Call) -> &Description {
+        &self.descriptions[call.description.0 as usize]
+    }
+
+    /// The operations of burn's intermediate representation, in order. Tensors have the numbers of their
+    /// [`Description`].
     pub fn operations(&self) -> impl Iterator<Item = &OperationIr> {
-        self.calls().flat_map(|(_, call)| &call.ir)
+        self.calls().flat_map(|(_, call)| &self.description(call).operations)
     }
 
     /// Where the program reads values.
@@ -255,9 +288,14 @@ impl Trace {
 
     /// The tensors that are alive after the last step.
     pub fn survivors(&self) -> Vec<TensorIndex> {
+        self.alive_before(OpIndex(self.steps.len() as u32))
+    }
+
+    /// The tensors that are alive before step `at`.
+    pub fn alive_before(&self, at: OpIndex) -> Vec<TensorIndex> {
         let mut alive: Vec<bool> =
             self.tensors.iter().map(|tensor| tensor.origin == Origin::Existing).collect();
-        for step in &self.steps {
+        for step in self.steps.iter().take(at.0 as usize) {
             let (freed, made) = step.deaths_and_births();
             made.for_each(|tensor| alive[tensor.0 as usize] = true);
             freed.for_each(|tensor| alive[tensor.0 as usize] = false);
@@ -265,11 +303,18 @@ impl Trace {
         (0..self.tensors.len() as u32).map(TensorIndex).filter(|t| alive[t.0 as usize]).collect()
     }
 
-    /// Verifies that every tensor is made before it is used, once, and not used after its end.
+    /// Verifies that every tensor is made before it is used, once, and not used after its end, and that every call is
+    /// described.
     pub fn check(&self) -> Result<(), TraceError> {
         let mut alive: Vec<bool> =
             self.tensors.iter().map(|tensor| tensor.origin == Origin::Existing).collect();
         for (at, step) in self.iter() {
+            if let Step::Call(call) = step {
+                let description = self.descriptions.get(call.description.0 as usize);
+                if description.is_none_or(|made| made.outputs.len() != call.outputs.len()) {
+                    return Err(TraceError::Undescribed { at });
+                }
+            }
             for tensor in step.uses() {
                 match alive.get(tensor.0 as usize) {
                     None => return Err(TraceError::Unknown { at, tensor }),

@@ -1,7 +1,7 @@
 //! What the tensors of a rehearsed step are for: labels for parameters and gradients by their `ParamId`, for the
 //! optimizer's state by its lifetime.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -95,39 +95,75 @@ where
     }
 }
 
-/// Labels what follows from lifetimes: what an optimizer step makes and leaves behind, and is no parameter, is its
-/// state; so is what existed before and first serves in the optimizer step. Anything else that existed before is the
-/// batch.
+/// Labels what follows from lifetimes: what an optimizer step makes or takes over, leaves behind, and is no parameter,
+/// is its state (the first velocity of SGD is the first gradient); so is what existed before and first serves in the
+/// optimizer step. Anything else that existed before is the batch.
 pub(crate) fn label_by_lifetime(trace: &mut Trace) {
     let state = optimizer_state(trace);
     for index in 0..trace.tensors.len() as u32 {
         let index = TensorIndex(index);
         let tensor = &mut trace.tensors[index.0 as usize];
-        if tensor.label.is_some() {
-            continue;
-        }
-        let category = if state.contains(&index) {
-            Category::OptimizerState
-        } else if tensor.origin == Origin::Existing {
-            Category::Input
-        } else {
-            continue;
+        let given = tensor.label.as_ref().map(|label| label.category);
+        let category = match given {
+            Some(Category::Parameter) => continue,
+            _ if state.contains(&index) => Category::OptimizerState,
+            Some(_) => continue,
+            None if tensor.origin == Origin::Existing => Category::Input,
+            None => continue,
         };
         tensor.label = Some(Label { category, name: String::new() });
+    }
+}
+
+/// Lets the parameters that existed before end where an optimizer step replaces them.
+///
+/// In a rehearsal the model itself still holds them; in training nobody does.
+pub(crate) fn retire_parameters(trace: &mut Trace) {
+    let mut last_uses: HashMap<TensorIndex, (usize, usize)> = HashMap::new();
+    let mut in_optimizer = false;
+    for (at, step) in trace.steps.iter().enumerate() {
+        match step {
+            Step::Mark(mark) => in_optimizer = mark == OPTIMIZER_STEP,
+            Step::Call(call) => {
+                for (i, input) in call.inputs.iter().enumerate() {
+                    let tensor = trace.tensor(input.tensor);
+                    let label = tensor.label.as_ref().map(|label| label.category);
+                    if tensor.origin != Origin::Existing || label != Some(Category::Parameter) {
+                        continue;
+                    }
+                    if in_optimizer {
+                        last_uses.insert(input.tensor, (at, i));
+                    } else {
+                        last_uses.remove(&input.tensor);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    for (at, i) in last_uses.into_values() {
+        if let Step::Call(call) = &mut trace.steps[at] {
+            call.inputs[i].last = true;
+        }
     }
 }
 
 fn optimizer_state(trace: &Trace) -> HashSet<TensorIndex> {
     let mut state = HashSet::new();
     let mut seen = HashSet::new();
-    let mut made: HashSet<TensorIndex> = HashSet::new();
+    // What optimizer steps made, and gradients that they were given and that are still there.
+    let mut theirs: HashSet<TensorIndex> = HashSet::new();
     let mut in_optimizer = false;
+    let is_gradient = |tensor: TensorIndex| {
+        let label = trace.tensor(tensor).label.as_ref().map(|label| label.category);
+        matches!(label, Some(Category::Gradient | Category::AccumulatedGradient))
+    };
     for step in &trace.steps {
         match step {
             Step::Mark(mark) if mark == OPTIMIZER_STEP => in_optimizer = true,
             Step::Mark(mark) if mark == ITERATION_END => {
                 in_optimizer = false;
-                state.extend(made.drain());
+                state.extend(theirs.drain());
             }
             Step::Call(call) => {
                 for input in &call.inputs {
@@ -135,17 +171,20 @@ fn optimizer_state(trace: &Trace) -> HashSet<TensorIndex> {
                     if seen.insert(input.tensor) && existing && in_optimizer {
                         state.insert(input.tensor);
                     }
+                    if in_optimizer && is_gradient(input.tensor) {
+                        theirs.insert(input.tensor);
+                    }
                     if input.last {
-                        made.remove(&input.tensor);
+                        theirs.remove(&input.tensor);
                     }
                 }
                 seen.extend(&call.outputs);
                 if in_optimizer {
-                    made.extend(&call.outputs);
+                    theirs.extend(&call.outputs);
                 }
             }
             Step::Free(tensor) => {
-                made.remove(tensor);
+                theirs.remove(tensor);
             }
             Step::Upload { .. } | Step::Read(_) | Step::Mark(_) => {}
         }

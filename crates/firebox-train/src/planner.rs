@@ -10,7 +10,7 @@ use firebox_plan::{Accumulating, Need, Plan, PlanError, PlanOptions, Probing, Ro
 use firebox_trace::{Bytes, Category, Estimate, Items, MemoryModel, StructuralHash, Trace};
 
 use crate::error::{Phase, TrainError};
-use crate::rehearsal::Rehearsed;
+use crate::rehearsal::{Rehearsed, recording_bytes};
 
 /// Plans, and what they were made from.
 pub(crate) struct Planner {
@@ -150,7 +150,7 @@ impl Planner {
         if self.reads {
             recorder.limit_reads(budget, move |trace| memory.footprint(trace).peak)
         } else {
-            recorder.limit_reads(Bytes::ZERO, |_| Bytes::MAX)
+            recorder.refuse_reads()
         }
     }
 
@@ -176,7 +176,8 @@ impl Planner {
         trace: &Trace,
         held: Bytes,
     ) -> Result<(), TrainError> {
-        let needed = self.memory.footprint(trace).growth();
+        let recording = recording_bytes(self.memory.as_ref(), trace.calls().count());
+        let needed = self.memory.footprint(trace).growth() + recording;
         let budget = self.budget_of(phase) - held;
         if needed > budget {
             return Err(TrainError::GrewTooLarge { phase, needed, budget });

@@ -7,17 +7,20 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, LearningComponentsTypes, TrainStep};
-use firebox_lazy::{LazyBackend, Recorder, Rehearsal, mark, rehearse};
+use firebox_lazy::{HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, mark, rehearse};
 use firebox_plan::Accumulating;
-use firebox_trace::{Bytes, Category, Footprint, Items, MemoryModel, Step, TensorIndex};
+use firebox_trace::{
+    Bytes, Category, Footprint, Items, MemoryModel, OpIndex, Step, TensorIndex, Trace,
+};
 
 use crate::error::{Phase, TrainError, panic_message};
 use crate::gradients::GradientSum;
 use crate::labels::{
-    ITERATION_END, MICRO_STEP, OPTIMIZER_STEP, label_by_lifetime, label_gradients, label_parameters,
+    ITERATION_END, MICRO_STEP, OPTIMIZER_STEP, label_by_lifetime, label_gradients,
+    label_parameters, retire_parameters,
 };
 use crate::splitter::Splitter;
 
@@ -68,6 +71,11 @@ where
     let mut trace = guard(Phase::Training, items, || {
         rehearse::<LC::Backend, _>(recorder, &model, |model| {
             let mut learner = learner.clone();
+            // Leaves of its own for the graph of the rehearsal: a branch without a backward pass lives in burn's graph
+            // as long as the leaves do, and would outlive the rehearsal with the model's.
+            if let Some(device) = model.devices().first() {
+                learner.fork(device);
+            }
             let mut outputs = VecDeque::new();
             label_parameters(model);
             for _ in 0..2 {
@@ -97,6 +105,7 @@ where
         })
     })?;
     label_by_lifetime(&mut trace.trace);
+    retire_parameters(&mut trace.trace);
     Ok(assess(trace, memory))
 }
 
@@ -111,7 +120,7 @@ pub(crate) fn rehearse_validation<B, M, S>(
 ) -> Result<Rehearsed, TrainError>
 where
     B: LazyBackend,
-    M: InferenceStep + burn::module::Module<B>,
+    M: InferenceStep + Module<B>,
     S: Splitter<M::Input>,
 {
     let pieces = if splitter.items(batch)? == items.get() { 1 } else { 2 };
@@ -153,7 +162,10 @@ fn guard(
 fn assess(rehearsal: Rehearsal, memory: &dyn MemoryModel) -> Rehearsed {
     let Rehearsal { trace, replaced, .. } = rehearsal;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
-    let footprint = memory.footprint(&trace);
+    let mut footprint = memory.footprint(&trace);
+    let beside = recording_bytes(memory, longest_micro_step(&trace)) + loop_bytes(memory);
+    footprint.peak += beside;
+    footprint.categories.add(Category::Temporary, beside);
     let before = |step: usize| match step {
         0 => footprint.baseline,
         step => footprint.timeline[step - 1].live,
@@ -162,19 +174,50 @@ fn assess(rehearsal: Rehearsal, memory: &dyn MemoryModel) -> Rehearsed {
         Step::Mark(mark) if mark == MICRO_STEP => Some(before(at)),
         _ => None,
     });
-    let is_state = |index: &TensorIndex| {
-        let label = trace.tensor(*index).label.as_ref();
-        label.is_some_and(|label| label.category == Category::OptimizerState)
-    };
-    let state = trace.survivors().into_iter().filter(is_state);
-    let optimizer_state = state.map(|index| trace.tensor(index).bytes()).sum();
+    let optimizer_state = state_at_end(&trace);
+    let held = marks.max().unwrap_or(footprint.baseline);
+    // Plans stay for the whole run, and their timelines would be the largest part of them.
+    footprint.timeline = Vec::new();
     Rehearsed {
-        held: marks.max().unwrap_or(footprint.baseline),
+        held,
         optimizer_state,
         operations: trace.calls().count(),
         running_state: replaced,
         footprint,
     }
+}
+
+/// What the recording of a micro-step of so many calls takes of the memory.
+pub(crate) fn recording_bytes(memory: &dyn MemoryModel, calls: usize) -> Bytes {
+    match memory.is_on_host() {
+        true => Bytes::new(HOST_BYTES_PER_CALL.get() * calls as u64),
+        false => Bytes::ZERO,
+    }
+}
+
+/// What burn's training loop takes of the memory beside tensors: the items of a loader's batch, metrics, loggers. By
+/// measurement 0.1 to 0.5 MiB.
+fn loop_bytes(memory: &dyn MemoryModel) -> Bytes {
+    if memory.is_on_host() { Bytes::kib(512) } else { Bytes::ZERO }
+}
+
+/// What the optimizer keeps: its state at the end of the last iteration.
+fn state_at_end(trace: &Trace) -> Bytes {
+    let is_end = |step: &Step| matches!(step, Step::Mark(mark) if mark == ITERATION_END);
+    let end = trace.steps.iter().rposition(is_end).unwrap_or_default();
+    let is_state = |index: &TensorIndex| {
+        let label = trace.tensor(*index).label.as_ref();
+        label.is_some_and(|label| label.category == Category::OptimizerState)
+    };
+    let state = trace.alive_before(OpIndex(end as u32)).into_iter().filter(is_state);
+    state.map(|index| trace.tensor(index).bytes()).sum()
+}
+
+/// How many calls the longest micro-step of a rehearsal has.
+fn longest_micro_step(trace: &Trace) -> usize {
+    let parts = trace.steps.split(|step| matches!(step, Step::Mark(_)));
+    let calls = |part: &[Step]| part.iter().filter(|step| matches!(step, Step::Call(_))).count();
+    parts.map(calls).max().unwrap_or_default()
 }
 
 /// The model of a learner for validation, as burn makes it.

@@ -20,6 +20,8 @@ pub struct PlanReport {
     pub plan: Plan,
     /// The predicted peak, by what holds it.
     pub categories: CategoryBytes,
+    /// What the optimizer keeps between its steps: twice the parameters for Adam, once for SGD with momentum.
+    pub optimizer_state: Bytes,
     /// The operation at the predicted peak.
     pub operation: String,
     /// How sure the prediction is.
@@ -40,6 +42,7 @@ impl PlanReport {
             budget,
             plan: plan.clone(),
             categories: rehearsed.footprint.categories,
+            optimizer_state: rehearsed.optimizer_state,
             operation: rehearsed.footprint.op.clone(),
             estimate: rehearsed.footprint.estimate,
             unaccounted: rehearsed.footprint.unaccounted.clone(),

@@ -18,6 +18,17 @@ pub(crate) struct Arena {
     state: Rc<RefCell<State>>,
     /// How many threads an operation may use at the same time.
     pub(crate) threads: usize,
+    /// What a thread keeps for good once it has computed a product of matrices.
+    kept_per_thread: Bytes,
+}
+
+/// Who keeps memory for good.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeper {
+    /// The thread that runs the operations.
+    Caller,
+    /// Every thread of the pool.
+    Pool,
 }
 
 /// What happened on the heap so far.
@@ -37,6 +48,10 @@ pub(crate) struct State {
     pub(crate) buffers: Vec<Record>,
     /// Whether a workspace was bounded instead of known.
     pub(crate) bounded: bool,
+    /// Who has what it keeps for good.
+    keepers: Vec<Keeper>,
+    /// The bytes that threads keep for good.
+    pub(crate) kept: u64,
 }
 
 /// A buffer appears or disappears.
@@ -73,6 +88,8 @@ pub(crate) enum Source {
     Host,
     /// An operation allocated it.
     Operation,
+    /// Threads keep it for good.
+    Kept,
 }
 
 /// An allocation. Freed when dropped.
@@ -101,26 +118,27 @@ pub(crate) struct View {
 }
 
 impl Arena {
-    pub(crate) fn new(threads: usize) -> Self {
-        Self { state: Rc::default(), threads: threads.max(1) }
+    pub(crate) fn new(threads: usize, kept_per_thread: Bytes) -> Self {
+        Self { state: Rc::default(), threads: threads.max(1), kept_per_thread }
     }
 
     /// Allocates `bytes` until the result is dropped.
     pub(crate) fn allocate(&self, bytes: u64, source: Source) -> Rc<Buffer> {
-        let mut state = self.state.borrow_mut();
-        let id = state.buffers.len();
-        let step = state.step;
-        state.buffers.push(Record { bytes, source, born: step, died: None, tensors: Vec::new() });
-        state.events.push(Event::Allocated(id));
-        state.live += bytes;
-        state.step_peak = state.step_peak.max(state.live);
-        if state.live > state.peak {
-            state.peak = state.live;
-            state.events_to_peak = state.events.len();
-            state.peak_step = step;
-        }
-        drop(state);
+        let id = self.state.borrow_mut().allocate(bytes, source);
         Rc::new(Buffer { id, bytes, arena: self.clone() })
+    }
+
+    /// Notes what `keeper` allocates once and never frees.
+    pub(crate) fn keep_for_good(&self, keeper: Keeper) {
+        let mut state = self.state.borrow_mut();
+        if state.keepers.contains(&keeper) {
+            return;
+        }
+        state.keepers.push(keeper);
+        let threads = if keeper == Keeper::Caller { 1 } else { self.threads as u64 };
+        let bytes = self.kept_per_thread.get() * threads;
+        state.kept += bytes;
+        state.allocate(bytes, Source::Kept);
     }
 
     /// Workspace of `bytes` until the result is dropped.
@@ -168,6 +186,23 @@ impl Arena {
 
     pub(crate) fn with_state<R>(&self, read: impl FnOnce(&mut State) -> R) -> R {
         read(&mut self.state.borrow_mut())
+    }
+}
+
+impl State {
+    fn allocate(&mut self, bytes: u64, source: Source) -> usize {
+        let id = self.buffers.len();
+        let born = self.step;
+        self.buffers.push(Record { bytes, source, born, died: None, tensors: Vec::new() });
+        self.events.push(Event::Allocated(id));
+        self.live += bytes;
+        self.step_peak = self.step_peak.max(self.live);
+        if self.live > self.peak {
+            self.peak = self.live;
+            self.events_to_peak = self.events.len();
+            self.peak_step = born;
+        }
+        id
     }
 }
 

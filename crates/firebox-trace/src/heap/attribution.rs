@@ -7,7 +7,7 @@
 //! - what existed before the recording, and host data, is an input;
 //! - what an earlier call made is an activation if a call after the peak uses it again, or if it lives for more
 //!   than [`MOMENT`] steps;
-//! - everything else, and the workspace of operations, is a temporary.
+//! - everything else, the workspace of operations, and what threads keep of it, is a temporary.
 
 use crate::heap::arena::{Arena, Event, Record, Source, State};
 use crate::{Bytes, Category, CategoryBytes, Trace};
@@ -63,6 +63,9 @@ fn persistence(category: Category) -> u8 {
 }
 
 fn by_history(record: &Record, peak: u32) -> Category {
+    if record.source == Source::Kept {
+        return Category::Temporary;
+    }
     if record.source != Source::Operation {
         return Category::Input;
     }

@@ -18,7 +18,7 @@ mod layout;
 
 mod attribution;
 
-use crate::{Footprint, MemoryModel, Trace};
+use crate::{Bytes, Footprint, MemoryModel, Trace};
 
 /// The memory model of CPU backends: live bytes with exact lifetimes.
 ///
@@ -39,6 +39,7 @@ use crate::{Footprint, MemoryModel, Trace};
 pub struct Heap {
     backend: Backend,
     threads: usize,
+    kept_per_thread: Bytes,
 }
 
 /// Whose rules a [`Heap`] follows.
@@ -54,7 +55,11 @@ impl Heap {
     /// The estimate is [`Exact`](crate::Estimate::Exact) or an [`UpperBound`](crate::Estimate::UpperBound): the
     /// workspace of some operations depends on how many threads happen to work at the same time.
     pub fn flex() -> Self {
-        Self { backend: Backend::Flex, threads: available_threads() }
+        Self {
+            backend: Backend::Flex,
+            threads: available_threads(),
+            kept_per_thread: flex::kept_per_thread(),
+        }
     }
 
     /// The heap of a plain CPU backend, such as NdArray.
@@ -62,7 +67,11 @@ impl Heap {
     /// Views share, elementwise operations that own an operand write in place, everything else allocates its
     /// outputs, and convolutions unroll their input. Always a [`Heuristic`](crate::Estimate::Heuristic).
     pub fn simple() -> Self {
-        Self { backend: Backend::Simple, threads: available_threads() }
+        Self {
+            backend: Backend::Simple,
+            threads: available_threads(),
+            kept_per_thread: Bytes::ZERO,
+        }
     }
 
     /// Sets how many threads an operation may use at the same time. Zero means one.
@@ -72,6 +81,16 @@ impl Heap {
     #[must_use]
     pub fn with_threads(mut self, threads: usize) -> Self {
         self.threads = threads.max(1);
+        self
+    }
+
+    /// Sets what a thread keeps for good once it has computed a product of matrices.
+    ///
+    /// The default is the size of the second-level cache, as the `gemm` crate has it, for Flex, and nothing for the
+    /// simple heap. Set it to zero for a process whose threads have theirs already.
+    #[must_use]
+    pub fn with_kept_per_thread(mut self, kept: Bytes) -> Self {
+        self.kept_per_thread = kept;
         self
     }
 
@@ -102,7 +121,11 @@ impl MemoryModel for Heap {
     }
 
     fn footprint(&self, trace: &Trace) -> Footprint {
-        run::run(trace, self.backend, self.threads)
+        run::run(trace, self)
+    }
+
+    fn is_on_host(&self) -> bool {
+        true
     }
 }
 

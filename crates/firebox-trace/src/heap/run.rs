@@ -10,12 +10,15 @@ use crate::heap::arena::{Arena, Buffer, Source, Tenancy, View};
 use crate::heap::call::{Form, Invocation, Made, NoRule, method_of};
 use crate::heap::flex::{self, Model};
 use crate::heap::layout::Layout;
-use crate::heap::{Backend, attribution, generic};
-use crate::{Bytes, Call, Estimate, Footprint, OpIndex, Origin, Step, TensorIndex, Trace, Use};
+use crate::heap::{Backend, Heap, attribution, generic};
+use crate::{
+    Bytes, Call, Description, Estimate, Footprint, OpIndex, Origin, Step, TensorIndex, Trace, Use,
+};
 
 /// Runs `trace` and reports the memory that it took.
-pub(super) fn run(trace: &Trace, backend: Backend, threads: usize) -> Footprint {
-    let mut run = Run::begin(trace, backend, Arena::new(threads));
+pub(super) fn run(trace: &Trace, heap: &Heap) -> Footprint {
+    let arena = Arena::new(heap.threads, heap.kept_per_thread);
+    let mut run = Run::begin(trace, heap.backend, arena);
     let timeline = (0..trace.steps.len()).map(|step| run.step(step)).collect();
     run.report(timeline)
 }
@@ -102,7 +105,8 @@ impl<'a> Run<'a> {
     fn call(&mut self, call: &Call, at: u32) {
         let inputs = self.arguments(&call.inputs, at);
         let outputs: Vec<Form> = call.outputs.iter().map(|output| self.form(*output)).collect();
-        let invocation = Invocation { method: &call.name, inputs, outputs, ir: &call.ir };
+        let ir = &self.trace.description(call).operations;
+        let invocation = Invocation { method: &call.name, inputs, outputs, ir };
         let made = match self.backend {
             Backend::Simple => generic::simple(&self.arena, invocation),
             Backend::Flex => self.flex(call, invocation),
@@ -117,7 +121,9 @@ impl<'a> Run<'a> {
         let guess = generic::Guess::new(&self.arena, &invocation);
         let made = match flex::model(invocation.method) {
             Some(Model::Whole(rule)) => rule(&self.arena, invocation),
-            Some(Model::Decomposed) => decomposed(&self.arena, call, invocation),
+            Some(Model::Decomposed) => {
+                decomposed(&self.arena, self.trace.description(call), invocation)
+            }
             None => Err(NoRule),
         };
         match made {
@@ -193,6 +199,7 @@ impl<'a> Run<'a> {
             at: OpIndex(at),
             op: self.trace.steps.get(at as usize).map_or(String::new(), step_name),
             baseline: self.baseline,
+            kept: self.arena.with_state(|state| Bytes::new(state.kept)),
             categories: attribution::at_peak(self.trace, &self.arena),
             timeline,
             estimate,
@@ -202,14 +209,9 @@ impl<'a> Run<'a> {
 }
 
 /// Runs the decomposition of a call, as a backend does that has only the default of the method.
-fn decomposed(arena: &Arena, call: &Call, invocation: Invocation<'_>) -> Made {
-    let mut locals: HashMap<u64, View> = HashMap::new();
-    // A tensor that is passed twice has two owners until the call is over.
-    let mut held = Vec::new();
-    for (input, view) in call.inputs.iter().zip(invocation.inputs) {
-        held.extend(locals.insert(input.tensor.0.into(), view));
-    }
-    for op in &call.ir {
+fn decomposed(arena: &Arena, description: &Description, invocation: Invocation<'_>) -> Made {
+    let mut locals: HashMap<u64, View> = (0..).zip(invocation.inputs).collect();
+    for op in &description.operations {
         if let OperationIr::Drop(tensor) = op {
             locals.remove(&tensor.id.value());
             continue;
@@ -222,8 +224,8 @@ fn decomposed(arena: &Arena, call: &Call, invocation: Invocation<'_>) -> Made {
             locals.insert(output.id.value(), view);
         }
     }
-    let output = |output: &TensorIndex| locals.get(&u64::from(output.0)).cloned().ok_or(NoRule);
-    call.outputs.iter().map(output).collect()
+    let output = |output: &u64| locals.get(output).cloned().ok_or(NoRule);
+    description.outputs.iter().map(output).collect()
 }
 
 /// One operation of a decomposition.

@@ -11,7 +11,8 @@ use burn_ir::{
 };
 use burn_std::{DType, FloatDType, Shape};
 use firebox_trace::{
-    Call, Heap, MemoryModel, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace, Use,
+    Bytes, Call, Description, DescriptionIndex, Estimate, Heap, MemoryModel, OpIndex, Origin, Step,
+    TensorIndex, TensorInfo, Trace, Use,
 };
 
 use crate::allocator;
@@ -116,18 +117,23 @@ impl Scenario {
         run: impl FnOnce([FlexTensor; N]) -> [FlexTensor; M],
     ) -> [Handle; M] {
         let at = OpIndex(self.trace.steps.len() as u32);
-        let inputs = args.map(|arg| self.describe(arg));
-        let mut next = self.trace.tensors.len() as u64;
-        let ir = describe(inputs, &mut || {
+        let inputs = std::array::from_fn(|i| self.describe(i, args[i]));
+        let mut next = N as u64;
+        let operations = describe(inputs, &mut || {
             next += 1;
             TensorId::new(next - 1)
         });
-        self.enter_described(&ir, at);
-        let last = ir.last().expect("a call has an operation");
-        let outputs: Vec<_> =
-            last.outputs().map(|out| TensorIndex(out.id.value() as u32)).collect();
-        let uses = args.map(|arg| Use { tensor: arg.tensor, last: arg.last });
-        let call = Call { name: name.into(), inputs: uses.to_vec(), outputs: outputs.clone(), ir };
+        let last = operations.last().expect("a call has an operation");
+        let made: Vec<TensorIr> = last.outputs().cloned().collect();
+        let outputs: Vec<TensorIndex> = made
+            .iter()
+            .map(|out| self.enter(out.shape.clone(), out.dtype, Origin::Made(at)))
+            .collect();
+        let description = DescriptionIndex(self.trace.descriptions.len() as u32);
+        let locals = made.iter().map(|out| out.id.value()).collect();
+        self.trace.descriptions.push(Description { operations, outputs: locals });
+        let inputs = args.map(|arg| Use { tensor: arg.tensor, last: arg.last }).to_vec();
+        let call = Call { name: name.into(), inputs, outputs: outputs.clone(), description };
         self.trace.steps.push(Step::Call(call));
         let made = self.measure(args, run);
         let handles: [TensorIndex; M] = outputs.try_into().expect("as many outputs as described");
@@ -137,27 +143,13 @@ impl Scenario {
         handles.map(Handle)
     }
 
-    fn describe(&self, arg: Arg) -> TensorIr {
+    fn describe(&self, number: usize, arg: Arg) -> TensorIr {
         let info = self.trace.tensor(arg.tensor);
         TensorIr {
-            id: TensorId::new(arg.tensor.0.into()),
+            id: TensorId::new(number as u64),
             shape: info.shape.clone(),
             status: if arg.last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly },
             dtype: info.dtype,
-        }
-    }
-
-    /// Enters what the operations make, in the order of their numbers.
-    fn enter_described(&mut self, ir: &[OperationIr], at: OpIndex) {
-        let mut made: Vec<&TensorIr> = ir.iter().flat_map(|op| op.outputs()).collect();
-        made.sort_by_key(|out| out.id.value());
-        let outputs: Vec<u64> =
-            ir.last().into_iter().flat_map(|op| op.outputs()).map(|out| out.id.value()).collect();
-        for out in made {
-            let is_output = outputs.contains(&out.id.value());
-            let origin = if is_output { Origin::Made(at) } else { Origin::Internal };
-            let index = self.enter(out.shape.clone(), out.dtype, origin);
-            assert_eq!(u64::from(index.0), out.id.value());
         }
     }
 
@@ -212,12 +204,16 @@ impl Scenario {
     }
 
     /// Asserts that the model predicts what was measured: what is alive after each step, and what each step of at
-    /// least one MiB needs on the way, no less than 98 % and no more than 125 % of it.
+    /// least one MiB needs on the way, no less than 98 % and no more than 125 % of it; 150 % where the model says that
+    /// it gives a bound, on what threads may do at the same time and seldom do.
     #[track_caller]
     pub fn check(self) {
-        let heap = Heap::flex().with_threads(rayon::current_num_threads());
+        let heap = Heap::flex()
+            .with_threads(rayon::current_num_threads())
+            .with_kept_per_thread(Bytes::ZERO);
         let footprint = heap.footprint(&self.trace);
         assert!(footprint.unaccounted.is_empty(), "no rule for {:?}", footprint.unaccounted);
+        let most = if footprint.estimate == Estimate::Exact { 1.25 } else { 1.5 };
         let mut before = footprint.baseline.get() as f64;
         for (at, (moment, measured)) in footprint.timeline.iter().zip(&self.measured).enumerate() {
             let Step::Call(call) = &self.trace.steps[at] else { unreachable!() };
@@ -245,7 +241,7 @@ impl Scenario {
                     "{name}: {predicted} predicted, {needed} needed"
                 );
                 assert!(
-                    predicted <= 1.25 * needed,
+                    predicted <= most * needed,
                     "{name}: {predicted} predicted, {needed} needed"
                 );
             } else {
@@ -267,7 +263,8 @@ fn warm_up() {
     drop(small_product());
 }
 
+/// A product that one thread computes, and for which it takes the block that it keeps.
 fn small_product() -> FlexTensor {
-    let ones = || Flex::float_ones(Shape::new([96, 96]), &Default::default(), FloatDType::F32);
-    Flex::float_matmul(ones(), Flex::float_swap_dims(ones(), 0, 1))
+    let ones = |shape| Flex::float_ones(Shape::new(shape), &Default::default(), FloatDType::F32);
+    Flex::float_matmul(ones([64, 64]), ones([64, 512]))
 }

@@ -6,7 +6,8 @@ use burn_ir::{
 };
 use burn_std::{DType, Shape, Slice};
 use firebox_trace::{
-    Bytes, Call, Category, Label, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace, Use,
+    Bytes, Call, Category, Description, DescriptionIndex, Label, OpIndex, Origin, Step,
+    TensorIndex, TensorInfo, Trace, Use,
 };
 
 /// A use after which the tensor stays.
@@ -71,10 +72,10 @@ impl Builder {
         self.trace.steps.push(Step::Mark(text.into()));
     }
 
-    fn ir(&self, input: Use) -> TensorIr {
+    fn ir(&self, number: usize, input: Use) -> TensorIr {
         let info = self.trace.tensor(input.tensor);
         TensorIr {
-            id: TensorId::new(input.tensor.0.into()),
+            id: TensorId::new(number as u64),
             shape: info.shape.clone(),
             status: if input.last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly },
             dtype: info.dtype,
@@ -88,16 +89,20 @@ impl Builder {
         inputs: [Use; N],
         describe: impl FnOnce([TensorIr; N], TensorId) -> OperationIr,
     ) -> TensorIndex {
-        let id = TensorId::new(self.trace.tensors.len() as u64);
-        let op = describe(inputs.map(|input| self.ir(input)), id);
+        let id = TensorId::new(N as u64);
+        let op = describe(std::array::from_fn(|i| self.ir(i, inputs[i])), id);
         let out = op.outputs().next().expect("the operation has an output").clone();
         let output = self.made(out.shape.as_slice());
         self.trace.tensors[output.0 as usize].dtype = out.dtype;
+        let description = DescriptionIndex(self.trace.descriptions.len() as u32);
+        self.trace
+            .descriptions
+            .push(Description { operations: vec![op], outputs: vec![id.value()] });
         self.trace.steps.push(Step::Call(Call {
             name: name.into(),
             inputs: inputs.to_vec(),
             outputs: vec![output],
-            ir: vec![op],
+            description,
         }));
         output
     }

@@ -6,7 +6,7 @@ use crate::builder::{Builder, floats, keep, last};
 
 fn footprint(builder: Builder) -> Footprint {
     builder.trace.check().expect("the trace is consistent");
-    Heap::flex().with_threads(2).footprint(&builder.trace)
+    Heap::flex().with_kept_per_thread(Bytes::ZERO).with_threads(2).footprint(&builder.trace)
 }
 
 fn peaks(builder: Builder) -> Vec<Bytes> {
@@ -130,7 +130,7 @@ fn the_peak_is_found_where_it_is() {
     assert_eq!((footprint.at, footprint.op.as_str()), (OpIndex(1), "float_matmul"));
     assert_eq!(footprint.baseline, floats(64 * 64));
     assert!(footprint.growth() >= floats(64 * 64));
-    assert_eq!(footprint.estimate, Estimate::UpperBound);
+    assert_eq!(footprint.estimate, Estimate::Exact);
 }
 
 #[test]

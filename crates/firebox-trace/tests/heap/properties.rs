@@ -148,7 +148,7 @@ fn trace_of(commands: &[Command]) -> Trace {
 }
 
 fn footprint(trace: &Trace) -> Footprint {
-    Heap::flex().with_threads(2).footprint(trace)
+    Heap::flex().with_kept_per_thread(Bytes::ZERO).with_threads(2).footprint(trace)
 }
 
 /// Every last use by a call becomes a use and a free behind the call.
@@ -236,8 +236,10 @@ proptest! {
         prop_assert!(other.timeline.last().is_none_or(|moment| moment.live == Bytes::ZERO));
     }
 
+    // Not so with views: what is written in place through the view of a part keeps the whole buffer, where a copy
+    // would have let it go.
     #[test]
-    fn holding_tensors_longer_never_helps(commands in commands(true)) {
+    fn holding_tensors_longer_never_helps(commands in commands(false)) {
         let trace = trace_of(&commands);
         prop_assert!(footprint(&held_longer(&trace)).peak >= footprint(&trace).peak);
     }
@@ -245,8 +247,8 @@ proptest! {
     #[test]
     fn more_threads_never_need_less(commands in commands(true)) {
         let trace = trace_of(&commands);
-        let few = Heap::flex().with_threads(1).footprint(&trace);
-        let many = Heap::flex().with_threads(64).footprint(&trace);
+        let few = Heap::flex().with_kept_per_thread(Bytes::ZERO).with_threads(1).footprint(&trace);
+        let many = Heap::flex().with_kept_per_thread(Bytes::ZERO).with_threads(64).footprint(&trace);
         prop_assert!(few.peak <= many.peak);
     }
 }

@@ -1,7 +1,7 @@
 //! The text form of a trace.
 
 use expect_test::{Expect, expect};
-use firebox_trace::{Category, Heap, MemoryModel, Trace};
+use firebox_trace::{Bytes, Category, Heap, MemoryModel, Trace};
 
 use crate::builder::{Builder, keep, last};
 
@@ -53,7 +53,8 @@ fn nothing_is_nothing() {
 #[test]
 fn the_memory_beside_the_steps() {
     let trace = step();
-    let footprint = Heap::flex().with_threads(1).footprint(&trace);
+    let footprint =
+        Heap::flex().with_kept_per_thread(Bytes::ZERO).with_threads(1).footprint(&trace);
     expect![[r#"
               live |       peak |
                    |            | %0 [64, 32] f32 (parameters: linear.weight)

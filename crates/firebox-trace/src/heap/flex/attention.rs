@@ -6,7 +6,7 @@ use burn_std::DType;
 
 use crate::heap::arena::{Arena, View, bytes_of};
 use crate::heap::call::{Invocation, Made, NoRule, Rule};
-use crate::heap::flex::matmul::Product;
+use crate::heap::flex::gemm::{Product, Runs};
 use crate::heap::flex::reductions::is_half;
 use crate::heap::flex::views::swapped;
 
@@ -95,6 +95,7 @@ fn attention(arena: &Arena, call: Invocation<'_>) -> Made {
         rhs_stride: query.shape()[3] as isize,
         dtype: work,
     };
+    product.keep_blocks(arena, Runs::WhereCalled);
     drop(arena.workspace_at_most(bytes_of(scores, work) + product.packed_bytes()));
     Ok(vec![if work == out.dtype { made } else { arena.tensor(out.shape, out.dtype) }])
 }

@@ -7,7 +7,7 @@ use burn_std::{DType, Slice};
 
 use crate::heap::arena::{Arena, Buffer, View, bytes_of};
 use crate::heap::call::{Invocation, Made, NoRule, Rule};
-use crate::heap::flex::matmul::{PARALLEL, Product};
+use crate::heap::flex::gemm::{PARALLEL, Product, Runs};
 use crate::heap::layout::Layout;
 
 /// The methods of this group.
@@ -204,7 +204,11 @@ impl Shortcut {
             rhs_stride: 1,
             dtype,
         };
-        let packed = if self == Self::Planes { 0 } else { product.packed_bytes() };
+        if self == Self::Planes {
+            return arena.workspace(0);
+        }
+        product.keep_blocks(arena, Runs::InThePool);
+        let packed = product.packed_bytes();
         arena.workspace_at_most(packed * in_flight(arena, x[0], &product))
     }
 }
@@ -229,6 +233,7 @@ fn tiles(
         rhs_stride: weight[1..].iter().product::<usize>() as isize,
         dtype,
     };
+    product.keep_blocks(arena, Runs::InThePool);
     let tile = bytes_of((product.k + product.m) * product.n, dtype) + product.packed_bytes();
     let tiles = x[0] * positions.div_ceil(TILE);
     arena.workspace_at_most(tile * in_flight(arena, tiles, &product))

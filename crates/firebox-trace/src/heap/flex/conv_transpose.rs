@@ -6,7 +6,7 @@ use burn_std::DType;
 use crate::heap::arena::{Arena, View, bytes_of};
 use crate::heap::call::{Invocation, Made, NoRule, Rule};
 use crate::heap::flex::conv::{spatial, widened};
-use crate::heap::flex::matmul::Product;
+use crate::heap::flex::gemm::{Product, Runs};
 
 /// The methods of this group.
 pub(in crate::heap) const RULES: &[(&str, Rule)] = &[
@@ -56,7 +56,8 @@ pub(super) fn conv_transpose(
         dtype: x.dtype,
     };
     let _columns = arena.workspace(bytes_of(product.m * product.n, x.dtype));
-    drop(arena.workspace_at_most(product.packed_bytes()));
+    product.keep_blocks(arena, Runs::WhereCalled);
+    drop(arena.workspace(product.packed_bytes()));
     let _bias = bias.map(|bias| bias.to_contiguous(arena));
     made
 }

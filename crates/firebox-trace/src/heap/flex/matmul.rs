@@ -1,4 +1,4 @@
-//! Matrix products, and the workspace of the `gemm` crate (0.19) that Flex calls for them.
+//! Matrix products and linear layers.
 
 use std::rc::Rc;
 
@@ -7,6 +7,7 @@ use burn_std::DType;
 use crate::heap::arena::{Arena, Buffer, View};
 use crate::heap::call::{Invocation, Made, NoRule, Rule};
 use crate::heap::flex::elementwise::binary;
+use crate::heap::flex::gemm::{PARALLEL, Product, Runs};
 use crate::heap::flex::reductions::summed;
 use crate::heap::flex::views::swapped;
 use crate::heap::layout::broadcast;
@@ -21,59 +22,8 @@ pub(in crate::heap) const RULES: &[(&str, Rule)] = &[
     ("linear_bias_backward", linear_bias_backward),
 ];
 
-/// From how many multiplications on Flex lets one product use all threads.
-pub(super) const PARALLEL: usize = 192 * 192 * 192;
 /// From how many multiplications on Flex shares the matrices of a batch among the threads.
 const PARALLEL_BATCH: usize = 128 * 128 * 128;
-
-/// A product of row-major result: `[m, k] × [k, n]`.
-#[derive(Clone, Copy)]
-pub(super) struct Product {
-    pub(super) m: usize,
-    pub(super) n: usize,
-    pub(super) k: usize,
-    /// The distance of neighbours in a row of the left matrix.
-    pub(super) lhs_stride: isize,
-    /// The distance of neighbours in a row of the right matrix.
-    pub(super) rhs_stride: isize,
-    pub(super) dtype: DType,
-}
-
-impl Product {
-    /// The multiplications.
-    pub(super) fn work(&self) -> usize {
-        self.m.saturating_mul(self.n).saturating_mul(self.k)
-    }
-
-    /// A bound on what one call of `gemm` packs its operands into.
-    ///
-    /// `gemm` computes the transposed product, so that its right operand is our left one. It packs blocks of at most
-    /// 1,024 columns of that operand where the elements of a row are no neighbours or the result is wide, and of the
-    /// other where the result is narrow. Excludes the block that each thread keeps for good, as large as its
-    /// second-level cache.
-    pub(super) fn packed_bytes(&self) -> u64 {
-        const DEPTH: usize = 1024;
-        if self.k <= 2 || self.m <= 1 || self.n <= 1 {
-            return 0;
-        }
-        let depth = self.k.div_ceil(self.k.div_ceil(DEPTH));
-        let tile = if self.dtype == DType::F64 { 8 } else { 16 };
-        let wide = match self.lhs_stride {
-            1 if cfg!(target_arch = "aarch64") => self.n > 4 * tile,
-            1 => self.n > 128 * tile,
-            _ => self.n > 2 * tile,
-        };
-        let narrow = self.n <= 16 * tile && (self.rhs_stride != 1 || self.n % 8 != 0);
-        let mut packed = 0;
-        if wide {
-            packed += depth * self.m.next_multiple_of(8);
-        }
-        if narrow {
-            packed += depth * self.n.next_multiple_of(3 * tile);
-        }
-        (packed * self.dtype.size().max(4)) as u64
-    }
-}
 
 fn float_matmul(arena: &Arena, call: Invocation<'_>) -> Made {
     let [lhs, rhs] = call.take()?;
@@ -121,8 +71,12 @@ fn packed(arena: &Arena, lhs: &View, rhs: &View, elements: usize) -> Rc<Buffer> 
     let work = batch.saturating_mul(product.work());
     let shared_out =
         batch > 1 && work >= PARALLEL_BATCH && (batch >= 4 || product.work() < PARALLEL);
-    let copies = if shared_out { arena.threads.min(batch) } else { 1 };
-    arena.workspace_at_most(copies as u64 * product.packed_bytes())
+    let (copies, runs) = match shared_out {
+        true => (arena.threads.min(batch), Runs::InThePool),
+        false => (1, Runs::WhereCalled),
+    };
+    product.keep_blocks(arena, runs);
+    arena.workspace(copies as u64 * product.packed_bytes())
 }
 
 /// Contiguous operands; the right one is transposed for 32-bit integers.

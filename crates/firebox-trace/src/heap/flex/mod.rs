@@ -11,6 +11,8 @@ mod compare;
 
 mod reductions;
 
+mod gemm;
+
 mod matmul;
 
 mod conv;
@@ -29,6 +31,8 @@ mod attention;
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
+
+pub(super) use gemm::kept_per_thread;
 
 use crate::heap::call::Rule;
 

@@ -1,0 +1,125 @@
+//! The workspace of the `gemm` crate (0.19), which Flex calls for products of matrices.
+//!
+//! What it packs depends on the caches of the machine and on its vector instructions; the block sizes are asked of
+//! `gemm` itself.
+
+use burn_std::DType;
+use gemm_common::cache::{CACHE_INFO, kernel_params};
+
+use crate::Bytes;
+use crate::heap::arena::{Arena, Keeper};
+
+/// From how many multiplications on Flex lets one product use all threads.
+pub(super) const PARALLEL: usize = 192 * 192 * 192;
+
+/// A product of row-major result: `[m, k] × [k, n]`.
+#[derive(Clone, Copy)]
+pub(super) struct Product {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// The distance of neighbours in a row of the left matrix.
+    pub(super) lhs_stride: isize,
+    /// The distance of neighbours in a row of the right matrix.
+    pub(super) rhs_stride: isize,
+    pub(super) dtype: DType,
+}
+
+/// Who calls for a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Runs {
+    /// The thread that runs the operation, which hands a large product to the pool.
+    WhereCalled,
+    /// A thread of the pool.
+    InThePool,
+}
+
+/// How many rows and columns one micro-kernel of `gemm` computes, and how many elements a vector register holds.
+struct Kernel {
+    rows: usize,
+    columns: usize,
+    lanes: usize,
+}
+
+impl Kernel {
+    /// The kernel for 256-bit vectors, which `gemm` takes on x86-64 unless told otherwise at build time, and the one
+    /// for 128-bit vectors elsewhere.
+    fn of(dtype: DType) -> Self {
+        let (lanes, rows) = match (cfg!(target_arch = "x86_64"), dtype == DType::F64) {
+            (true, false) => (8, 16),
+            (true, true) => (4, 8),
+            (false, false) => (4, 8),
+            (false, true) => (2, 4),
+        };
+        let columns = if cfg!(target_arch = "x86_64") { 6 } else { 4 };
+        Self { rows, columns, lanes }
+    }
+}
+
+impl Product {
+    /// The multiplications.
+    pub(super) fn work(&self) -> usize {
+        self.m.saturating_mul(self.n).saturating_mul(self.k)
+    }
+
+    /// Whether the product is one of vectors, or too small for blocks.
+    fn is_small(&self) -> bool {
+        self.k <= 2 || self.m <= 1 || self.n <= 1
+    }
+
+    /// What one call of `gemm` packs its operands into.
+    ///
+    /// `gemm` computes the transposed product: its right operand is our left one. It packs that one where the elements
+    /// of a row are no neighbours or the result is wide, and the other where the result is narrow. Excludes the block
+    /// that each thread keeps for good.
+    pub(super) fn packed_bytes(&self) -> u64 {
+        // `gemm` widens 16-bit floats while it packs.
+        let size = self.dtype.size().max(4);
+        if self.is_small() {
+            return 0;
+        }
+        let Kernel { rows, columns, lanes } = Kernel::of(self.dtype);
+        let (m, n, k) = (self.n, self.m, self.k);
+        let (depth, block, width) = if m <= 64 && n <= 64 {
+            let depth = k.min(512);
+            let block = CACHE_INFO[1].cache_bytes / size / depth / rows * rows;
+            (depth, block, n.next_multiple_of(columns))
+        } else {
+            let params = kernel_params(m, n, k, rows, columns, size);
+            (params.kc, params.mc, params.nc)
+        };
+        let width = if width > 0 { width } else { n.next_multiple_of(columns) };
+        let packs_right = match self.lhs_stride {
+            1 if cfg!(target_arch = "aarch64") => m > 4 * rows,
+            1 => m > 128 * rows,
+            _ => m > 2 * rows,
+        };
+        let packs_left = m <= 2 * block && (m % lanes != 0 || self.rhs_stride != 1);
+        let mut packed = 0;
+        if packs_right {
+            packed += depth * columns * (width / columns);
+        }
+        if packs_left {
+            packed += depth * m.next_multiple_of(rows);
+        }
+        (packed * size) as u64
+    }
+
+    /// Notes the blocks, each as large as the second-level cache, that the threads which compute the product keep for
+    /// good.
+    pub(super) fn keep_blocks(&self, arena: &Arena, runs: Runs) {
+        if self.is_small() {
+            return;
+        }
+        let keeper = match runs {
+            Runs::WhereCalled if self.work() < PARALLEL => Keeper::Caller,
+            _ => Keeper::Pool,
+        };
+        arena.keep_for_good(keeper);
+    }
+}
+
+/// What a thread keeps for good once it has computed a product.
+pub(in crate::heap) fn kept_per_thread() -> Bytes {
+    Bytes::new(CACHE_INFO[1].cache_bytes as u64)
+}
