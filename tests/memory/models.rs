@@ -75,6 +75,7 @@ impl<B: Backend> Batcher<B, usize, Items<B>> for Numbered {
 }
 
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one")]
 pub enum Body<B: Backend> {
     Mlp(Mlp<B>),
     Cnn(Cnn<B>),

@@ -79,9 +79,12 @@ pub(crate) fn take<B: Backend>() -> Session<B> {
     *session.downcast::<Session<B>>().expect("the session keeps its backend")
 }
 
+/// Runs one call on the backend.
+type Run<B> = Box<dyn FnOnce(&mut Values<B>) + Send>;
+
 /// What a session has yet to do on the backend, in order.
 enum Instruction<B: Backend> {
-    Run(Box<dyn FnOnce(&mut Values<B>) + Send>),
+    Run(Run<B>),
     Free(TensorIndex),
 }
 

@@ -21,7 +21,7 @@ impl fmt::Display for Trace {
     ///     label: Some(Label { category: Category::Parameter, name: "linear.weight".into() }),
     /// };
     /// let read = Step::Read(Use { tensor: TensorIndex(0), last: true });
-    /// let trace = Trace { tensors: vec![weight], steps: vec![read] };
+    /// let trace = Trace { tensors: vec![weight], steps: vec![read], ..Trace::default() };
     /// assert_eq!(trace.to_string(), "%0 [2, 3] f32 (parameters: linear.weight)\n#0 read %0!\n");
     /// ```
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -43,7 +43,7 @@ impl Trace {
     ///
     /// ```
     /// use firebox_trace::{Heap, MemoryModel, Step, Trace};
-    /// let trace = Trace { tensors: vec![], steps: vec![Step::Mark("epoch 1".into())] };
+    /// let trace = Trace { steps: vec![Step::Mark("epoch 1".into())], ..Trace::default() };
     /// let footprint = Heap::flex().footprint(&trace);
     /// assert_eq!(
     ///     trace.dump(&footprint).to_string(),

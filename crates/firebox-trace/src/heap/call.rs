@@ -60,7 +60,7 @@ impl Invocation<'_> {
             }
             _ => None,
         });
-        base.filter_map(|op| select(op)).next().ok_or(NoRule)
+        base.filter_map(select).next().ok_or(NoRule)
     }
 
     /// The first of the call's module operations that `select` understands.
@@ -72,7 +72,7 @@ impl Invocation<'_> {
             OperationIr::Module(op) => Some(op),
             _ => None,
         });
-        module.filter_map(|op| select(op)).next().ok_or(NoRule)
+        module.filter_map(select).next().ok_or(NoRule)
     }
 
     /// The dimension along which the call works: that of its first operation that has one.

@@ -66,8 +66,7 @@ impl Scenario {
     pub fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         warm_up();
-        let mut measured = Vec::new();
-        measured.reserve(64);
+        let measured = Vec::with_capacity(64);
         Self {
             _turn: turn,
             trace: Trace::default(),

@@ -56,16 +56,21 @@ fn the_memory_beside_the_steps() {
     let footprint =
         Heap::flex().with_kept_per_thread(Bytes::ZERO).with_threads(1).footprint(&trace);
     expect![[r#"
-              live |       peak |
-                   |            | %0 [64, 32] f32 (parameters: linear.weight)
-                   |            | %1 [1, 32] f32 (parameters)
-         12.12 KiB |  12.12 KiB | #0 upload 4.00 KiB -> %2 [16, 64] f32 (inputs: images)
-         10.12 KiB |  16.12 KiB | #1 float_matmul %2! %0 -> %3 [16, 32] f32 <- peak
-         10.12 KiB |  10.12 KiB | #2 float_add %3! %1 -> %4 [16, 32] f32
-         10.12 KiB |  10.12 KiB | #3 mark forward done
-         10.12 KiB |  10.12 KiB | #4 float_swap_dims %4 -> %5 [32, 16] f32
-         10.12 KiB |  10.12 KiB | #5 free %5
-          8.12 KiB |  10.12 KiB | #6 read %4!
+        |      live |       peak |
+        |           |            | %0 [64, 32] f32 (parameters: linear.weight)
+        |           |            | %1 [1, 32] f32 (parameters)
+        | 12.12 KiB |  12.12 KiB | #0 upload 4.00 KiB -> %2 [16, 64] f32 (inputs: images)
+        | 10.12 KiB |  16.12 KiB | #1 float_matmul %2! %0 -> %3 [16, 32] f32 <- peak
+        | 10.12 KiB |  10.12 KiB | #2 float_add %3! %1 -> %4 [16, 32] f32
+        | 10.12 KiB |  10.12 KiB | #3 mark forward done
+        | 10.12 KiB |  10.12 KiB | #4 float_swap_dims %4 -> %5 [32, 16] f32
+        | 10.12 KiB |  10.12 KiB | #5 free %5
+        |  8.12 KiB |  10.12 KiB | #6 read %4!
     "#]]
-    .assert_eq(&trace.dump(&footprint).to_string());
+    .assert_eq(&barred(&trace.dump(&footprint).to_string()));
+}
+
+/// The text with a bar before each line: what is expected has its common indentation taken away.
+fn barred(text: &str) -> String {
+    text.lines().map(|line| format!("|{line}\n")).collect()
 }
