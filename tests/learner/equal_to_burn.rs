@@ -10,6 +10,7 @@ use burn::record::{
     FullPrecisionSettings, NamedMpkBytesRecorder, PrettyJsonFileRecorder, Recorder,
 };
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::store::{Aggregate, Direction, EventStoreClient, Split};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
@@ -79,6 +80,8 @@ fn training<B: AutodiffBackend>(
         .with_application_logger(None)
         .renderer(CliMetricsRenderer::new())
         .with_file_checkpointer(PrettyJsonFileRecorder::<Precision>::new())
+        // Not burn's default, which asks the metrics for the best epoch while they may still be at work on the last.
+        .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
         .num_epochs(case.epochs);
     if case.early_stopping {
         training = training.early_stopping(Patient(MetricEarlyStoppingStrategy::new(

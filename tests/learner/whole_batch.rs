@@ -61,10 +61,11 @@ impl<B: Backend> Rows<B> {
     }
 }
 
-/// A layer between parameters that see its input's gradient, if it has one, and a loss.
+/// A layer between parameters that see its input's gradient, and a loss. Words have no gradient: before an embedding
+/// the parameters are a branch that no backward pass follows.
 #[derive(Module, Debug)]
 struct Study<B: Backend> {
-    scale: Option<Param<Tensor<B, 1>>>,
+    scale: Param<Tensor<B, 1>>,
     layer: Layer<B>,
     #[module(skip)]
     loss: Loss,
@@ -77,9 +78,7 @@ impl Study<B> {
         let device = Default::default();
         Flex::seed(&device, 61);
         let study = |layer: Layer<B>| {
-            let ones = Tensor::ones([layer.features()], &device);
-            let words = matches!(layer, Layer::Embedding(_));
-            let scale = (!words).then(|| Param::from_tensor(ones));
+            let scale = Param::from_tensor(Tensor::ones([layer.features()], &device));
             let study = Self { scale, layer, loss };
             firebox::initialize(&study);
             study
@@ -91,11 +90,7 @@ impl Study<B> {
 impl<B: Backend> Study<B> {
     fn loss(&self, batch: Rows<B>) -> Tensor<B, 1> {
         let Rows { rows, weights } = batch;
-        let rows = match &self.scale {
-            Some(scale) => rows * scale.val().unsqueeze(),
-            None => rows,
-        };
-        let output = self.layer.forward(rows);
+        let output = self.layer.forward(rows * self.scale.val().unsqueeze());
         let target = Tensor::arange(0..output.dims()[1] as i64, &output.device()).float().sin();
         let items = (output - target.unsqueeze()).square().mean_dim(1).squeeze_dim::<1>(1);
         match self.loss {
@@ -248,16 +243,15 @@ fn a_learner_without_weights_would_be_noticed() {
     for study in Study::all(Loss::Mean) {
         let name = study.layer.name();
         let whole = gradients(&study, Rows::new(0, ITEMS, study.layer.features()));
-        for split in SPLITS {
+        let [mostly_one_part, .., even] = SPLITS;
+        for split in [mostly_one_part, even] {
             let sum = learned_gradients(&study, (by_items(), Reduction::Sum), split);
             assert!(compare(&whole, &sum).is_err(), "{name} in {:?}, summed", split.1);
-            if split.1.windows(2).all(|pair| pair[0] == pair[1]) {
-                continue;
-            }
-            let splitter = Unweighted { pieces: split.1.len() };
-            let mean = learned_gradients(&study, (splitter, Reduction::Mean), split);
-            assert!(compare(&whole, &mean).is_err(), "{name} in {:?}, averaged", split.1);
         }
+        // Even parts do count the same.
+        let splitter = Unweighted { pieces: mostly_one_part.1.len() };
+        let mean = learned_gradients(&study, (splitter, Reduction::Mean), mostly_one_part);
+        assert!(compare(&whole, &mean).is_err(), "{name} in {:?}, averaged", mostly_one_part.1);
     }
 }
 
