@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::optim::AdamConfig;
 use firebox::{
@@ -99,6 +100,23 @@ fn a_splitter_that_loses_items() {
     let (cause, changed) = failure(splitter, Bytes::gib(1), |folder| training(folder, &[8]));
     assert!(matches!(cause, TrainError::LostItems { asked: 8, got: 2 }), "{cause}");
     assert!(changed.is_none(), "something changed");
+}
+
+#[test]
+fn a_splitter_that_panics_in_the_second_batch() {
+    let _lock = random_state();
+    // Two iterations are rehearsed, and one is run.
+    let calls = AtomicUsize::new(0);
+    let range = move |batch: &Points<B>, range: Range<usize>| {
+        assert!(calls.fetch_add(1, Ordering::Relaxed) < 3, "no such items");
+        MicroBatch::range(batch, range)
+    };
+    let splitter = ByFunctions::new(|batch: &Points<B>| batch.targets.dims()[0], range);
+    let (cause, changed) = failure(splitter, Bytes::gib(1), |folder| training(folder, &[8, 8]));
+    let TrainError::StepPanicked { message, .. } = cause else { panic!("{cause}") };
+    assert!(message.contains("no such items"), "{message}");
+    let state = changed.expect("a step was made");
+    assert_eq!((state.epoch, state.iteration), (1, 1));
 }
 
 /// A splitter with a weight that no mean can be taken over.

@@ -36,12 +36,7 @@ where
         step: &mut dyn FnMut(I) -> T,
         sink: &mut dyn FnMut(T, f64) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        let micro = self.splitter.range(self.batch, range.clone());
-        let got = self.splitter.items(&micro)?;
-        if got != range.len() {
-            return Err(TrainError::LostItems { asked: range.len(), got });
-        }
-        let weight = self.splitter.weight(&micro);
+        let (micro, weight) = self.cut(range.clone())?;
         match self.attempt(range.len(), micro, step) {
             Ok(output) => sink(output, weight),
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
@@ -52,6 +47,27 @@ where
                 self.run(middle..range.end, step, sink)
             }
         }
+    }
+
+    /// The micro-batch of the items `range`, and its weight.
+    fn cut(&self, range: Range<usize>) -> Result<(I, f64), TrainError> {
+        let asked = range.len();
+        let cut = catch_unwind(AssertUnwindSafe(|| {
+            let micro = self.splitter.range(self.batch, range);
+            let got = self.splitter.items(&micro)?;
+            let weight = self.splitter.weight(&micro);
+            if got == asked {
+                Ok((micro, weight))
+            } else {
+                Err(TrainError::LostItems { asked, got })
+            }
+        }));
+        cut.unwrap_or_else(|panic| Err(self.panicked(asked, &*panic)))
+    }
+
+    fn panicked(&self, items: usize, panic: &(dyn std::any::Any + Send)) -> TrainError {
+        let message = panic_message(panic);
+        TrainError::StepPanicked { phase: self.phase, items: Items::new(items), message }
     }
 
     /// Records the step, and runs it if it fits. If it does not, or panics, the module is as it was.
@@ -69,10 +85,7 @@ where
             self.admit(&recording)?;
             Ok(recording.run())
         }));
-        let result = attempt.unwrap_or_else(|panic| {
-            let message = panic_message(&*panic);
-            Err(TrainError::StepPanicked { phase: self.phase, items: Items::new(items), message })
-        });
+        let result = attempt.unwrap_or_else(|panic| Err(self.panicked(items, &*panic)));
         if let (Err(_), Some(snapshot)) = (&result, snapshot) {
             restore::<B, M>(self.module, snapshot)?;
         }
