@@ -23,7 +23,8 @@ pub struct LazyTensor<B: Backend, K: Kind<B>> {
 
 /// What clones of a tensor share.
 pub(crate) struct Node<B: Backend, K: Kind<B>> {
-    id: u64,
+    /// Zero until a recording asks for it: threads that compute share no counter.
+    id: AtomicU64,
     value: OnceLock<K::Primitive>,
     promise: Option<Promise<B>>,
     /// The last session that met this tensor, and its number there.
@@ -80,7 +81,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 impl<B: Backend, K: Kind<B>> Node<B, K> {
     fn new(value: OnceLock<K::Primitive>, promise: Option<Promise<B>>, place: (u64, u32)) -> Self {
         Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            id: AtomicU64::new(0),
             value,
             promise,
             session: AtomicU64::new(place.0),
@@ -88,8 +89,17 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
         }
     }
 
+    /// A number that no other node has or had.
     pub(crate) fn id(&self) -> u64 {
-        self.id
+        let id = self.id.load(Ordering::Relaxed);
+        if id != 0 {
+            return id;
+        }
+        let new = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        match self.id.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => new,
+            Err(given_meanwhile) => given_meanwhile,
+        }
     }
 
     /// The number of the tensor in `session`, if that was the last session to meet it.
