@@ -156,7 +156,7 @@ where
     plain.step(plain_batch.clone());
     let ((), once) = time(|| plain.step(plain_batch.clone()));
     let steps = (0.05 / once.as_secs_f64()).ceil() as usize;
-    let rounds = machine::rounds(if once > Duration::from_millis(100) { 21 } else { 81 });
+    let rounds = machine::rounds(if once > Duration::from_millis(100) { 11 } else { 61 });
     let rounds = measure(
         rounds,
         &mut [
@@ -223,7 +223,7 @@ impl<B: Backend> Batcher<B, Image, Images<B>> for ImageBatcher {
     }
 }
 
-fn loader<B: AutodiffBackend>() -> Arc<dyn DataLoader<B, Images<B>>> {
+fn loader<B: AutodiffBackend>(batches: usize) -> Arc<dyn DataLoader<B, Images<B>>> {
     let image = |i: usize| Image {
         pixels: (0..28 * 28).map(|pixel| ((i * 31 + pixel) % 256) as f32 / 255.0).collect(),
         label: (i % 10) as i32,
@@ -231,28 +231,29 @@ fn loader<B: AutodiffBackend>() -> Arc<dyn DataLoader<B, Images<B>>> {
     DataLoaderBuilder::new(ImageBatcher)
         .batch_size(32)
         .num_workers(2)
-        .build(InMemDataset::new((0..1024).map(image).collect()))
+        .build(InMemDataset::new((0..32 * batches).map(image).collect()))
 }
 
 /// Epochs of a loader with two workers, without and with training on the batches; the ratios to burn's own.
 fn loader_workers() -> [f64; 2] {
     let device = Default::default();
-    let (plain_loader, decorated_loader) = (loader::<Plain>(), loader::<Decorated>());
+    let (plain_loader, decorated_loader) = (loader::<Plain>(32), loader::<Decorated>(32));
     fn load<B: AutodiffBackend>(loader: &Arc<dyn DataLoader<B, Images<B>>>) {
         loader.iter().for_each(|batch| drop(black_box(batch)));
     }
     let rounds = measure(
-        machine::rounds(81),
+        machine::rounds(61),
         &mut [&mut || turn(4, || load(&plain_loader)), &mut || turn(4, || load(&decorated_loader))],
     );
     let title = "two loader workers, 32 batches of 32";
     let loading = report(title, LOADER_TARGET, &rounds, 4, &["epoch"]);
 
+    let (plain_loader, decorated_loader) = (loader::<Plain>(8), loader::<Decorated>(8));
     let mut plain = train::<Plain, _>(Cnn::new(&device));
     let mut eager = train::<Decorated, _>(Cnn::new(&device));
     let mut learner = train::<Decorated, _>(Cnn::new(&device));
     let rounds = measure(
-        machine::rounds(21),
+        machine::rounds(9),
         &mut [
             &mut || turn(1, || plain_loader.iter().for_each(|batch| plain.step(batch))),
             &mut || turn(1, || decorated_loader.iter().for_each(|batch| eager.step(batch))),
@@ -261,7 +262,7 @@ fn loader_workers() -> [f64; 2] {
             },
         ],
     );
-    let title = "two loader workers and training of the CNN, 32 batches of 32";
+    let title = "two loader workers and training of the CNN, 8 batches of 32";
     let training = report(title, LOADER_TARGET, &rounds, 1, &["eager", "as the Learner"]);
     [loading[0], training.into_iter().fold(0.0, f64::max)]
 }

@@ -41,13 +41,14 @@ fn main() {
     println!("{result}");
 }
 
-/// What recording one iteration (forward, backward, optimizer step) costs.
+/// What recording a program costs, and what became of it.
 struct Recorded {
     record: Duration,
     discard: Duration,
     trace: Trace,
 }
 
+/// Records one iteration: forward, backward and optimizer step.
 fn record_iteration<M>(model: &M, batch: &M::Input) -> Recorded
 where
     M: TrainStep + AutodiffModule<B>,

@@ -8,7 +8,9 @@ use firebox::host_memory;
 pub fn print() {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = host_memory().map_or_else(|_| "unknown".to_owned(), |host| host.total.to_string());
-    println!("machine: {cores} cores, {}, {memory} memory", cpu_model());
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().filter(|load| !load.is_empty()).unwrap_or("unknown");
+    println!("machine: {cores} cores, {}, {memory} memory, load {load}", cpu_model());
 }
 
 /// The name that the processor gives itself, on Linux.
