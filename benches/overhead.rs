@@ -1,0 +1,268 @@
+//! What `Lazy` costs a training step, and a data loader with two workers: everything beside burn's own time.
+//!
+//! Four ways to run the same step take turns: burn's own backend; through `Lazy`, every operation at once; recorded
+//! as a whole and then run; and as the Learner runs it: forward and backward pass recorded, hashed and run, then the
+//! optimizer step at once.
+
+#[path = "models/cnn.rs"]
+mod cnn;
+#[path = "models/encoder.rs"]
+mod encoder;
+#[path = "harness/machine.rs"]
+mod machine;
+#[path = "harness/paired.rs"]
+mod paired;
+
+use std::hint::black_box;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::backend::{Autodiff, Flex};
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::module::AutodiffModule;
+use burn::optim::{AdamConfig, Optimizer};
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{TrainOutput, TrainStep};
+use firebox::{Lazy, Recorder, initialize};
+
+use crate::cnn::{Cnn, Images};
+use crate::encoder::{Encoder, Sequences};
+use crate::paired::{Rounds, measure, time};
+
+type Plain = Autodiff<Flex>;
+type Decorated = Autodiff<Lazy<Flex>>;
+
+/// What a step may take of burn's own time, by batch size.
+const STEP_TARGETS: [(usize, f64); 2] = [(64, 1.03), (1, 1.06)];
+/// What an epoch with loader workers may take of burn's own time.
+const LOADER_TARGET: f64 = 1.03;
+
+fn main() {
+    machine::print();
+    let mut result = "result: bench=overhead".to_owned();
+    for (items, target) in STEP_TARGETS {
+        let device = Default::default();
+        if machine::wants("cnn") {
+            let ratios = compare(
+                &format!("CNN, batch {items}"),
+                target,
+                (Cnn::<Plain>::new(&device), Images::new(items, &device)),
+                (Cnn::<Decorated>::new(&device), Images::new(items, &device)),
+            );
+            result += &line(&format!("cnn{items}"), ratios);
+        }
+        if machine::wants("encoder") {
+            let ratios = compare(
+                &format!("transformer encoder, batch {items}"),
+                target,
+                (Encoder::<Plain>::new(&device), Sequences::new(items, &device)),
+                (Encoder::<Decorated>::new(&device), Sequences::new(items, &device)),
+            );
+            result += &line(&format!("encoder{items}"), ratios);
+        }
+    }
+    if machine::wants("loader") {
+        let [loading, training] = loader_workers();
+        result += &format!(" loader={loading:.3} loader_training={training:.3}");
+    }
+    println!("{result}");
+}
+
+fn line(name: &str, [eager, recorded, learner]: [f64; 3]) -> String {
+    format!(" {name}_eager={eager:.3} {name}_recorded={recorded:.3} {name}_learner={learner:.3}")
+}
+
+/// A model in training.
+struct Training<B: AutodiffBackend, M: AutodiffModule<B>, O> {
+    model: Option<M>,
+    optimizer: O,
+    backend: PhantomData<B>,
+}
+
+fn train<B, M>(model: M) -> Training<B, M, impl Optimizer<M, B>>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B> + TrainStep,
+{
+    initialize(&model);
+    let optimizer = AdamConfig::new().init::<B, M>();
+    Training { model: Some(model), optimizer, backend: PhantomData }
+}
+
+impl<B, M, O> Training<B, M, O>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B> + TrainStep,
+    O: Optimizer<M, B>,
+{
+    fn optimize(&mut self, step: impl FnOnce(&M) -> TrainOutput<M::Output>) {
+        let model = self.model.take().expect("the model comes back from every step");
+        let output = step(&model);
+        self.model = Some(self.optimizer.step(1e-3, model, output.grads));
+        black_box(output.item);
+    }
+
+    /// Forward, backward and optimizer step.
+    fn step(&mut self, batch: M::Input) {
+        self.optimize(|model| model.step(batch));
+    }
+}
+
+impl<M, O> Training<Decorated, M, O>
+where
+    M: AutodiffModule<Decorated> + TrainStep,
+    O: Optimizer<M, Decorated>,
+{
+    /// The same, recorded as a whole.
+    fn step_recorded(&mut self, batch: M::Input) {
+        let recording = Recorder::new().record::<Flex, _>(|| self.step(batch));
+        recording.expect("recordings do not nest here").run();
+    }
+
+    /// The same as the Learner does it.
+    fn step_as_learner(&mut self, batch: M::Input) {
+        self.optimize(|model| {
+            let recording = Recorder::new().record::<Flex, _>(|| model.step(batch));
+            let recording = recording.expect("recordings do not nest here");
+            black_box(recording.trace().structural_hash());
+            recording.run()
+        });
+    }
+}
+
+/// Lets the four ways take turns; the ratios of the three to burn's own.
+fn compare<P, D>(
+    title: &str,
+    target: f64,
+    (plain, plain_batch): (P, P::Input),
+    (decorated, batch): (D, D::Input),
+) -> [f64; 3]
+where
+    P: AutodiffModule<Plain> + TrainStep,
+    P::Input: Clone,
+    D: AutodiffModule<Decorated> + TrainStep,
+    D::Input: Clone,
+{
+    let mut plain = train::<Plain, _>(plain);
+    let mut eager = train::<Decorated, _>(decorated.clone());
+    let mut recorded = train::<Decorated, _>(decorated.clone());
+    let mut learner = train::<Decorated, _>(decorated);
+
+    // As many steps in a turn as take a twentieth of a second.
+    plain.step(plain_batch.clone());
+    let ((), once) = time(|| plain.step(plain_batch.clone()));
+    let steps = (0.05 / once.as_secs_f64()).ceil() as usize;
+    let rounds = machine::rounds(if once > Duration::from_millis(100) { 11 } else { 61 });
+    let rounds = measure(
+        rounds,
+        &mut [
+            &mut || turn(steps, || plain.step(plain_batch.clone())),
+            &mut || turn(steps, || eager.step(batch.clone())),
+            &mut || turn(steps, || recorded.step_recorded(batch.clone())),
+            &mut || turn(steps, || learner.step_as_learner(batch.clone())),
+        ],
+    );
+    report(title, target, &rounds, steps, &["eager", "recorded", "as the Learner"])
+        .try_into()
+        .expect("three ways")
+}
+
+fn turn(steps: usize, mut step: impl FnMut()) -> Duration {
+    let start = Instant::now();
+    for _ in 0..steps {
+        step();
+    }
+    start.elapsed()
+}
+
+/// Prints burn's own time and the ratios of the others, and gives the ratios.
+fn report(title: &str, target: f64, rounds: &Rounds, steps: usize, names: &[&str]) -> Vec<f64> {
+    println!("\n{title}: {steps} at a time");
+    println!("  {:<16}  {:>10}  {:>8}  {:>16}  target", "", "ms", "ratio", "quartiles");
+    let ms = |subject| rounds.seconds(subject).median * 1e3 / steps as f64;
+    println!("  {:<16}  {:>10.3}", "burn", ms(0));
+    let rows = names.iter().enumerate().map(|(way, name)| {
+        let ratio = rounds.ratio(way + 1, 0);
+        println!(
+            "  {name:<16}  {:>10.3}  {:>8.3}  {:>7.3} to {:.3}  at most {target}",
+            ms(way + 1),
+            ratio.median,
+            ratio.low,
+            ratio.high,
+        );
+        ratio.median
+    });
+    rows.collect()
+}
+
+/// An image on the host.
+#[derive(Clone, Debug)]
+struct Image {
+    pixels: Vec<f32>,
+    label: i32,
+}
+
+/// Makes a tensor of every image, normalizes it and stacks them, as burn's MNIST example does.
+struct ImageBatcher;
+
+impl<B: Backend> Batcher<B, Image, Images<B>> for ImageBatcher {
+    fn batch(&self, images: Vec<Image>, device: &B::Device) -> Images<B> {
+        let (pixels, labels) = images
+            .into_iter()
+            .map(|Image { pixels, label }| {
+                let pixels = TensorData::new(pixels, [1, 1, 28, 28]);
+                let pixels = (Tensor::from_data(pixels, device) - 0.1307) / 0.3081;
+                (pixels, Tensor::from_data(TensorData::new(vec![label], [1]), device))
+            })
+            .unzip::<_, _, Vec<_>, Vec<_>>();
+        Images { pixels: Tensor::cat(pixels, 0), targets: Tensor::cat(labels, 0) }
+    }
+}
+
+fn loader<B: AutodiffBackend>(batches: usize) -> Arc<dyn DataLoader<B, Images<B>>> {
+    let image = |i: usize| Image {
+        pixels: (0..28 * 28).map(|pixel| ((i * 31 + pixel) % 256) as f32 / 255.0).collect(),
+        label: (i % 10) as i32,
+    };
+    DataLoaderBuilder::new(ImageBatcher)
+        .batch_size(32)
+        .num_workers(2)
+        .build(InMemDataset::new((0..32 * batches).map(image).collect()))
+}
+
+/// Epochs of a loader with two workers, without and with training on the batches; the ratios to burn's own.
+fn loader_workers() -> [f64; 2] {
+    let device = Default::default();
+    let (plain_loader, decorated_loader) = (loader::<Plain>(32), loader::<Decorated>(32));
+    fn load<B: AutodiffBackend>(loader: &Arc<dyn DataLoader<B, Images<B>>>) {
+        loader.iter().for_each(|batch| drop(black_box(batch)));
+    }
+    let rounds = measure(
+        machine::rounds(61),
+        &mut [&mut || turn(4, || load(&plain_loader)), &mut || turn(4, || load(&decorated_loader))],
+    );
+    let title = "two loader workers, 32 batches of 32";
+    let loading = report(title, LOADER_TARGET, &rounds, 4, &["epoch"]);
+
+    let (plain_loader, decorated_loader) = (loader::<Plain>(8), loader::<Decorated>(8));
+    let mut plain = train::<Plain, _>(Cnn::new(&device));
+    let mut eager = train::<Decorated, _>(Cnn::new(&device));
+    let mut learner = train::<Decorated, _>(Cnn::new(&device));
+    let rounds = measure(
+        machine::rounds(9),
+        &mut [
+            &mut || turn(1, || plain_loader.iter().for_each(|batch| plain.step(batch))),
+            &mut || turn(1, || decorated_loader.iter().for_each(|batch| eager.step(batch))),
+            &mut || {
+                turn(1, || decorated_loader.iter().for_each(|batch| learner.step_as_learner(batch)))
+            },
+        ],
+    );
+    let title = "two loader workers and training of the CNN, 8 batches of 32";
+    let training = report(title, LOADER_TARGET, &rounds, 1, &["eager", "as the Learner"]);
+    [loading[0], training.into_iter().fold(0.0, f64::max)]
+}

@@ -1,0 +1,184 @@
+//! What planning costs: the search itself, and the whole of it with recordings and memory model.
+
+#[path = "models/cnn.rs"]
+mod cnn;
+#[path = "models/gpt.rs"]
+mod gpt;
+#[path = "harness/machine.rs"]
+mod machine;
+#[path = "harness/paired.rs"]
+mod paired;
+#[path = "models/stack.rs"]
+mod stack;
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt::Display;
+use std::hint::black_box;
+use std::time::Duration;
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::AutodiffModule;
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::train::{InferenceStep, TrainStep};
+use firebox::{
+    Accumulating, Bytes, Heap, Items, Lazy, Learner, MemoryModel, MicroBatch, Need, PlanOptions,
+    Recorder, Trace, initialize, plan, rehearse,
+};
+
+use crate::cnn::{Cnn, Images};
+use crate::gpt::{Gpt, Texts};
+use crate::paired::{measure, time};
+use crate::stack::{Rows, Stack};
+
+type B = Autodiff<Lazy<Flex>>;
+
+/// What `plan` may take, given the footprints.
+const PLAN_TARGET: Duration = Duration::from_millis(50);
+/// How many recordings the whole search may cost.
+const SEARCH_TARGET: f64 = 10.0;
+/// The micro-steps of an iteration that the Learner rehearses where a batch is split.
+const PIECES: usize = 3;
+
+fn main() {
+    machine::print();
+    let device = Default::default();
+    let mut result = "result: bench=planning".to_owned();
+    if machine::wants("plan") {
+        result += &format!(" plan_ms={:.4}", planner_alone());
+    }
+    if machine::wants("gpt") {
+        let model = Gpt::new(12, 768, 16, &device);
+        let ratio = search("GPT, 12 layers of 768, batch 64", model, Texts::new(64, 16, &device));
+        result += &format!(" search_gpt={ratio:.2}");
+    }
+    if machine::wants("cnn") {
+        let ratio = search("CNN, batch 256", Cnn::new(&device), Images::new(256, &device));
+        result += &format!(" search_cnn={ratio:.2}");
+    }
+    println!("{result}");
+}
+
+/// Times `plan` for a model of 100 layers whose footprints are known. Milliseconds.
+fn planner_alone() -> f64 {
+    const ITEMS: usize = 4096;
+    let device = Default::default();
+    let model = Stack::<B>::new(100, &device);
+    initialize(&model);
+    let batch = Rows::<B>::new(ITEMS, &device);
+    let heap = Heap::flex();
+    let mut footprints: HashMap<(usize, Accumulating), Need> = HashMap::new();
+    let mut known = |items: Items, accumulating| {
+        let need = footprints.entry((items.get(), accumulating)).or_insert_with(|| {
+            let pieces = if accumulating == Accumulating::Yes { PIECES } else { 1 };
+            Need::upper_bound(heap.footprint(&rehearsal(&model, &batch, items.get(), pieces)).peak)
+        });
+        Ok::<_, Infallible>(need.clone())
+    };
+    let options = PlanOptions::new();
+    let items = Items::new(ITEMS);
+    let whole = plan(items, Bytes::MAX, &options, &mut known).expect("everything fits").peak();
+    let one = known(Items::new(1), Accumulating::Yes).expect("footprints do not fail").peak;
+    // The eighth part of what the batch adds to what one item needs.
+    let budget = Bytes::new(one.get() + whole.get().saturating_sub(one.get()) / 8);
+    let split = plan(items, budget, &options, &mut known).expect("one item fits");
+
+    let mut subject = || time(|| black_box(plan(items, budget, &options, &mut known))).1;
+    let rounds = measure(machine::rounds(1001), &mut [&mut subject]);
+    let time = rounds.seconds(0);
+    let (low, ms, high) = (time.low * 1e3, time.median * 1e3, time.high * 1e3);
+    println!("\nplan() alone, 100 layers, footprints given: {split}");
+    println!("  questions  {:>10}", split.asked().len());
+    let target = PLAN_TARGET.as_millis();
+    println!(
+        "  time       {ms:>10.4} ms  target: under {target} (quartiles {low:.4} to {high:.4})"
+    );
+    ms
+}
+
+/// Two iterations of `pieces` micro-steps, recorded as the search records them, and thrown away.
+fn rehearsal<M>(model: &M, batch: &M::Input, items: usize, pieces: usize) -> Trace
+where
+    M: TrainStep + AutodiffModule<B>,
+    M::Input: MicroBatch,
+{
+    let recorder = Recorder::new().substitute_random().refuse_reads();
+    let rehearsal = rehearse::<B, _>(&recorder, model, |model| {
+        let mut model = model.clone();
+        let mut optimizer = AdamConfig::new().init::<B, M>();
+        for _ in 0..2 {
+            let mut grads = GradientsParams::new();
+            for _ in 0..pieces {
+                let micro = batch.range(0..items);
+                grads = model.step(micro).grads;
+            }
+            model = optimizer.step(1e-3, model.clone(), grads);
+        }
+    });
+    rehearsal.expect("recordings do not nest here").trace
+}
+
+/// One iteration: forward, backward, optimizer step.
+fn iteration<M>(model: &M, batch: &M::Input) -> Trace
+where
+    M: TrainStep + AutodiffModule<B>,
+    M::Input: MicroBatch,
+{
+    let recorder = Recorder::new().substitute_random().refuse_reads();
+    let rehearsal = rehearse::<B, _>(&recorder, model, |model| {
+        let mut optimizer = AdamConfig::new().init::<B, M>();
+        let output = model.step(batch.range(0..1));
+        drop(optimizer.step(1e-3, model.clone(), output.grads));
+    });
+    rehearsal.expect("recordings do not nest here").trace
+}
+
+/// Times the search for the fewest micro-batches of a batch that has to be split, in recordings.
+fn search<M>(title: &str, model: M, batch: M::Input) -> f64
+where
+    M: TrainStep + AutodiffModule<B> + Display + 'static,
+    M::Input: MicroBatch,
+    M::InnerModule: InferenceStep,
+    <M::InnerModule as InferenceStep>::Input: MicroBatch,
+{
+    initialize(&model);
+    let learner = |budget: Bytes| {
+        let builder = Learner::builder().auto_batch().memory(budget);
+        builder.build::<B, _, _, _>(model.clone(), AdamConfig::new().init(), 1e-3)
+    };
+    let whole = learner(Bytes::gib(1 << 20)).plan(&batch).expect("everything fits");
+    let heap = Heap::flex();
+    let one = heap.footprint(&rehearsal(&model, &batch, 1, PIECES)).peak;
+    // The fourth part of what the batch adds to what one item needs.
+    let budget = Bytes::new(one.get() + whole.predicted().get().saturating_sub(one.get()) / 4);
+    let report = learner(budget).plan(&batch).expect("one item fits");
+    let size = report.micro_batch();
+
+    let searching = learner(budget);
+    let trace = rehearsal(&model, &batch, size, PIECES);
+    let rounds = measure(
+        machine::rounds(15),
+        &mut [
+            &mut || time(|| black_box(searching.plan(&batch))).1,
+            &mut || time(|| black_box(rehearsal(&model, &batch, size, PIECES))).1,
+            &mut || time(|| black_box(iteration(&model, &batch))).1,
+            &mut || time(|| black_box(heap.footprint(&trace))).1,
+        ],
+    );
+    let ms = |subject| rounds.seconds(subject).median * 1e3;
+    let (ratio, iterations) = (rounds.ratio(0, 1), rounds.ratio(0, 2));
+    let calls = trace.calls().count();
+    println!("\nthe whole search, {title} in {}: {}", report.budget, report.plan);
+    println!("  rehearsals recorded                {:>10}", report.cost.rehearsals);
+    println!("  calls recorded                     {:>10}", report.cost.operations);
+    println!("  the search                         {:>10.2} ms", ms(0));
+    println!("  one recording of a rehearsal       {:>10.2} ms  ({calls} calls)", ms(1));
+    println!("  its footprint                      {:>10.2} ms", ms(3));
+    println!("  one recording of an iteration      {:>10.2} ms", ms(2));
+    println!(
+        "  search / recording of a rehearsal  {:>10.2}     target: under {SEARCH_TARGET} (quartiles {:.2} to {:.2})",
+        ratio.median, ratio.low, ratio.high
+    );
+    println!("  search / recording of an iteration {:>10.2}", iterations.median);
+    ratio.median
+}
