@@ -4,7 +4,10 @@
 //! Every argument of a method has a *plain* form (what the backend takes), a *described* form (what the describing
 //! router takes) and a *slot* (what the program keeps until it runs). Every result has the same three.
 
+use std::any::TypeId;
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn_backend::ops::{
     AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConv2dBackward,
@@ -12,16 +15,18 @@ use burn_backend::ops::{
     MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices, UnfoldOptions,
 };
 use burn_backend::tensor::IndexingUpdateOp;
-use burn_backend::{Backend, Distribution, Scalar, TensorMetadata};
+use burn_backend::{Backend, Distribution, Scalar};
 use burn_ir::{
     BaseOperationIr, CustomOpIr, OperationIr, ShapeOpIr, TensorId, TensorIr, TensorStatus,
 };
 use burn_std::{BoolDType, DType, FloatDType, IntDType, Shape};
-use firebox_trace::{Call, TensorIndex, Use};
+use firebox_trace::{Call, DescriptionIndex, TensorIndex, Use};
+use rustc_hash::FxHasher;
 
 use crate::Lazy;
 use crate::describe::{Described, DescriptionClient};
 use crate::kind::Kind;
+use crate::known::{Form, Known, Sign};
 use crate::session::{self, Session, Values};
 use crate::tensor::LazyTensor;
 
@@ -30,6 +35,14 @@ pub(crate) struct CallFrame<B: Backend> {
     name: &'static str,
     inputs: Vec<Use>,
     outputs: Vec<TensorIndex>,
+    /// The device of the first input.
+    device: Option<B::Device>,
+    /// The hash of the method, its parameters, and the shapes, element types and owners of its inputs.
+    signature: FxHasher,
+    /// Whether the call was looked for by its signature.
+    looked_up: bool,
+    /// What the call makes.
+    results: Vec<Option<Form>>,
     /// The numbers of the outputs in the description.
     local_outputs: Vec<u64>,
     /// Second owners of the described inputs that the call does not own.
@@ -43,30 +56,78 @@ fn session<B: Backend, R>(f: impl FnOnce(&mut Session<B>) -> R) -> R {
 impl<B: Backend> CallFrame<B> {
     /// Starts to record a call.
     pub(crate) fn open(name: &'static str) -> Self {
-        session::<B, _>(Session::open_call);
+        let mut signature = FxHasher::default();
+        TypeId::of::<B>().hash(&mut signature);
+        name.hash(&mut signature);
         Self {
             name,
             inputs: Vec::new(),
             outputs: Vec::new(),
+            device: None,
+            signature,
+            looked_up: false,
+            results: Vec::new(),
             local_outputs: Vec::new(),
             shared: Vec::new(),
         }
     }
 
     /// Takes a tensor as the next input.
-    pub(crate) fn input<K: Kind<B>>(
-        &mut self,
-        tensor: LazyTensor<B, K>,
-    ) -> (Described<B>, TensorSlot<K>) {
-        let (shape, dtype, device) = (tensor.shape(), tensor.dtype(), tensor.device());
-        let (used, id) = session::<B, _>(|session| (session.take(tensor), session.next_local()));
-        debug_assert_eq!(id.value(), self.inputs.len() as u64, "inputs are numbered first");
+    pub(crate) fn input<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> TensorSlot<K> {
+        if self.device.is_none() {
+            self.device = Some(tensor.device());
+        }
+        let number = self.inputs.len() as u32;
+        let signature = &mut self.signature;
+        let used = session::<B, _>(|session| {
+            let used = session.take(tensor);
+            let info = session.trace.tensor(used.tensor);
+            info.shape.hash(signature);
+            info.dtype.hash(signature);
+            used.last.hash(signature);
+            used
+        });
         self.inputs.push(used);
+        TensorSlot { used, number, kind: std::marker::PhantomData }
+    }
+
+    /// Takes a parameter that is no tensor.
+    pub(crate) fn parameter<T: Sign + ?Sized>(&mut self, parameter: &T) {
+        parameter.sign(&mut self.signature);
+    }
+
+    /// The same call, if it was described before.
+    pub(crate) fn known(&mut self) -> Option<(DescriptionIndex, Arc<Known>)> {
+        self.looked_up = true;
+        let signature = self.signature.finish();
+        session::<B, _>(|session| {
+            let found = session.known_call(signature)?;
+            let alike = |(input, (form, last)): (&Use, &(Form, bool))| {
+                let info = session.trace.tensor(input.tensor);
+                input.last == *last && info.shape == form.0 && info.dtype == form.1
+            };
+            let same = found.1.name == self.name
+                && found.1.inputs.len() == self.inputs.len()
+                && self.inputs.iter().zip(&found.1.inputs).all(alike);
+            same.then_some(found)
+        })
+    }
+
+    /// Starts to describe the call.
+    pub(crate) fn describe(&self) {
+        session::<B, _>(|session| session.open_call(self.inputs.len()));
+    }
+
+    /// An input as the describing router takes it.
+    fn described<K>(&mut self, slot: &TensorSlot<K>) -> Described<B> {
+        let device = self.device.clone().expect("there is an input");
+        let (shape, dtype) = session::<B, _>(|session| session.form(slot.used.tensor));
+        let id = TensorId::new(slot.number.into());
         let described = Described::new(id, shape, dtype, DescriptionClient::new(device));
-        if !used.last {
+        if !slot.used.last {
             self.shared.push(described.clone());
         }
-        (described, TensorSlot { used, kind: std::marker::PhantomData })
+        described
     }
 
     /// Makes a described tensor the next output.
@@ -76,22 +137,32 @@ impl<B: Backend> CallFrame<B> {
     ) -> (LazyTensor<B, K>, TensorIndex) {
         let device = described.client.device.clone();
         let mut ir = described.into_ir();
-        session::<B, _>(|session| {
-            if ir.id.value() < self.inputs.len() as u64 {
-                // The description hands an input through; the result is another tensor all the same.
+        if ir.id.value() < self.inputs.len() as u64 {
+            // The description hands an input through; the result is another tensor all the same.
+            session::<B, _>(|session| {
                 let shape = ir.shape.clone();
                 let alias = ShapeOpIr::reshape(ir.clone(), shape, || session.next_local());
                 ir = alias.out.clone();
                 session.describe(OperationIr::BaseFloat(BaseOperationIr::Reshape(alias)));
-            }
-            self.local_outputs.push(ir.id.value());
-            let (tensor, index) = session.promise((ir.shape, ir.dtype), device, self.name);
-            self.outputs.push(index);
-            (tensor, index)
-        })
+            });
+        }
+        self.local_outputs.push(ir.id.value());
+        self.results.push(Some((ir.shape.clone(), ir.dtype)));
+        self.promise((ir.shape, ir.dtype), device)
     }
 
-    /// Ends the call: `run` will run it on the backend.
+    /// Makes a new tensor the next output.
+    fn promise<K: Kind<B>>(
+        &mut self,
+        form: Form,
+        device: B::Device,
+    ) -> (LazyTensor<B, K>, TensorIndex) {
+        let (tensor, index) = session::<B, _>(|session| session.promise(form, device, self.name));
+        self.outputs.push(index);
+        (tensor, index)
+    }
+
+    /// Ends a call that was described: `run` will run it on the backend.
     pub(crate) fn close<R: Returned<B>>(
         mut self,
         described: R::Described,
@@ -99,19 +170,55 @@ impl<B: Backend> CallFrame<B> {
     ) -> R {
         let (result, slots) = R::adopt(described, &mut self);
         session::<B, _>(|session| {
-            let call = Call {
-                name: self.name.into(),
-                inputs: self.inputs,
-                outputs: self.outputs,
-                description: session.close_call(self.local_outputs),
-            };
-            session.push_call(call, move |values| {
-                let plain = run(values);
-                R::store(slots, plain, values);
-            });
+            let description = session.close_call(std::mem::take(&mut self.local_outputs));
+            if self.looked_up {
+                let known = Arc::new(self.remembered(session, description));
+                session.remember_call(self.signature.finish(), description, known);
+            }
+            self.finish::<R>(session, description, slots, run);
         });
         drop(self.shared);
         result
+    }
+
+    fn remembered(&mut self, session: &Session<B>, description: DescriptionIndex) -> Known {
+        let inputs = self.inputs.iter();
+        Known {
+            name: self.name,
+            inputs: inputs.map(|input| (session.form(input.tensor), input.last)).collect(),
+            description: session.trace.descriptions[description.0 as usize].clone(),
+            results: std::mem::take(&mut self.results),
+        }
+    }
+
+    /// Ends a call that is known.
+    pub(crate) fn close_known<R: Returned<B>>(
+        mut self,
+        (description, known): (DescriptionIndex, Arc<Known>),
+        run: impl FnOnce(&mut Values<B>) -> R::Plain + Send + 'static,
+    ) -> R {
+        let (result, slots) = R::promise(&mut known.results.iter(), &mut self);
+        session::<B, _>(|session| self.finish::<R>(session, description, slots, run));
+        result
+    }
+
+    fn finish<R: Returned<B>>(
+        &mut self,
+        session: &mut Session<B>,
+        description: DescriptionIndex,
+        slots: R::Slots,
+        run: impl FnOnce(&mut Values<B>) -> R::Plain + Send + 'static,
+    ) {
+        let call = Call {
+            name: self.name.into(),
+            inputs: std::mem::take(&mut self.inputs),
+            outputs: std::mem::take(&mut self.outputs),
+            description,
+        };
+        session.push_call(call, move |values| {
+            let plain = run(values);
+            R::store(slots, plain, values);
+        });
     }
 
     /// Describes a call that burn-ir has no operation for, by the shapes of its results.
@@ -121,6 +228,7 @@ impl<B: Backend> CallFrame<B> {
         device: &B::Device,
         outputs: [(Shape, DType); N],
     ) -> [Described<B>; N] {
+        self.describe();
         session::<B, _>(|session| {
             let status = |last| if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly };
             let inputs = self.inputs.iter().enumerate().map(|(number, input)| {
@@ -154,12 +262,13 @@ pub(crate) trait Argument<B: Backend> {
     /// What the backend takes.
     type Plain;
     /// What the describing router takes.
-    type Described;
+    type Described<'a>;
     /// What the program keeps.
     type Slot: Slot<B> + Send + 'static;
 
     fn plain(self) -> Self::Plain;
-    fn record(self, frame: &mut CallFrame<B>) -> (Self::Described, Self::Slot);
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slot;
+    fn describe<'a>(slot: &'a Self::Slot, frame: &mut CallFrame<B>) -> Self::Described<'a>;
 }
 
 /// An argument that the program keeps.
@@ -183,12 +292,18 @@ pub(crate) trait Returned<B: Backend>: Sized {
 
     fn wrap(plain: Self::Plain) -> Self;
     fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots);
+    fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots);
     fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>);
 }
+
+/// What a known call makes.
+pub(crate) type Results<'a> = std::slice::Iter<'a, Option<Form>>;
 
 /// The slot of a tensor.
 pub(crate) struct TensorSlot<K> {
     used: Use,
+    /// Its position among the inputs.
+    number: u32,
     kind: std::marker::PhantomData<fn() -> K>,
 }
 
@@ -202,29 +317,38 @@ impl<B: Backend, K: Kind<B>> Slot<B> for TensorSlot<K> {
 
 impl<B: Backend, K: Kind<B>> Argument<B> for LazyTensor<B, K> {
     type Plain = K::Primitive;
-    type Described = Described<B>;
+    type Described<'a> = Described<B>;
     type Slot = TensorSlot<K>;
 
     fn plain(self) -> Self::Plain {
         self.into_inner()
     }
 
-    fn record(self, frame: &mut CallFrame<B>) -> (Self::Described, Self::Slot) {
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
         frame.input(self)
+    }
+
+    fn describe(slot: &Self::Slot, frame: &mut CallFrame<B>) -> Described<B> {
+        frame.described(slot)
     }
 }
 
 impl<B: Backend, K: Kind<B>> Argument<B> for Option<LazyTensor<B, K>> {
     type Plain = Option<K::Primitive>;
-    type Described = Option<Described<B>>;
+    type Described<'a> = Option<Described<B>>;
     type Slot = Option<TensorSlot<K>>;
 
     fn plain(self) -> Self::Plain {
         self.map(LazyTensor::into_inner)
     }
 
-    fn record(self, frame: &mut CallFrame<B>) -> (Self::Described, Self::Slot) {
-        self.map(|tensor| frame.input(tensor)).unzip()
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
+        frame.parameter(&self.is_some());
+        self.map(|tensor| frame.input(tensor))
+    }
+
+    fn describe(slot: &Self::Slot, frame: &mut CallFrame<B>) -> Option<Described<B>> {
+        slot.as_ref().map(|slot| frame.described(slot))
     }
 }
 
@@ -238,16 +362,20 @@ impl<B: Backend, K: Kind<B>> Slot<B> for Option<TensorSlot<K>> {
 
 impl<B: Backend, K: Kind<B>> Argument<B> for Vec<LazyTensor<B, K>> {
     type Plain = Vec<K::Primitive>;
-    type Described = Vec<Described<B>>;
+    type Described<'a> = Vec<Described<B>>;
     type Slot = Many<TensorSlot<K>>;
 
     fn plain(self) -> Self::Plain {
         self.into_iter().map(LazyTensor::into_inner).collect()
     }
 
-    fn record(self, frame: &mut CallFrame<B>) -> (Self::Described, Self::Slot) {
-        let (described, slots) = self.into_iter().map(|tensor| frame.input(tensor)).unzip();
-        (described, Many(slots))
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
+        frame.parameter(&self.len());
+        Many(self.into_iter().map(|tensor| frame.input(tensor)).collect())
+    }
+
+    fn describe(slot: &Self::Slot, frame: &mut CallFrame<B>) -> Vec<Described<B>> {
+        slot.0.iter().map(|slot| frame.described(slot)).collect()
     }
 }
 
@@ -262,17 +390,22 @@ impl<B: Backend, K: Kind<B>> Slot<B> for Many<TensorSlot<K>> {
     }
 }
 
-impl<'s, B: Backend, T: Clone + Send + 'static> Argument<B> for &'s [T] {
+impl<'s, B: Backend, T: Clone + Sign + Send + 'static> Argument<B> for &'s [T] {
     type Plain = &'s [T];
-    type Described = &'s [T];
+    type Described<'a> = &'a [T];
     type Slot = Vec<T>;
 
     fn plain(self) -> Self::Plain {
         self
     }
 
-    fn record(self, _frame: &mut CallFrame<B>) -> (Self::Described, Self::Slot) {
-        (self, self.to_vec())
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
+        frame.parameter(self);
+        self.to_vec()
+    }
+
+    fn describe<'a>(slot: &'a Self::Slot, _frame: &mut CallFrame<B>) -> &'a [T] {
+        slot
     }
 }
 
@@ -299,15 +432,20 @@ macro_rules! parameters {
     ($($ty:ty),* $(,)?) => {$(
         impl<B: Backend> Argument<B> for $ty {
             type Plain = Self;
-            type Described = Self;
+            type Described<'a> = Self;
             type Slot = Parameter<Self>;
 
             fn plain(self) -> Self {
                 self
             }
 
-            fn record(self, _frame: &mut CallFrame<B>) -> (Self, Self::Slot) {
-                (self.clone(), Parameter(Some(self)))
+            fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
+                frame.parameter(&self);
+                Parameter(Some(self))
+            }
+
+            fn describe(slot: &Self::Slot, _frame: &mut CallFrame<B>) -> Self {
+                slot.0.clone().expect("a call is described before it runs")
             }
         }
     )*};
@@ -353,6 +491,12 @@ impl<B: Backend, K: Kind<B>> Returned<B> for LazyTensor<B, K> {
         frame.output(described)
     }
 
+    fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+        let form = results.next().cloned().flatten().expect("the call makes this result");
+        let device = frame.device.clone().expect("a known call has an input");
+        frame.promise(form, device)
+    }
+
     fn store(slot: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
         values.store(slot, K::erase(plain));
     }
@@ -368,7 +512,16 @@ impl<B: Backend, K: Kind<B>> Returned<B> for Option<LazyTensor<B, K>> {
     }
 
     fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+        if described.is_none() {
+            frame.results.push(None);
+        }
         described.map(|described| frame.output(described)).unzip()
+    }
+
+    fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+        let form = results.next().expect("the call may make this result").clone();
+        let device = frame.device.clone().expect("a known call has an input");
+        form.map(|form| frame.promise(form, device)).unzip()
     }
 
     fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
@@ -393,6 +546,12 @@ impl<B: Backend, R1: Returned<B>, R2: Returned<B>> Returned<B> for (R1, R2) {
         ((first, second), (first_slots, second_slots))
     }
 
+    fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+        let (first, first_slots) = R1::promise(results, frame);
+        let (second, second_slots) = R2::promise(results, frame);
+        ((first, second), (first_slots, second_slots))
+    }
+
     fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
         R1::store(slots.0, plain.0, values);
         R2::store(slots.1, plain.1, values);
@@ -413,6 +572,11 @@ macro_rules! returned_struct {
 
             fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
                 $(let $field = <$returned as Returned<B>>::adopt(described.$field, frame);)*
+                (Self { $($field: $field.0),* }, ($($field.1,)*))
+            }
+
+            fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+                $(let $field = <$returned as Returned<B>>::promise(results, frame);)*
                 (Self { $($field: $field.0),* }, ($($field.1,)*))
             }
 

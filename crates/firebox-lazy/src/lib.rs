@@ -4,6 +4,7 @@ mod backend;
 mod call;
 mod describe;
 mod kind;
+mod known;
 mod module;
 mod ops;
 mod recording;

@@ -20,6 +20,7 @@ use firebox_trace::{
 use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::kind::{Kind, Value};
+use crate::known::{self, Form, Known};
 use crate::recording::{ReadLimit, ReadRefused, Recorder};
 use crate::tensor::{LazyTensor, Settle, Stage, Ticket};
 
@@ -128,6 +129,8 @@ pub(crate) struct Session<B: Backend> {
     next_local: u64,
     /// The descriptions of the trace, by their hash.
     known: FxHashMap<u64, Vec<DescriptionIndex>>,
+    /// The same for calls that were made before, by their signatures.
+    known_calls: FxHashMap<u64, (DescriptionIndex, Arc<Known>)>,
     read_limit: Option<ReadLimit>,
     /// Whether the program will never run: it is not kept then.
     never_runs: bool,
@@ -150,6 +153,7 @@ impl<B: Backend> Session<B> {
             operations: Vec::new(),
             next_local: 0,
             known: FxHashMap::default(),
+            known_calls: FxHashMap::default(),
             read_limit: options.read_limit.clone(),
             never_runs: options.never_runs,
             salvage: options.salvage,
@@ -192,10 +196,16 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Starts to describe a call.
-    pub(crate) fn open_call(&mut self) {
+    /// The shape and the element type of a tensor.
+    pub(crate) fn form(&self, tensor: TensorIndex) -> Form {
+        let info = self.trace.tensor(tensor);
+        (info.shape.clone(), info.dtype)
+    }
+
+    /// Starts to describe a call with so many inputs, which have the first numbers.
+    pub(crate) fn open_call(&mut self, inputs: usize) {
         self.operations.clear();
-        self.next_local = 0;
+        self.next_local = inputs as u64;
     }
 
     /// The number of another tensor in the description.
@@ -211,26 +221,52 @@ impl<B: Backend> Session<B> {
 
     /// Ends the description of a call; `outputs` are the numbers of its results.
     pub(crate) fn close_call(&mut self, outputs: Vec<u64>) -> DescriptionIndex {
+        let description = Description { operations: self.operations.drain(..).collect(), outputs };
+        self.share(description)
+    }
+
+    /// The place of a description among those of the trace.
+    fn share(&mut self, description: Description) -> DescriptionIndex {
         let mut hasher = FxHasher::default();
-        self.operations.hash(&mut hasher);
+        description.operations.hash(&mut hasher);
         let alike = self.known.entry(hasher.finish()).or_default();
         let descriptions = &mut self.trace.descriptions;
         for index in alike.iter() {
-            let description = &descriptions[index.0 as usize];
-            if description.outputs == outputs && description.operations == self.operations {
+            if descriptions[index.0 as usize] == description {
                 return *index;
             }
         }
         let index = DescriptionIndex(descriptions.len() as u32);
-        descriptions.push(Description { operations: self.operations.drain(..).collect(), outputs });
+        descriptions.push(description);
         alike.push(index);
         index
+    }
+
+    /// A call that was made before, in this session or in another one of this thread.
+    pub(crate) fn known_call(&mut self, signature: u64) -> Option<(DescriptionIndex, Arc<Known>)> {
+        if let Some(found) = self.known_calls.get(&signature) {
+            return Some(found.clone());
+        }
+        let known = known::find(signature)?;
+        let description = self.share(known.description.clone());
+        self.known_calls.insert(signature, (description, known.clone()));
+        Some((description, known))
+    }
+
+    pub(crate) fn remember_call(
+        &mut self,
+        signature: u64,
+        description: DescriptionIndex,
+        call: Arc<Known>,
+    ) {
+        self.known_calls.insert(signature, (description, call.clone()));
+        known::remember(signature, call);
     }
 
     /// The promise of a result of the call that is being recorded.
     pub(crate) fn promise<K: Kind<B>>(
         &mut self,
-        (shape, dtype): (Shape, DType),
+        (shape, dtype): Form,
         device: B::Device,
         call: &'static str,
     ) -> (LazyTensor<B, K>, TensorIndex) {

@@ -23,12 +23,23 @@ macro_rules! forward {
                 );
             }
             let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
-            $(let $arg = <$ty as $crate::call::Argument<B>>::record($arg, &mut frame);)*
-            let described = $crate::describe::Describer::<B>::$name($($arg.0),*);
-            frame.close::<$ret>(described, move |values| {
-                $(let mut $arg = $arg.1;)*
+            $(let $arg = <$ty as $crate::call::Argument<B>>::take($arg, &mut frame);)*
+            let known = frame.known();
+            let described = known.is_none().then(|| {
+                frame.describe();
+                $crate::describe::Describer::<B>::$name(
+                    $(<$ty as $crate::call::Argument<B>>::describe(&$arg, &mut frame)),*
+                )
+            });
+            let run = move |values: &mut $crate::session::Values<B>| {
+                $(let mut $arg = $arg;)*
                 B::$name($($crate::call::Slot::<B>::fetch(&mut $arg, values)),*)
-            })
+            };
+            match (known, described) {
+                (Some(known), _) => frame.close_known::<$ret>(known, run),
+                (None, Some(described)) => frame.close::<$ret>(described, run),
+                (None, None) => unreachable!("what is not known was described"),
+            }
         }
     )*};
 }
@@ -50,13 +61,13 @@ macro_rules! by_shape {
             let device = $first.device();
             let parameters = $crate::ops::parameters(&[$(&$crate::ops::Described(&$arg)),*]);
             let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
-            let $first = <$first_ty as $crate::call::Argument<B>>::record($first, &mut frame);
-            $(let $arg = <$ty as $crate::call::Argument<B>>::record($arg, &mut frame);)*
+            let $first = <$first_ty as $crate::call::Argument<B>>::take($first, &mut frame);
+            $(let $arg = <$ty as $crate::call::Argument<B>>::take($arg, &mut frame);)*
             let described = frame.describe_by_shape(parameters, &device, shapes);
             let described = $crate::ops::FromShapes::from_shapes(described);
             frame.close::<$ret>(described, move |values| {
-                let mut $first = $first.1;
-                $(let mut $arg = $arg.1;)*
+                let mut $first = $first;
+                $(let mut $arg = $arg;)*
                 B::$name(
                     $crate::call::Slot::<B>::fetch(&mut $first, values)
                     $(, $crate::call::Slot::<B>::fetch(&mut $arg, values))*
@@ -82,6 +93,7 @@ macro_rules! create {
             return $crate::tensor::LazyTensor::<B, $kind>::new(B::$name($($before),*, $device, $dtype));
         }
         let frame = $crate::call::CallFrame::<B>::open(stringify!($name));
+        frame.describe();
         let described =
             $crate::describe::Describer::<B>::$name($($before.clone()),*, $device, $dtype);
         let $device = $device.clone();
@@ -114,7 +126,7 @@ macro_rules! move_to {
             burn_backend::TensorMetadata::dtype(&$tensor),
         );
         let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
-        let (_, mut slot) = frame.input($tensor);
+        let mut slot = frame.input($tensor);
         let [described] = frame.describe_by_shape(String::new(), $device, [shape]);
         let $device = $device.clone();
         frame.close(described, move |values| {
