@@ -34,9 +34,9 @@ fn main() {
         result += &format!(" ops_per_second={:.0}", gpt_throughput());
     }
     if machine::wants("linearity") {
-        let [alone, chain, gpt] = growths();
-        result +=
-            &format!(" growth_recorder={alone:.2} growth_chain={chain:.2} growth_gpt={gpt:.2}");
+        for (name, growth) in growths() {
+            result += &format!(" growth_{name}={growth:.2}");
+        }
     }
     println!("{result}");
 }
@@ -54,16 +54,27 @@ where
     M: TrainStep + AutodiffModule<B>,
     M::Input: Clone,
 {
+    record_iterations(model, batch, 1)
+}
+
+/// Records `count` iterations in one program.
+fn record_iterations<M>(model: &M, batch: &M::Input, count: usize) -> Recorded
+where
+    M: TrainStep + AutodiffModule<B>,
+    M::Input: Clone,
+{
     let mut optimizer = AdamWConfig::new().init::<B, M>();
-    let (batch, model) = (batch.clone(), model.clone());
+    let mut model = model.clone();
     let (recording, record) = time(|| {
-        let iteration = || {
-            let output = model.step(batch);
-            let grads: GradientsParams = output.grads;
-            let model = optimizer.step(1e-4, model, grads);
-            (output.item, model, optimizer)
+        let iterations = || {
+            for _ in 0..count {
+                let output = model.step(batch.clone());
+                let grads: GradientsParams = output.grads;
+                model = optimizer.step(1e-4, model, grads);
+            }
+            (model, optimizer)
         };
-        Recorder::new().record::<Flex, _>(iteration).expect("recordings do not nest here")
+        Recorder::new().record::<Flex, _>(iterations).expect("recordings do not nest here")
     });
     let (discarded, discard) = time(|| recording.discard());
     Recorded { record, discard, trace: discarded.trace }
@@ -101,36 +112,47 @@ fn gpt_throughput() -> f64 {
     calls / record.median
 }
 
-/// Records programs of some 300, 3,000 and 30,000 calls. What ten times the calls cost, at worst: by the recorder
-/// alone, with automatic differentiation of a chain, and of a GPT.
-fn growths() -> [f64; 3] {
+/// Records programs of some 300, 3,000 and 30,000 calls. What ten times the calls cost, at worst, by name: longer
+/// programs of one model, with and without automatic differentiation, and deeper models.
+fn growths() -> [(&'static str, f64); 4] {
     let device = Default::default();
-    let alone = growth("the recorder alone: forward pass of GPTs", [11, 115, 1150], |layers| {
-        let model = Gpt::<Lazy<Flex>>::new(layers, 64, 16, &device);
+    let texts = Texts::new(1, 16, &device);
+    let passes = growth("forward passes of a GPT of 12 layers", [1, 10, 100], |count| {
+        let model = Gpt::<Lazy<Flex>>::new(12, 64, 16, &device);
         initialize(&model);
         let texts = Texts::new(1, 16, &device);
         move || {
-            let program = || InferenceStep::step(&model, texts.clone());
+            let program = || {
+                for _ in 0..count {
+                    InferenceStep::step(&model, texts.clone());
+                }
+            };
             let (recording, record) = time(|| Recorder::new().record::<Flex, _>(program));
             let discarded = recording.expect("recordings do not nest here").discard();
             Recorded { record, discard: Duration::ZERO, trace: discarded.trace }
         }
     });
+    let iterations = growth("iterations of a GPT of one layer, AdamW", [1, 8, 64], |count| {
+        let model = Gpt::<B>::new(1, 64, 16, &device);
+        initialize(&model);
+        let texts = texts.clone();
+        move || record_iterations(&model, &texts, count)
+    });
     let rows = Rows::new(2, &device);
-    let chain = growth("iterations of linear layers with AdamW", [11, 107, 1070], |layers| {
+    let chain = growth("one iteration of deeper linear layers, AdamW", [11, 107, 1070], |layers| {
         let model = Stack::<B>::new(layers, &device);
         initialize(&model);
         let rows = rows.clone();
         move || record_iteration(&model, &rows)
     });
-    let texts = Texts::new(1, 16, &device);
-    let gpt = growth("iterations of GPTs with AdamW", [1, 8, 80], |layers| {
+    // burn-autodiff 0.21 moves the nodes of a long graph again and again where graphs merge.
+    let deeper = growth("one iteration of deeper GPTs, AdamW", [1, 8, 80], |layers| {
         let model = Gpt::<B>::new(layers, 64, 16, &device);
         initialize(&model);
         let texts = texts.clone();
         move || record_iteration(&model, &texts)
     });
-    [alone, chain, gpt]
+    [("passes", passes), ("iterations", iterations), ("chain", chain), ("deeper_gpts", deeper)]
 }
 
 /// Records the programs that `make` makes for three depths. What ten times the calls cost, at worst.

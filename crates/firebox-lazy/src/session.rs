@@ -91,7 +91,8 @@ enum Instruction<B: Backend> {
 
 /// The tensors of the backend that the program works on, by their number in the trace.
 pub(crate) struct Values<B: Backend> {
-    values: FxHashMap<TensorIndex, Value<B>>,
+    /// Boxed: most are gone while the others are still in use.
+    values: Vec<Option<Box<Value<B>>>>,
     /// Whether random numbers come from a generator of the session's own, so that the backend's is left alone.
     pub(crate) substitute_random: bool,
 }
@@ -99,15 +100,21 @@ pub(crate) struct Values<B: Backend> {
 impl<B: Backend> Values<B> {
     /// The value of a tensor; its last use takes it out, so that the backend finds itself the only owner.
     pub(crate) fn fetch(&mut self, used: Use) -> Value<B> {
+        let value = &mut self.values[used.tensor.0 as usize];
         match used.last {
-            true => self.values.remove(&used.tensor),
-            false => self.values.get(&used.tensor).cloned(),
+            true => value.take().map(|value| *value),
+            false => value.as_deref().cloned(),
         }
         .expect("the program makes a tensor before it uses it")
     }
 
+    /// Lets a value go, and gives it if it was there.
+    fn remove(&mut self, tensor: TensorIndex) -> Option<Box<Value<B>>> {
+        self.values[tensor.0 as usize].take()
+    }
+
     pub(crate) fn store(&mut self, tensor: TensorIndex, value: Value<B>) {
-        self.values.insert(tensor, value);
+        self.values[tensor.0 as usize] = Some(Box::new(value));
     }
 }
 
@@ -123,7 +130,7 @@ pub(crate) struct Session<B: Backend> {
     met: FxHashMap<u64, TensorIndex>,
     /// The tensors that wait for their values, as far as they may still be alive: a weak pointer keeps the memory of
     /// what it points to.
-    born: FxHashMap<TensorIndex, Weak<dyn Settle<B>>>,
+    born: Vec<Option<Weak<dyn Settle<B>>>>,
     /// The description of the call that is being recorded, and the next number in it.
     operations: Vec<OperationIr>,
     next_local: u64,
@@ -144,12 +151,9 @@ impl<B: Backend> Session<B> {
             ticket: Ticket::new(),
             trace: Trace::default(),
             program: Vec::new(),
-            values: Values {
-                values: FxHashMap::default(),
-                substitute_random: options.substitute_random,
-            },
+            values: Values { values: Vec::new(), substitute_random: options.substitute_random },
             met: FxHashMap::default(),
-            born: FxHashMap::default(),
+            born: Vec::new(),
             operations: Vec::new(),
             next_local: 0,
             known: FxHashMap::default(),
@@ -163,6 +167,8 @@ impl<B: Backend> Session<B> {
     fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
         let index = TensorIndex(self.trace.tensors.len() as u32);
         self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None });
+        self.values.values.push(None);
+        self.born.push(None);
         index
     }
 
@@ -189,7 +195,7 @@ impl<B: Backend> Session<B> {
         match Arc::try_unwrap(tensor.node) {
             Ok(node) => {
                 node.consume();
-                self.born.remove(&index);
+                self.born[index.0 as usize] = None;
                 Use { tensor: index, last: true }
             }
             Err(_shared) => Use { tensor: index, last: false },
@@ -275,7 +281,7 @@ impl<B: Backend> Session<B> {
         let place = (self.id, index);
         let tensor = LazyTensor::promise(shape, dtype, device, call, self.ticket.clone(), place);
         let settle: Arc<dyn Settle<B>> = tensor.node.clone();
-        self.born.insert(index, Arc::downgrade(&settle));
+        self.born[index.0 as usize] = Some(Arc::downgrade(&settle));
         (tensor, index)
     }
 
@@ -345,7 +351,7 @@ impl<B: Backend> Session<B> {
     }
 
     fn free(&mut self, tensor: TensorIndex) {
-        self.born.remove(&tensor);
+        self.born[tensor.0 as usize] = None;
         self.instruct(Instruction::Free(tensor));
         self.trace.steps.push(Step::Free(tensor));
     }
@@ -360,7 +366,7 @@ impl<B: Backend> Session<B> {
         for (step, instruction) in self.program.drain(..) {
             match instruction {
                 Instruction::Run(run) => run(&mut self.values),
-                Instruction::Free(tensor) => drop(self.values.values.remove(&tensor)),
+                Instruction::Free(tensor) => drop(self.values.remove(tensor)),
             }
             done(step);
         }
@@ -368,21 +374,21 @@ impl<B: Backend> Session<B> {
 
     /// Hands the values to the tensors that wait for them.
     pub(crate) fn settle(&mut self) {
-        for (index, waiting) in self.born.drain() {
-            if let Some(waiting) = waiting.upgrade()
-                && let Some(value) = self.values.values.remove(&index)
+        for (index, waiting) in self.born.drain(..).enumerate() {
+            if let Some(waiting) = waiting.and_then(|waiting| waiting.upgrade())
+                && let Some(value) = self.values.remove(TensorIndex(index as u32))
             {
-                waiting.settle(value);
+                waiting.settle(*value);
             }
         }
     }
 
     /// The tensors made in the session that somebody still holds.
     pub(crate) fn survivors(&self) -> Vec<TensorIndex> {
-        let alive = self.born.iter().filter(|(_, waiting)| waiting.strong_count() > 0);
-        let mut alive: Vec<_> = alive.map(|(index, _)| *index).collect();
-        alive.sort_unstable();
-        alive
+        let is_held = |waiting: &Weak<dyn Settle<B>>| waiting.strong_count() > 0;
+        let born = self.born.iter().enumerate();
+        let held = born.filter(|(_, waiting)| waiting.as_ref().is_some_and(is_held));
+        held.map(|(index, _)| TensorIndex(index as u32)).collect()
     }
 
     pub(crate) fn label(&mut self, tensor: TensorIndex, label: Label) {
