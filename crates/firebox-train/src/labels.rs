@@ -1,14 +1,13 @@
 //! What the tensors of a rehearsed step are for: labels for parameters and gradients by their `ParamId`, for the
 //! optimizer's state by its lifetime.
 
-use std::collections::{HashMap, HashSet};
-
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Bool, Int, Tensor, TensorPrimitive};
 use firebox_lazy::{LazyBackend, label};
 use firebox_trace::{Category, Label, Origin, Step, TensorIndex, Trace};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The mark before every micro-step.
 pub(crate) const MICRO_STEP: &str = "micro-step";
@@ -119,7 +118,7 @@ pub(crate) fn label_by_lifetime(trace: &mut Trace) {
 ///
 /// In a rehearsal the model itself still holds them; in training nobody does.
 pub(crate) fn retire_parameters(trace: &mut Trace) {
-    let mut last_uses: HashMap<TensorIndex, (usize, usize)> = HashMap::new();
+    let mut last_uses: FxHashMap<TensorIndex, (usize, usize)> = FxHashMap::default();
     let mut in_optimizer = false;
     for (at, step) in trace.steps.iter().enumerate() {
         match step {
@@ -148,11 +147,11 @@ pub(crate) fn retire_parameters(trace: &mut Trace) {
     }
 }
 
-fn optimizer_state(trace: &Trace) -> HashSet<TensorIndex> {
-    let mut state = HashSet::new();
-    let mut seen = HashSet::new();
+fn optimizer_state(trace: &Trace) -> FxHashSet<TensorIndex> {
+    let mut state = FxHashSet::default();
+    let mut seen = FxHashSet::default();
     // What optimizer steps made, and gradients that they were given and that are still there.
-    let mut theirs: HashSet<TensorIndex> = HashSet::new();
+    let mut theirs: FxHashSet<TensorIndex> = FxHashSet::default();
     let mut in_optimizer = false;
     let is_gradient = |tensor: TensorIndex| {
         let label = trace.tensor(tensor).label.as_ref().map(|label| label.category);

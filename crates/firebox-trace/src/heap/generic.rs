@@ -8,7 +8,6 @@ use crate::heap::layout::Layout;
 /// What is assumed of a call for which there is no rule: its outputs are fresh memory, and it needs its inputs and
 /// outputs once more as workspace.
 pub(super) struct Guess {
-    outputs: Vec<Form>,
     inputs: u64,
     live: u64,
 }
@@ -16,17 +15,13 @@ pub(super) struct Guess {
 impl Guess {
     /// Takes down what the guess needs, before a rule is tried.
     pub(super) fn new(arena: &Arena, invocation: &Invocation<'_>) -> Self {
-        Self {
-            outputs: invocation.outputs.clone(),
-            inputs: invocation.inputs.iter().map(View::bytes).sum(),
-            live: arena.live(),
-        }
+        Self { inputs: invocation.inputs.iter().map(View::bytes).sum(), live: arena.live() }
     }
 
     /// Makes the outputs. Inputs that a rule freed before it gave up count as if it had kept them.
-    pub(super) fn outputs(self, arena: &Arena) -> Vec<View> {
+    pub(super) fn outputs(self, arena: &Arena, outputs: &[Form]) -> Vec<View> {
         let freed = self.live.saturating_sub(arena.live());
-        let outputs = fresh(arena, &self.outputs);
+        let outputs = fresh(arena, outputs);
         let made: u64 = outputs.iter().map(View::bytes).sum();
         drop(arena.workspace(freed + self.inputs + made));
         outputs

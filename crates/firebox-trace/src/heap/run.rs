@@ -1,9 +1,10 @@
 //! Runs a trace on the simulated heap, step by step.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use burn_ir::{BaseOperationIr, OperationIr, TensorIr, TensorStatus};
+use rustc_hash::FxHashMap;
 
 use crate::footprint::Moment;
 use crate::heap::arena::{Arena, Buffer, Source, Tenancy, View};
@@ -28,10 +29,10 @@ struct Run<'a> {
     trace: &'a Trace,
     backend: Backend,
     arena: Arena,
-    /// The tensors that are alive.
-    tensors: HashMap<TensorIndex, View>,
-    /// The host data of the uploads to come, by step.
-    host: HashMap<usize, Rc<Buffer>>,
+    /// The tensors that are alive, by their number.
+    tensors: Vec<Option<View>>,
+    /// The host data of the uploads to come, in order.
+    host: VecDeque<Rc<Buffer>>,
     baseline: Bytes,
     unaccounted: Vec<String>,
 }
@@ -43,8 +44,8 @@ impl<'a> Run<'a> {
             trace,
             backend,
             arena,
-            tensors: HashMap::new(),
-            host: HashMap::new(),
+            tensors: vec![None; trace.tensors.len()],
+            host: VecDeque::new(),
             baseline: Bytes::ZERO,
             unaccounted: Vec::new(),
         };
@@ -58,9 +59,9 @@ impl<'a> Run<'a> {
                 run.bind(TensorIndex(index as u32), view, 0);
             }
         }
-        for (at, step) in trace.steps.iter().enumerate() {
+        for step in &trace.steps {
             if let Step::Upload { host, .. } = step {
-                run.host.insert(at, run.arena.allocate(host.get(), Source::Host));
+                run.host.push_back(run.arena.allocate(host.get(), Source::Host));
             }
         }
         run
@@ -83,7 +84,7 @@ impl<'a> Run<'a> {
     /// Host data becomes a tensor: the backend takes the block over, or converts it if the sizes differ.
     fn upload(&mut self, output: TensorIndex, at: usize) {
         let form = self.form(output);
-        let host = self.host.remove(&at).expect("every upload has host data");
+        let host = self.host.pop_front().expect("every upload has host data");
         let layout = Layout::contiguous(form.shape.clone());
         let view = View { buffer: host, layout, dtype: form.dtype };
         let view =
@@ -132,7 +133,8 @@ impl<'a> Run<'a> {
                 if !self.unaccounted.iter().any(|name| *name == call.name) {
                     self.unaccounted.push(call.name.to_string());
                 }
-                guess.outputs(&self.arena)
+                let outputs: Vec<Form> = call.outputs.iter().map(|out| self.form(*out)).collect();
+                guess.outputs(&self.arena, &outputs)
             }
         }
     }
@@ -157,7 +159,8 @@ impl<'a> Run<'a> {
 
     fn argument(&mut self, input: Use, at: u32) -> View {
         let tensor = input.tensor;
-        let view = self.tensors.get(&tensor).expect("a tensor is alive when it is used").clone();
+        let view =
+            self.tensors[tensor.0 as usize].clone().expect("a tensor is alive when it is used");
         self.tenancy(&view, tensor, |tenancy| tenancy.used = at);
         if input.last {
             drop(self.unbind(tensor, at));
@@ -176,11 +179,11 @@ impl<'a> Run<'a> {
     fn bind(&mut self, tensor: TensorIndex, view: View, at: u32) {
         let tenancy = Tenancy { tensor, from: at, to: None, used: at };
         self.arena.with_state(|state| state.buffers[view.buffer.id].tensors.push(tenancy));
-        self.tensors.insert(tensor, view);
+        self.tensors[tensor.0 as usize] = Some(view);
     }
 
     fn unbind(&mut self, tensor: TensorIndex, at: u32) -> View {
-        let view = self.tensors.remove(&tensor).expect("a tensor is alive until it ends");
+        let view = self.tensors[tensor.0 as usize].take().expect("a tensor is alive until it ends");
         self.tenancy(&view, tensor, |tenancy| tenancy.to = Some(at));
         view
     }
@@ -210,7 +213,7 @@ impl<'a> Run<'a> {
 
 /// Runs the decomposition of a call, as a backend does that has only the default of the method.
 fn decomposed(arena: &Arena, description: &Description, invocation: Invocation<'_>) -> Made {
-    let mut locals: HashMap<u64, View> = (0..).zip(invocation.inputs).collect();
+    let mut locals: FxHashMap<u64, View> = (0..).zip(invocation.inputs).collect();
     for op in &description.operations {
         if let OperationIr::Drop(tensor) = op {
             locals.remove(&tensor.id.value());
@@ -238,7 +241,7 @@ fn part(arena: &Arena, op: &OperationIr, inputs: Vec<View>, outputs: &[&TensorIr
 }
 
 /// The handle of an input of a decomposition: moved at its last use, cloned before.
-fn take(locals: &mut HashMap<u64, View>, input: &TensorIr) -> Option<View> {
+fn take(locals: &mut FxHashMap<u64, View>, input: &TensorIr) -> Option<View> {
     match input.status {
         TensorStatus::ReadWrite => locals.remove(&input.id.value()),
         _ => locals.get(&input.id.value()).cloned(),

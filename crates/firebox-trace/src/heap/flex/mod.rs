@@ -29,10 +29,10 @@ mod creation;
 
 mod attention;
 
-use std::collections::HashMap;
 use std::sync::LazyLock;
 
 pub(super) use gemm::kept_per_thread;
+use rustc_hash::FxHashMap;
 
 use crate::heap::call::Rule;
 
@@ -64,7 +64,7 @@ const DECOMPOSED: &[&str] = &[
 ];
 
 /// The rules by method.
-static MODELS: LazyLock<HashMap<&'static str, Model>> = LazyLock::new(|| {
+static MODELS: LazyLock<FxHashMap<&'static str, Model>> = LazyLock::new(|| {
     let whole = groups().into_iter().flatten().map(|(name, rule)| (*name, Model::Whole(*rule)));
     let decomposed = DECOMPOSED.iter().map(|name| (*name, Model::Decomposed));
     whole.chain(decomposed).collect()
