@@ -3,6 +3,7 @@
 mod backend;
 mod call;
 mod describe;
+mod forms;
 mod kind;
 mod known;
 mod module;

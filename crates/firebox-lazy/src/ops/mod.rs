@@ -18,22 +18,22 @@ macro_rules! forward {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
             if !$crate::session::records::<B>() {
-                return <$ret as $crate::call::Returned<B>>::wrap(
-                    B::$name($(<$ty as $crate::call::Argument<B>>::plain($arg)),*),
+                return <$ret as $crate::forms::Returned<B>>::wrap(
+                    B::$name($(<$ty as $crate::forms::Argument<B>>::plain($arg)),*),
                 );
             }
             let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
-            $(let $arg = <$ty as $crate::call::Argument<B>>::take($arg, &mut frame);)*
+            $(let $arg = <$ty as $crate::forms::Argument<B>>::take($arg, &mut frame);)*
             let known = frame.known();
             let described = known.is_none().then(|| {
                 frame.describe();
                 $crate::describe::Describer::<B>::$name(
-                    $(<$ty as $crate::call::Argument<B>>::describe(&$arg, &mut frame)),*
+                    $(<$ty as $crate::forms::Argument<B>>::describe(&$arg, &mut frame)),*
                 )
             });
             let run = move |values: &mut $crate::session::Values<B>| {
                 $(let mut $arg = $arg;)*
-                B::$name($($crate::call::Slot::<B>::fetch(&mut $arg, values)),*)
+                B::$name($($crate::forms::Slot::<B>::fetch(&mut $arg, values)),*)
             };
             match (known, described) {
                 (Some(known), _) => frame.close_known::<$ret>(known, run),
@@ -52,25 +52,25 @@ macro_rules! by_shape {
     )*) => {$(
         fn $name($first: $first_ty $(, $arg: $ty)*) -> $ret {
             if !$crate::session::records::<B>() {
-                return <$ret as $crate::call::Returned<B>>::wrap(B::$name(
-                    <$first_ty as $crate::call::Argument<B>>::plain($first)
-                    $(, <$ty as $crate::call::Argument<B>>::plain($arg))*
+                return <$ret as $crate::forms::Returned<B>>::wrap(B::$name(
+                    <$first_ty as $crate::forms::Argument<B>>::plain($first)
+                    $(, <$ty as $crate::forms::Argument<B>>::plain($arg))*
                 ));
             }
             let shapes = $shapes;
             let device = $first.device();
             let parameters = $crate::ops::parameters(&[$(&$crate::ops::Described(&$arg)),*]);
             let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
-            let $first = <$first_ty as $crate::call::Argument<B>>::take($first, &mut frame);
-            $(let $arg = <$ty as $crate::call::Argument<B>>::take($arg, &mut frame);)*
+            let $first = <$first_ty as $crate::forms::Argument<B>>::take($first, &mut frame);
+            $(let $arg = <$ty as $crate::forms::Argument<B>>::take($arg, &mut frame);)*
             let described = frame.describe_by_shape(parameters, &device, shapes);
             let described = $crate::ops::FromShapes::from_shapes(described);
             frame.close::<$ret>(described, move |values| {
                 let mut $first = $first;
                 $(let mut $arg = $arg;)*
                 B::$name(
-                    $crate::call::Slot::<B>::fetch(&mut $first, values)
-                    $(, $crate::call::Slot::<B>::fetch(&mut $arg, values))*
+                    $crate::forms::Slot::<B>::fetch(&mut $first, values)
+                    $(, $crate::forms::Slot::<B>::fetch(&mut $arg, values))*
                 )
             })
         }
@@ -130,7 +130,7 @@ macro_rules! move_to {
         let [described] = frame.describe_by_shape(String::new(), $device, [shape]);
         let $device = $device.clone();
         frame.close(described, move |values| {
-            B::$name($crate::call::Slot::<B>::fetch(&mut slot, values), &$device)
+            B::$name($crate::forms::Slot::<B>::fetch(&mut slot, values), &$device)
         })
     }};
 }
