@@ -19,7 +19,7 @@ use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_ndarray::NdArray;
-use firebox::{Lazy, LazyBackend, Recorder};
+use firebox::{Lazy, LazyBackend, Recorder, Trace};
 
 /// Flex, decorated.
 pub type LazyFlex = Lazy<Flex>;
@@ -92,11 +92,20 @@ pub fn compare_on<P, D>(
     let expected = values(plain(&device));
     seed();
     compare(&format!("{name}, at once"), &expected, values(decorated(&device)));
+    let record = || {
+        seed();
+        let recording = Recorder::new().record::<D::Base, _>(|| decorated(&device));
+        let recording = recording.expect("recordings do not nest here");
+        recording.trace().check().expect("the trace is sound");
+        recording
+    };
+    // The second time, calls are not described but known.
+    let [described, known] = [record(), record()];
+    let structures = [described.trace(), known.trace()].map(Trace::structural_hash);
+    assert_eq!(structures[0], structures[1], "{name}");
+    compare(&format!("{name}, recorded"), &expected, values(described.run()));
     seed();
-    let recording = Recorder::new().record::<D::Base, _>(|| decorated(&device));
-    let recording = recording.expect("recordings do not nest here");
-    recording.trace().check().expect("the trace is sound");
-    compare(&format!("{name}, recorded"), &expected, values(recording.run()));
+    compare(&format!("{name}, recorded again"), &expected, values(known.run()));
 }
 
 /// Checks values against each other, bit for bit.

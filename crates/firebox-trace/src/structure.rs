@@ -5,7 +5,8 @@ use std::hash::{Hash, Hasher};
 use crate::{Description, Step, Trace};
 
 /// The structural hash of a trace: equal for the same calls on the same shapes and element types in the same order
-/// with the same lifetimes, whatever the values of tensors and scalars.
+/// with the same lifetimes, whatever the values of tensors and scalars, and whatever the order of tensors that are freed
+/// between two calls.
 ///
 /// Two steps of the same model on micro-batches of the same size have the same hash although their learning rate
 /// differs; another size, another branch or another module has another hash. The hash is stable within one build
@@ -24,7 +25,16 @@ impl Trace {
     pub fn structural_hash(&self) -> StructuralHash {
         let descriptions: Vec<u64> = self.descriptions.iter().map(structure_of).collect();
         let mut hasher = StructureHasher::default();
+        // Tensors that are freed one after the other: burn keeps gradients in hash maps and frees them in any order.
+        let mut freed = 0_u64;
         for step in &self.steps {
+            if let Step::Free(tensor) = step {
+                let mut one = StructureHasher::default();
+                one.mix(u64::from(tensor.0) + 1);
+                freed = freed.wrapping_add(one.finish());
+                continue;
+            }
+            hasher.free(&mut freed);
             match step {
                 Step::Call(call) => {
                     hasher.write_usize(1);
@@ -47,17 +57,14 @@ impl Trace {
                     tensor.shape.hash(&mut hasher);
                     tensor.dtype.hash(&mut hasher);
                 }
-                Step::Free(tensor) => {
-                    hasher.write_usize(3);
-                    hasher.write_u32(tensor.0);
-                }
                 Step::Read(read) => {
                     hasher.write_usize(4);
                     hasher.write_u32(read.tensor.0);
                 }
-                Step::Mark(_) => {}
+                Step::Free(_) | Step::Mark(_) => {}
             }
         }
+        hasher.free(&mut freed);
         for existing in self.existing() {
             let tensor = self.tensor(existing);
             hasher.write_u32(existing.0);
@@ -87,6 +94,17 @@ struct StructureHasher(u64);
 impl StructureHasher {
     fn mix(&mut self, word: u64) {
         self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x51_7c_c1_b7_27_22_0a_95);
+    }
+
+    /// Takes up the sum over the tensors that were freed since the last other step, if there were any.
+    fn free(&mut self, sum: &mut u64) {
+        match std::mem::take(sum) {
+            0 => {}
+            sum => {
+                self.mix(3);
+                self.mix(sum);
+            }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is alive when: views, sharing, operations in place, uploads, reads.
 
-use firebox_trace::{Bytes, Estimate, Footprint, Heap, MemoryModel, OpIndex};
+use firebox_trace::{Bytes, Estimate, Footprint, Heap, MemoryModel, OpIndex, StructuralHash};
 
 use crate::builder::{Builder, floats, keep, last};
 
@@ -178,4 +178,22 @@ fn a_footprint_can_be_saved() {
     let footprint = footprint(b);
     let saved = serde_json::to_string(&footprint).expect("a footprint is data");
     assert_eq!(serde_json::from_str::<Footprint>(&saved).expect("and is read back"), footprint);
+}
+
+/// The structural hash of a program that frees tensors in this order.
+fn structure(freed: &[usize]) -> StructuralHash {
+    let mut b = Builder::default();
+    let tensors = [b.existing(&[4]), b.existing(&[4]), b.existing(&[4])];
+    b.exp(keep(tensors[0]));
+    freed.iter().for_each(|i| b.free(tensors[*i]));
+    b.exp(keep(tensors[2]));
+    b.trace.structural_hash()
+}
+
+#[test]
+fn the_order_of_frees_is_no_structure_but_what_is_freed_is() {
+    assert_eq!(structure(&[0, 1]), structure(&[1, 0]));
+    assert_ne!(structure(&[0, 1]), structure(&[0]));
+    assert_ne!(structure(&[0]), structure(&[1]));
+    assert_ne!(structure(&[0]), structure(&[]));
 }
