@@ -4,50 +4,74 @@
 //! burn's: before a step runs, its operations are recorded, the memory that they need is computed from the record,
 //! and the batch is split into micro-batches that fit, with gradients that equal the whole batch's.
 //!
-//! ```no_run
+//! ```
 //! use burn::backend::{Autodiff, Flex};
 //! use burn::prelude::*;
 //! use firebox::{Bytes, Lazy, Learner, MicroBatch};
-//! # use burn::data::dataloader::DataLoader;
+//! # use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
+//! # use burn::data::dataset::InMemDataset;
+//! # use burn::nn::{Linear, LinearConfig, loss::{MseLoss, Reduction}};
 //! # use burn::optim::AdamConfig;
+//! # use burn::tensor::backend::AutodiffBackend;
 //! # use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
-//! # use std::sync::Arc;
 //!
 //! type B = Autodiff<Lazy<Flex>>; // was: Autodiff<Flex>
 //!
-//! #[derive(Clone, Debug, MicroBatch)]
-//! struct Batch<B: Backend> {
-//!     images: Tensor<B, 3>,
-//!     targets: Tensor<B, 1, Int>,
+//! #[derive(Clone, Debug, MicroBatch)] // one word on the batch
+//! struct Points<B: Backend> {
+//!     inputs: Tensor<B, 2>,
+//!     targets: Tensor<B, 2>,
 //! }
+//! # #[derive(Clone)]
+//! # struct PointBatcher;
+//! # impl<B: Backend> Batcher<B, f32, Points<B>> for PointBatcher {
+//! #     fn batch(&self, items: Vec<f32>, device: &B::Device) -> Points<B> {
+//! #         let inputs = Tensor::<B, 1>::from_floats(items.as_slice(), device).unsqueeze_dim(1);
+//! #         Points { targets: inputs.clone() * 2.0, inputs }
+//! #     }
+//! # }
 //! # #[derive(Module, Debug)]
-//! # struct Model<B: Backend> { linear: burn::nn::Linear<B> }
-//! # impl<B: burn::tensor::backend::AutodiffBackend> TrainStep for Model<B> {
-//! #     type Input = Batch<B>;
-//! #     type Output = RegressionOutput<B>;
-//! #     fn step(&self, _: Batch<B>) -> TrainOutput<RegressionOutput<B>> { unimplemented!() }
+//! # struct Line<B: Backend> { linear: Linear<B> }
+//! # impl<B: Backend> Line<B> {
+//! #     fn forward(&self, points: Points<B>) -> RegressionOutput<B> {
+//! #         let output = self.linear.forward(points.inputs);
+//! #         let loss = MseLoss::new().forward(output.clone(), points.targets.clone(), Reduction::Mean);
+//! #         RegressionOutput::new(loss, output, points.targets)
+//! #     }
 //! # }
-//! # impl<B: Backend> InferenceStep for Model<B> {
-//! #     type Input = Batch<B>;
+//! # impl<B: AutodiffBackend> TrainStep for Line<B> {
+//! #     type Input = Points<B>;
 //! #     type Output = RegressionOutput<B>;
-//! #     fn step(&self, _: Batch<B>) -> RegressionOutput<B> { unimplemented!() }
+//! #     fn step(&self, points: Points<B>) -> TrainOutput<RegressionOutput<B>> {
+//! #         let output = self.forward(points);
+//! #         TrainOutput::new(self, output.loss.backward(), output)
+//! #     }
 //! # }
-//! # fn run(
-//! #     model: Model<B>,
-//! #     train_loader: Arc<dyn DataLoader<B, Batch<B>>>,
-//! #     valid_loader: Arc<dyn DataLoader<Lazy<Flex>, Batch<Lazy<Flex>>>>,
-//! # ) -> Result<(), Box<dyn std::error::Error>> {
+//! # impl<B: Backend> InferenceStep for Line<B> {
+//! #     type Input = Points<B>;
+//! #     type Output = RegressionOutput<B>;
+//! #     fn step(&self, points: Points<B>) -> RegressionOutput<B> { self.forward(points) }
+//! # }
+//! # let device = Default::default();
+//! # let model = Line::<B> { linear: LinearConfig::new(1, 1).init(&device) };
+//! # let numbers = || InMemDataset::new((0..64).map(|i| i as f32 / 64.0).collect::<Vec<_>>());
+//! # let train_loader = DataLoaderBuilder::new(PointBatcher).batch_size(32).build(numbers());
+//! # let valid_loader = DataLoaderBuilder::new(PointBatcher).batch_size(32).build(numbers());
+//! # let folder = tempfile::tempdir()?;
+//! # let artifacts = folder.path();
 //!
-//! let training = SupervisedTraining::new("/tmp/artifacts", train_loader, valid_loader) // burn's own
-//!     .num_epochs(10);
+//! let training = SupervisedTraining::new(artifacts, train_loader, valid_loader) // burn's own
+//!     .num_epochs(2);
 //!
 //! let fitted = Learner::builder()
 //!     .auto_batch()
-//!     .memory(Bytes::gib(2)) // default: what is free
+//!     .memory(Bytes::mib(8)) // default: what is free
 //!     .build(model, AdamConfig::new().init(), 1e-3)
 //!     .fit(training)?;
-//! # Ok(())
-//! # }
+//!
+//! let plan = fitted.report.expect("batches were planned").plan;
+//! assert_eq!(plan.to_string(), "32 = 1 x 32"); // all of a batch fits
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! The loader's batch size stays what it was: it is the batch of one optimizer step.

@@ -18,6 +18,16 @@ use crate::recording::{Discarded, RecordError, Recorder, Survivor};
 ///
 /// burn initializes a parameter when it is first used, and a clone of a module made before that gets values of its
 /// own. After this call all clones share the same values.
+///
+/// ```
+/// use burn::backend::Flex;
+/// use burn::nn::{Linear, LinearConfig};
+/// use firebox_lazy::{Lazy, initialize};
+///
+/// let layer: Linear<Lazy<Flex>> = LinearConfig::new(2, 3).init(&Default::default());
+/// initialize(&layer);
+/// layer.clone().weight.val().into_data().assert_eq(&layer.weight.val().into_data(), true);
+/// ```
 pub fn initialize<B: Backend, M: Module<B>>(module: &M) {
     struct Initialize;
 
@@ -53,6 +63,22 @@ pub fn initialize<B: Backend, M: Module<B>>(module: &M) {
 /// # Panics
 ///
 /// If `program` panics.
+///
+/// ```
+/// use burn::backend::Flex;
+/// use burn::nn::{BatchNorm, BatchNormConfig};
+/// use burn::tensor::Tensor;
+/// use firebox_lazy::{Lazy, Recorder, rehearse};
+///
+/// let device = Default::default();
+/// let norm: BatchNorm<Lazy<Flex>> = BatchNormConfig::new(4).init(&device);
+/// let rehearsal = rehearse::<Lazy<Flex>, _>(&Recorder::new(), &norm, |norm| {
+///     norm.forward(Tensor::<Lazy<Flex>, 2>::ones([1 << 20, 4], &device)); // 16 MiB that are never allocated
+/// })?;
+/// assert!(rehearsal.trace.calls().count() > 0);
+/// assert!(rehearsal.survivors.is_empty());
+/// # Ok::<(), firebox_lazy::RecordError>(())
+/// ```
 pub fn rehearse<B: LazyBackend, M: Module<B>>(
     recorder: &Recorder,
     module: &M,

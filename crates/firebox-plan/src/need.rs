@@ -46,7 +46,7 @@ pub struct Holding {
 ///
 /// ```
 /// use firebox_plan::{Estimate, Need, Role};
-/// use firebox_trace::{Bytes, Estimate};
+/// use firebox_trace::Bytes;
 ///
 /// let need = Need::upper_bound(Bytes::mib(700))
 ///     .holding("parameters", Role::State, Bytes::mib(100))
