@@ -91,7 +91,8 @@ fn is_on_host(backend: &str) -> bool {
 fn memory_model(backend: &str) -> Arc<dyn MemoryModel> {
     match backend {
         "flex" => Arc::new(Heap::flex()),
-        _ => Arc::new(Heap::simple()),
+        "ndarray" => Arc::new(Heap::simple()),
+        _ => Arc::new(Heap::simple().on_device()),
     }
 }
 

@@ -40,6 +40,7 @@ pub struct Heap {
     backend: Backend,
     threads: usize,
     kept_per_thread: Bytes,
+    on_host: bool,
 }
 
 /// Whose rules a [`Heap`] follows.
@@ -59,6 +60,7 @@ impl Heap {
             backend: Backend::Flex,
             threads: available_threads(),
             kept_per_thread: flex::kept_per_thread(),
+            on_host: true,
         }
     }
 
@@ -71,6 +73,7 @@ impl Heap {
             backend: Backend::Simple,
             threads: available_threads(),
             kept_per_thread: Bytes::ZERO,
+            on_host: true,
         }
     }
 
@@ -91,6 +94,13 @@ impl Heap {
     #[must_use]
     pub fn with_kept_per_thread(mut self, kept: Bytes) -> Self {
         self.kept_per_thread = kept;
+        self
+    }
+
+    /// Says that the memory is a device's own, so that what the program holds on the host does not count.
+    #[must_use]
+    pub fn on_device(mut self) -> Self {
+        self.on_host = false;
         self
     }
 
@@ -125,7 +135,7 @@ impl MemoryModel for Heap {
     }
 
     fn is_on_host(&self) -> bool {
-        true
+        self.on_host
     }
 }
 
