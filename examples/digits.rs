@@ -185,6 +185,8 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
 
+    std::fs::create_dir_all(&options.artifacts)
+        .with_context(|| format!("cannot write to {}", options.artifacts.display()))?;
     let train_loader = DataLoaderBuilder::new(DigitBatcher)
         .batch_size(batch_size)
         .shuffle(options.seed)

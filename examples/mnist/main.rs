@@ -17,6 +17,7 @@ mod with_firebox;
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Parser;
 use firebox::Budget;
 
@@ -46,5 +47,8 @@ pub struct Options {
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    let folder = &options.artifacts;
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("cannot write to {}", folder.display()))?;
     if options.plain { plain::train(&options) } else { with_firebox::train(&options) }
 }
