@@ -14,6 +14,8 @@ use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_common::stream_id::StreamId;
 
+use firebox_trace::Bytes;
+
 use crate::server::DryServer;
 use crate::target::Target;
 use crate::usage::Usage;
@@ -175,6 +177,25 @@ impl<T: Target> Drop for Lease<T> {
             slot.state = if self.broken { State::Broken } else { State::Idle };
         }
         RETURNED.notify_all();
+    }
+}
+
+/// A look at a device while a program runs on it.
+pub(crate) struct Monitor<T: Target>(DeviceHandle<DryServer<T>>);
+
+impl<T: Target> Monitor<T> {
+    pub(crate) fn of(device: &DryDevice<T>) -> Self {
+        Self(DeviceHandle::new(device.to_id()))
+    }
+
+    /// The bytes of all pages.
+    pub(crate) fn reserved(&self) -> Bytes {
+        self.0.submit_blocking(|server| server.reserved()).expect("the device runs this program")
+    }
+
+    /// What was measured up to now.
+    pub(crate) fn usage(&self) -> Usage {
+        self.0.submit_blocking(DryServer::usage).expect("the device runs this program")
     }
 }
 

@@ -27,6 +27,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`Dry`] replays a recorded trace there and tells its footprint: the same bytes as the program itself reserves.
+//!
 //! # What is mirrored, and of what
 //!
 //! | What | CUDA | wgpu |
@@ -76,10 +78,18 @@ mod server;
 mod device;
 mod runtime;
 
+mod twin;
+
+mod model;
+mod program;
+mod translate;
+
 pub use card::{Capability, Card};
 pub use device::{DryDevice, Lease, LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD, Panicked};
+pub use model::{Dry, MOST_REPLAYS, ReplayError};
 pub use runtime::{DryCompiler, DryRuntime, NoCode};
 pub use server::DryServer;
 pub use storage::DryStorage;
 pub use target::{Cuda, Target, Wgpu};
+pub use twin::{DryTwin, Mirrored};
 pub use usage::{Refusal, Usage};

@@ -67,6 +67,11 @@ impl<T: Target> DryServer<T> {
         usage
     }
 
+    /// The bytes of all pages.
+    pub(crate) fn reserved(&self) -> Bytes {
+        self.usage.reserved
+    }
+
     fn stream(&mut self, stream: StreamId) -> &mut MemoryManagement<DryStorage> {
         // As `StreamPool` of cubecl-runtime does.
         let index = stream.value as usize % self.max_streams;

@@ -204,6 +204,7 @@ impl<'a> Run<'a> {
             timeline,
             estimate,
             unaccounted: self.unaccounted,
+            paging: None,
         }
     }
 }
