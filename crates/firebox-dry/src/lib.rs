@@ -62,8 +62,8 @@
 //! # Autotune
 //!
 //! With burn's autotune on, the tuner asks the device to time candidates. The candidate that asks for the most memory
-//! is said to be the fastest. The dry runtime has a name of its own, under which the tuner keeps its choices apart from
-//! those of real devices.
+//! is said to be the fastest. The dry runtime has a name of its own for each card, under which the tuner files its choices
+//! apart from those of real devices and of other cards.
 
 mod card;
 mod card_table;
@@ -88,7 +88,7 @@ pub use card::{Capability, Card};
 pub use device::{DryDevice, Lease, LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD, Panicked};
 pub use model::{Dry, MOST_REPLAYS, ReplayError};
 pub use runtime::{DryCompiler, DryRuntime, NoCode};
-pub use server::DryServer;
+pub use server::{DryInfo, DryServer};
 pub use storage::DryStorage;
 pub use target::{Cuda, Target, Wgpu};
 pub use twin::{DryTwin, Mirrored};

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_backend::{Backend, DType, TensorData};
 use burn_ir::{BackendIr, TensorIr};
@@ -38,6 +39,7 @@ pub struct Dry<B: DryTwin> {
     name: String,
     properties: Arc<DeviceProperties>,
     types: Types,
+    replays: AtomicUsize,
     backend: PhantomData<fn() -> B>,
 }
 
@@ -65,7 +67,8 @@ impl<B: DryTwin> Dry<B> {
     pub fn new(properties: DeviceProperties) -> Self {
         let name = format!("dry ({})", <B::Target as Target>::NAME.trim_start_matches("dry-"));
         let types = Types { bools: B::bool_store(), ints: None };
-        Self { name, properties: Arc::new(properties), types, backend: PhantomData }
+        let (properties, replays) = (Arc::new(properties), AtomicUsize::new(0));
+        Self { name, properties, types, replays, backend: PhantomData }
     }
 
     /// Says that traces come from a backend whose integers are `dtype` by default, such as `I64` on CPU backends. They
@@ -74,6 +77,11 @@ impl<B: DryTwin> Dry<B> {
         let ours = <B::IntElem as burn_backend::Element>::dtype();
         self.types.ints = (dtype != ours).then_some((dtype, ours));
         self
+    }
+
+    /// How many times this model has replayed a trace: what its footprints have cost.
+    pub fn replays(&self) -> usize {
+        self.replays.load(Ordering::Relaxed)
     }
 
     /// The footprint of `trace`, or why it cannot be found. [`MemoryModel::footprint`] guesses instead of failing.
@@ -87,6 +95,7 @@ impl<B: DryTwin> Dry<B> {
         let mut last: Option<Replay> = None;
         let mut most: Option<Replay> = None;
         for _ in 0..MOST_REPLAYS {
+            self.replays.fetch_add(1, Ordering::Relaxed);
             let replay = Replay::run::<B>(&mut lease, &program)?;
             if last.as_ref().is_some_and(|last| last.usage.peak == replay.usage.peak) {
                 return Ok(self.report(trace, replay, program.unaccounted, Estimate::UpperBound));

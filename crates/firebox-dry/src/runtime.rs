@@ -17,7 +17,7 @@ use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::ExecutionMode;
 
 use crate::device::{self, DryDevice};
-use crate::server::DryServer;
+use crate::server::{DryInfo, DryServer};
 use crate::target::Target;
 
 /// A CubeCL runtime that reserves as the runtime `T` does, and computes nothing.
@@ -36,8 +36,8 @@ impl<T: Target> Runtime for DryRuntime<T> {
         ComputeClient::load(device)
     }
 
-    fn name(_client: &ComputeClient<Self>) -> &'static str {
-        T::NAME
+    fn name(client: &ComputeClient<Self>) -> &'static str {
+        client.info().name
     }
 
     fn require_array_lengths() -> bool {
@@ -56,11 +56,11 @@ impl<T: Target> Runtime for DryRuntime<T> {
         T::target_properties()
     }
 
-    fn enumerate_devices(type_id: u16, _info: &()) -> Vec<DeviceId> {
+    fn enumerate_devices(type_id: u16, _info: &DryInfo) -> Vec<DeviceId> {
         device::known_devices(type_id)
     }
 
-    fn enumerate_all_devices(_info: &()) -> Vec<DeviceId> {
+    fn enumerate_all_devices(_info: &DryInfo) -> Vec<DeviceId> {
         device::known_devices(T::DEVICE_TYPE)
     }
 }

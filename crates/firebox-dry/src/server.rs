@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cubecl::ir::MemoryDeviceProperties;
+use cubecl::ir::{DeviceProperties, MemoryDeviceProperties};
 use cubecl_common::bytes::Bytes as HostBytes;
 use cubecl_common::device::{DeviceId, DeviceService, DeviceServiceStage, ServerUtilitiesHandle};
 use cubecl_common::future::DynFut;
@@ -134,13 +134,31 @@ impl<T: Target> DryServer<T> {
     }
 }
 
+/// What a dry device tells about itself.
+#[derive(Debug)]
+pub struct DryInfo {
+    /// The name of its runtime, which differs between devices of different properties: burn's tuner files its choices
+    /// under this name and the index of the device, and an index belongs to another card in another process.
+    pub(crate) name: &'static str,
+}
+
+impl DryInfo {
+    /// Leaks the name; there are no more than [`MAX_DEVICES`](crate::MAX_DEVICES).
+    fn new<T: Target>(properties: &DeviceProperties) -> Self {
+        let MemoryDeviceProperties { max_page_size, alignment } = properties.memory;
+        let name = format!("{}-{:x}-{max_page_size}-{alignment}", T::NAME, properties.checksum());
+        Self { name: name.leak() }
+    }
+}
+
 impl<T: Target> DeviceService for DryServer<T> {
     fn init(device: DeviceId) -> Self {
         let properties = device::properties_of(device);
         let memory = properties.memory.clone();
+        let info = DryInfo::new::<T>(&properties);
         let layout = T::layout(memory.alignment);
-        let utilities =
-            ServerUtilities::new(properties, Arc::new(ServerLogger::default()), (), layout);
+        let logger = Arc::new(ServerLogger::default());
+        let utilities = ServerUtilities::new(properties, logger, info, layout);
         Self {
             streams: BTreeMap::new(),
             max_streams: CubeClRuntimeConfig::get().streaming.max_streams as usize,
@@ -167,7 +185,7 @@ impl<T: Target> ServerCommunication for DryServer<T> {
 
 impl<T: Target> ComputeServer for DryServer<T> {
     type Kernel = Box<dyn CubeTask<DryCompiler>>;
-    type Info = ();
+    type Info = DryInfo;
     type MemoryLayoutPolicy = T::Layout;
     type Storage = DryStorage;
 

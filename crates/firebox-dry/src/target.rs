@@ -31,7 +31,8 @@ pub trait Target:
     /// of a process, threads included.
     const DEVICE_TYPE: u16;
 
-    /// The name of the dry runtime; none of a real runtime, so that caches which go by the name stay apart.
+    /// What the name of the dry runtime begins with; none of a real runtime, so that caches which go by the name stay
+    /// apart.
     const NAME: &'static str;
 
     /// `Runtime::require_array_lengths`.

@@ -1,78 +1,28 @@
 //! Replays of traces: they reserve what the program itself reserves, whatever backend the trace was recorded on.
 
+mod programs;
+
 use std::sync::Mutex;
 use std::thread;
+use std::time::Instant;
 
 use burn::backend::{Autodiff, Flex};
-use burn::module::Module;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, PaddingConfig2d, Relu,
-};
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_fusion::Fusion;
 use cubecl::ir::DeviceProperties;
 use firebox_dry::{Capability, Card, Cuda, Dry, DryRuntime, Lease, Target, Usage, Wgpu};
-use firebox_lazy::{Lazy, LazyBackend, Recorder, initialize, mark, rehearse};
+use firebox_lazy::{Lazy, LazyBackend, Recorder};
 use firebox_trace::{Bytes, Category, Estimate, MemoryModel, Step, Trace};
+
+use crate::programs::{Classifier, LargeLanguage, Task, train};
 
 type Fused<T> = Fusion<CubeBackend<DryRuntime<T>, f32, i32, u8>>;
 type Plain<T> = CubeBackend<DryRuntime<T>, f32, i32, u8>;
 
 /// Tests run one at a time: they share four devices.
 static DEVICES: Mutex<()> = Mutex::new(());
-
-#[derive(Module, Debug)]
-struct Classifier<B: Backend> {
-    conv: Conv2d<B>,
-    norm: BatchNorm<B>,
-    dropout: Dropout,
-    hidden: Linear<B>,
-    output: Linear<B>,
-    relu: Relu,
-}
-
-impl<B: Backend> Classifier<B> {
-    fn new(device: &B::Device) -> Self {
-        let padding = PaddingConfig2d::Same;
-        let model = Self {
-            conv: Conv2dConfig::new([1, 8], [3, 3]).with_padding(padding).init(device),
-            norm: BatchNormConfig::new(8).init(device),
-            dropout: DropoutConfig::new(0.3).init(),
-            hidden: LinearConfig::new(8 * 14 * 14, 64).init(device),
-            output: LinearConfig::new(64, 10).init(device),
-            relu: Relu::new(),
-        };
-        initialize::<B, _>(&model);
-        model
-    }
-
-    fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
-        let features = self.relu.forward(self.norm.forward(self.conv.forward(images)));
-        let features = self.dropout.forward(features).flatten::<2>(1, 3);
-        self.output.forward(self.relu.forward(self.hidden.forward(features)))
-    }
-}
-
-/// Two iterations with Adam, from host data to updated weights.
-fn train<B: AutodiffBackend>(model: &Classifier<B>, items: usize, device: &B::Device) {
-    let mut model = model.clone();
-    let mut optimizer = AdamConfig::new().init();
-    for _ in 0..2 {
-        let images = TensorData::zeros::<f32, _>([items, 1, 14, 14]);
-        let targets = TensorData::zeros::<i32, _>([items]);
-        let images = Tensor::<B, 4>::from_data(images, device);
-        let targets = Tensor::<B, 1, Int>::from_data(targets, device);
-        let loss =
-            CrossEntropyLossConfig::new().init(device).forward(model.forward(images), targets);
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(1e-3, model, gradients);
-    }
-}
 
 /// What the program reserves when it runs on the device itself, through `Lazy` as a user's does: `Lazy` does not pass on
 /// persistent allocations.
@@ -99,14 +49,7 @@ where
     L: Backend,
     Autodiff<Lazy<L>>: AutodiffBackend<Device = L::Device> + LazyBackend<Base = L>,
 {
-    let model = Classifier::<Autodiff<Lazy<L>>>::new(device);
-    let rehearsal = rehearse(&Recorder::new().refuse_reads(), &model, |model| {
-        mark::<L>("begin");
-        train(model, items, device);
-    });
-    let trace = rehearsal.expect("the program reads nothing").trace;
-    assert_eq!(trace.check(), Ok(()));
-    trace
+    programs::record::<L, Classifier<Autodiff<Lazy<L>>>>(items, device)
 }
 
 fn recorded_on_flex(items: usize) -> Trace {
@@ -240,4 +183,30 @@ fn a_call_that_cannot_be_replayed_is_named() {
     assert_eq!(footprint.unaccounted, ["float_sort"]);
     assert_eq!(footprint.estimate, Estimate::Heuristic);
     assert!(footprint.peak > Bytes::mib(8));
+}
+
+/// `cargo test --release -p firebox-dry --test replay -- --ignored --nocapture`
+#[test]
+#[ignore = "measures time, which says little without `--release`"]
+fn time_of_replays() {
+    let _alone = DEVICES.lock();
+    type B = Autodiff<Lazy<Fused<Cuda>>>;
+    let properties = rtx_4090();
+    let model = Dry::<Fused<Cuda>>::new(properties.clone());
+    for items in [4, 8, 16, 5] {
+        let lease = Lease::<Cuda>::take(&properties).expect("a dry device");
+        let started = Instant::now();
+        let trace = programs::record::<Fused<Cuda>, LargeLanguage<B>>(items, lease.device());
+        let recorded = started.elapsed();
+        drop(lease);
+        let (started, replays) = (Instant::now(), model.replays());
+        let footprint = model.replay(&trace).expect("the trace runs");
+        println!(
+            "{items} items: {} calls, model made and recorded in {recorded:?}; {} replays in {:?}; {}",
+            trace.calls().count(),
+            model.replays() - replays,
+            started.elapsed(),
+            footprint.peak,
+        );
+    }
 }
