@@ -3,6 +3,7 @@
 //! A [`MemoryModel`] reads a [`Trace`] and writes a [`Footprint`]. The planner compares footprints with a budget;
 //! it does not know which model made them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -126,6 +127,47 @@ pub struct Footprint {
     /// The names of the operations for which the model has no rule, each once, in order of first appearance. Their
     /// outputs are counted as fresh memory and their inputs and outputs once more as workspace.
     pub unaccounted: Vec<String>,
+    /// How the memory is cut into pages, where the allocator reserves whole pages and the peak counts these.
+    #[serde(default)]
+    pub paging: Option<Paging>,
+}
+
+/// The pages that an allocator has reserved at the peak.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Paging {
+    /// The bytes of all pages.
+    pub reserved: Bytes,
+    /// The bytes of the buffers on them when the last page was opened.
+    pub in_use: Bytes,
+    /// How many pages there are of each size.
+    pub pages: BTreeMap<Bytes, usize>,
+    /// The largest buffer of the run.
+    pub largest_buffer: Bytes,
+    /// The largest buffer that the device can hold.
+    pub largest_page: Bytes,
+}
+
+impl Paging {
+    /// Whether the run can never work on the device, however much memory is free: a buffer is larger than any page.
+    /// The [`peak`](Footprint::peak) is [`Bytes::MAX`] then.
+    pub fn is_refused(&self) -> bool {
+        self.largest_buffer > self.largest_page
+    }
+
+    /// The share of the pages that no buffer uses, between 0 and 1.
+    ///
+    /// ```
+    /// use firebox_trace::{Bytes, Paging};
+    /// let (reserved, in_use) = (Bytes::mib(40), Bytes::mib(30));
+    /// assert_eq!(Paging { reserved, in_use, ..Paging::default() }.fragmentation(), 0.25);
+    /// assert_eq!(Paging::default().fragmentation(), 0.0);
+    /// ```
+    pub fn fragmentation(&self) -> f64 {
+        if self.reserved == Bytes::ZERO {
+            return 0.0;
+        }
+        (self.reserved - self.in_use).ratio(self.reserved)
+    }
 }
 
 impl Footprint {

@@ -207,6 +207,7 @@ impl<'a> Run<'a> {
             timeline,
             estimate,
             unaccounted: self.unaccounted,
+            paging: None,
         }
     }
 }

@@ -1,0 +1,95 @@
+//! A CubeCL device without memory: it tells what a program of burn's reserves on a GPU that need not be there.
+//!
+//! burn's CUDA and wgpu backends are one backend, `CubeBackend`, over CubeCL runtimes. [`DryRuntime`] is one more
+//! runtime. On it run burn's real fusion, choice of kernels, temporary buffers and CubeCL's real allocator; kernels
+//! are dropped instead of compiled, and pages have a size and no memory. What counts on a GPU is what the allocator
+//! reserves, up to several times what tensors need, and it depends on all of these.
+//!
+//! ```
+//! use burn_backend::{Backend, ops::FloatTensorOps};
+//! use burn_cubecl::CubeBackend;
+//! use burn_fusion::Fusion;
+//! use firebox_dry::{Card, Cuda, DryRuntime, Lease};
+//! use firebox_trace::Bytes;
+//!
+//! type B = Fusion<CubeBackend<DryRuntime<Cuda>, f32, i32, u8>>;
+//!
+//! let card = Card::named("RTX 4090").expect("in the table");
+//! let mut lease = Lease::<Cuda>::take(&card.properties())?;
+//! let (_, usage) = lease.run(|device| {
+//!     let image = B::float_zeros([800, 1024, 256].into(), device, burn_std::FloatDType::F32);
+//!     B::sync(device).expect("a dry device does not fail");
+//!     image
+//! })?;
+//! assert_eq!(usage.in_use, Bytes::mib(800));
+//! // Its page is a quarter of the card.
+//! assert_eq!(usage.reserved, card.largest_buffer());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`Dry`] replays a recorded trace there and tells its footprint: the same bytes as the program itself reserves.
+//!
+//! # What is mirrored, and of what
+//!
+//! | What | CUDA | wgpu |
+//! |---|---|---|
+//! | the allocator, its pools, when pages are freed | the real one, `memory_management` of cubecl-runtime | the same |
+//! | configuration of the pools | the default, which cubecl-cuda cannot change (`runtime.rs`) | the default; not what a program gave to `init_setup` |
+//! | largest page, alignment | a quarter of the memory, 512 bytes (`runtime.rs`) | as the device reports, `max_storage_buffer_binding_size` and `min_uniform_buffer_offset_alignment` (`runtime.rs`) |
+//! | layout of tensors | rows padded, `PitchedMemoryLayoutPolicy` | contiguous, `ContiguousMemoryLayoutPolicy` |
+//! | pools per stream, streams by thread | `stream/base.rs` of cubecl-runtime | the same |
+//! | scalars and shapes of a launch | a buffer of the tensors' pools while the launch is issued; from capability 7.0 on for shapes of unknown rank only (`launch_checked` in `compute/server.rs`) | a pool of their own that `memory_usage` leaves out (`compute/mem_manager.rs`); not counted |
+//! | when a launch lets go of its tensors | when it is issued: `Command::resource` takes the binding and keeps an address | the same: a queued task holds `WgpuResource`s, which keep the page and not the place in it (`prepare_bindings` in `compute/server.rs`) |
+//! | uploads and reads | pinned memory of the host, not counted (`compute/command.rs`) | staging buffers, not counted (`compute/mem_manager.rs`) |
+//! | buffers of no bytes | a page of no bytes | the same; the real storage makes it 32 bytes (`compute/storage.rs`) and does not count them |
+//! | a buffer above the largest page | a panic on the device's thread; here a [`Refusal`] | the same |
+//! | a full card | a panic; here the pages are counted all the same | the same |
+//!
+//! # Order
+//!
+//! On a real device burn's fusion runs on one thread and CubeCL's server on another, behind a queue. The server may lag
+//! by any number of requests, and while it lags, tensors that later operations drop are dropped already: it sees less
+//! alive, by chance. Here server and fusion share a thread, and a request is served in the moment in which it is made.
+//! So every run gives the same bytes, and at each request the most is alive that can be alive on a real device. That is
+//! no proof that no real run reserves more: where a buffer is put depends on which gaps there are, and with less alive
+//! a later buffer can find its gap taken.
+//!
+//! One request overtakes others on a real device: an upload comes from the program's thread and skips burn's queue.
+//! Here it waits for what was executed before it.
+//!
+//! fusion keeps its plans for the life of a device, so a program can be run in another way once others were run before.
+//!
+//! # Autotune
+//!
+//! With burn's autotune on, the tuner asks the device to time candidates. The candidate that asks for the most memory
+//! is said to be the fastest. The dry runtime has a name of its own for each card, under which the tuner files its choices
+//! apart from those of real devices and of other cards.
+
+mod card;
+mod card_table;
+
+mod target;
+
+mod storage;
+mod usage;
+
+mod server;
+
+mod device;
+mod runtime;
+
+mod twin;
+
+mod model;
+mod program;
+mod translate;
+
+pub use card::{Capability, Card};
+pub use device::{DryDevice, Lease, LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD, Panicked};
+pub use model::{Dry, MOST_REPLAYS, ReplayError};
+pub use runtime::{DryCompiler, DryRuntime, NoCode};
+pub use server::{DryInfo, DryServer};
+pub use storage::DryStorage;
+pub use target::{Cuda, Target, Wgpu};
+pub use twin::{DryTwin, Mirrored};
+pub use usage::{Refusal, Usage};

@@ -1,0 +1,271 @@
+//! The memory model of GPU backends: replays a trace on a dry device.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn_backend::{Backend, DType, TensorData};
+use burn_ir::{BackendIr, TensorIr};
+use burn_router::{Runner, RunnerClient};
+use burn_std::{Bytes as HostBytes, future::block_on};
+use cubecl::ir::DeviceProperties;
+use firebox_trace::{
+    Bytes, Category, CategoryBytes, Estimate, Footprint, Heap, MemoryModel, Moment, OpIndex,
+    Origin, Paging, Step, TensorIndex, Trace,
+};
+
+use crate::device::{Lease, LeaseError, Monitor, Panicked};
+use crate::program::{Instruction, Program};
+use crate::target::Target;
+use crate::translate::Types;
+use crate::twin::DryTwin;
+use crate::usage::Usage;
+
+/// What running a trace reserves on a GPU, for the GPU backend `B`.
+///
+/// The trace is replayed on the [twin](DryTwin::Twin) of `B`: what existed before it first, then its steps. It may
+/// have been recorded on another backend; element types are translated. [`Footprint::peak`] are the bytes of all pages
+/// of the allocator, which is what the card has to have; [`Footprint::paging`] tells how they are used.
+///
+/// burn's fusion learns from what it has run, so a trace is replayed until two replays in a row reserve the same, at
+/// most [`MOST_REPLAYS`] times. If they never do, the most of them is reported, as a heuristic.
+///
+/// In [`Footprint::timeline`], `peak` are the bytes of all pages, and `live` are the bytes of the buffers as they were at
+/// the last mark. burn runs operations later than the program asks for them, so that a page is opened at or after the
+/// step that needs it.
+///
+/// Excludes what the driver keeps for itself ([`Card::context`](crate::Card::context)), and the pools of other threads.
+pub struct Dry<B: DryTwin> {
+    name: String,
+    properties: Arc<DeviceProperties>,
+    types: Types,
+    replays: AtomicUsize,
+    backend: PhantomData<fn() -> B>,
+}
+
+/// How often a trace is replayed at the most.
+pub const MOST_REPLAYS: usize = 6;
+
+/// How much the guess that stands in for a replay that failed is widened: between tensors and what the allocator
+/// reserves for them lay a factor of up to 2.4 when it was measured.
+const WIDENING: f64 = 3.0;
+
+/// Why there is no replay.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplayError {
+    /// There was no dry device.
+    #[error(transparent)]
+    NoDevice(#[from] LeaseError),
+    /// burn panicked at an operation of the trace.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
+}
+
+impl<B: DryTwin> Dry<B> {
+    /// The model for a device of which these properties are known: those of a [`Card`](crate::Card), or those that a
+    /// real device reports.
+    pub fn new(properties: DeviceProperties) -> Self {
+        let name = format!("dry ({})", <B::Target as Target>::NAME.trim_start_matches("dry-"));
+        let types = Types { bools: B::bool_store(), ints: None };
+        let (properties, replays) = (Arc::new(properties), AtomicUsize::new(0));
+        Self { name, properties, types, replays, backend: PhantomData }
+    }
+
+    /// Says that traces come from a backend whose integers are `dtype` by default, such as `I64` on CPU backends. They
+    /// become the default integers of `B`. Default: integers keep their type.
+    pub fn with_traces_of_ints(mut self, dtype: DType) -> Self {
+        let ours = <B::IntElem as burn_backend::Element>::dtype();
+        self.types.ints = (dtype != ours).then_some((dtype, ours));
+        self
+    }
+
+    /// How many times this model has replayed a trace: what its footprints have cost.
+    pub fn replays(&self) -> usize {
+        self.replays.load(Ordering::Relaxed)
+    }
+
+    /// The footprint of `trace`, or why it cannot be found. [`MemoryModel::footprint`] guesses instead of failing.
+    ///
+    /// # Panics
+    ///
+    /// If the trace contradicts itself; [`Trace::check`] tells how.
+    pub fn replay(&self, trace: &Trace) -> Result<Footprint, ReplayError> {
+        let program = Program::new(trace, self.types);
+        let mut lease = Lease::<B::Target>::take(&self.properties)?;
+        let mut last: Option<Replay> = None;
+        let mut most: Option<Replay> = None;
+        for _ in 0..MOST_REPLAYS {
+            self.replays.fetch_add(1, Ordering::Relaxed);
+            let replay = Replay::run::<B>(&mut lease, &program)?;
+            if last.as_ref().is_some_and(|last| last.usage.peak == replay.usage.peak) {
+                return Ok(self.report(trace, replay, program.unaccounted, Estimate::UpperBound));
+            }
+            if most.as_ref().is_none_or(|most| most.usage.peak < replay.usage.peak) {
+                most = Some(replay.clone());
+            }
+            last = Some(replay);
+        }
+        let most = most.expect("a trace is replayed at least once");
+        Ok(self.report(trace, most, program.unaccounted, Estimate::Heuristic))
+    }
+
+    fn report(
+        &self,
+        trace: &Trace,
+        replay: Replay,
+        unaccounted: Vec<String>,
+        estimate: Estimate,
+    ) -> Footprint {
+        let Replay { baseline, timeline, usage } = replay;
+        let page = self.properties.memory.max_page_size;
+        let alignment = self.properties.memory.alignment;
+        let paging = Paging {
+            reserved: usage.peak,
+            in_use: usage.in_use_at_peak,
+            pages: usage.pages,
+            largest_buffer: usage.largest,
+            largest_page: Bytes::new(page / alignment * alignment),
+        };
+        let peak = if paging.is_refused() { Bytes::MAX } else { usage.peak };
+        let first = timeline.iter().position(|moment| moment.peak >= usage.peak).unwrap_or(0);
+        let at = OpIndex(first as u32);
+        Footprint {
+            peak,
+            at,
+            op: trace.steps.get(first).map(name_of).unwrap_or_default(),
+            baseline,
+            kept: Bytes::ZERO,
+            categories: self.categories(trace, at, peak),
+            timeline,
+            estimate: if unaccounted.is_empty() { estimate } else { Estimate::Heuristic },
+            unaccounted,
+            paging: Some(paging),
+        }
+    }
+
+    /// What the pages at the peak are for: the tensors that are alive there by their labels, and everything else, the
+    /// space between them included, as temporaries.
+    fn categories(&self, trace: &Trace, at: OpIndex, peak: Bytes) -> CategoryBytes {
+        let mut categories = CategoryBytes::default();
+        let mut left = peak;
+        for tensor in trace.alive_before(OpIndex(at.0 + 1)) {
+            let Some(category) = category(trace, tensor) else { continue };
+            let mut info = trace.tensor(tensor).clone();
+            info.dtype = self.types.translate(info.dtype);
+            let bytes = info.bytes().min(left);
+            categories.add(category, bytes);
+            left -= bytes;
+        }
+        categories.add(Category::Temporary, left);
+        categories
+    }
+}
+
+impl<B: DryTwin> MemoryModel for Dry<B> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn footprint(&self, trace: &Trace) -> Footprint {
+        match self.replay(trace) {
+            Ok(footprint) => footprint,
+            Err(error) => guess(trace, &error),
+        }
+    }
+}
+
+/// The footprint on a heap, widened, where a replay failed.
+fn guess(trace: &Trace, error: &ReplayError) -> Footprint {
+    let mut footprint = Heap::simple().footprint(trace);
+    let widened = footprint.peak.scale(WIDENING);
+    footprint.categories.add(Category::Temporary, widened - footprint.peak);
+    footprint.peak = widened;
+    footprint.estimate = Estimate::Heuristic;
+    footprint.unaccounted.push(error.to_string());
+    footprint
+}
+
+/// What one replay measured.
+#[derive(Clone)]
+struct Replay {
+    /// The buffers of what existed before.
+    baseline: Bytes,
+    timeline: Vec<Moment>,
+    usage: Usage,
+}
+
+impl Replay {
+    fn run<B: DryTwin>(lease: &mut Lease<B::Target>, program: &Program) -> Result<Self, Panicked> {
+        let ((baseline, timeline), usage) = lease.run(|device| {
+            let monitor = Monitor::of(device);
+            let runner = Runner::<B::Twin>::new(device.clone());
+            program.existing.iter().for_each(|tensor| upload(&runner, tensor));
+            let baseline = monitor.usage().in_use;
+            let mut timeline = Vec::with_capacity(program.steps.len());
+            let mut live = baseline;
+            for step in &program.steps {
+                step.iter().for_each(|instruction| execute(&runner, instruction));
+                if step.is_empty() {
+                    live = monitor.usage().in_use;
+                }
+                timeline.push(Moment { live, peak: monitor.reserved() });
+            }
+            B::Twin::sync(device).expect("a dry device does not fail");
+            // What burn had queued belongs to the last step.
+            if let Some(last) = timeline.last_mut() {
+                *last = Moment { live: monitor.usage().in_use, peak: monitor.reserved() };
+            }
+            drop(runner);
+            B::Twin::sync(device).expect("a dry device does not fail");
+            (baseline, timeline)
+        })?;
+        Ok(Self { baseline, timeline, usage })
+    }
+}
+
+fn execute<B: BackendIr>(runner: &Runner<B>, instruction: &Instruction) {
+    match instruction {
+        Instruction::Run(operation) => runner.register_op(operation.as_ref().clone()),
+        Instruction::Upload(tensor) => upload(runner, tensor),
+        Instruction::Read(tensor) => drop(block_on(runner.read_tensor_async(tensor.clone()))),
+    }
+}
+
+/// Makes a tensor as burn's backend makes one from host data: the buffer is asked for at once, not when fusion gets to
+/// it. The data itself is not looked at on a dry device, and so there is none.
+fn upload<B: BackendIr>(runner: &Runner<B>, tensor: &TensorIr) {
+    let (shape, dtype) = (tensor.shape.clone(), tensor.dtype);
+    let bytes = HostBytes::from_bytes_vec(Vec::new());
+    runner.register_tensor_data_id(tensor.id, TensorData { bytes, shape, dtype });
+}
+
+fn category(trace: &Trace, tensor: TensorIndex) -> Option<Category> {
+    let info = trace.tensor(tensor);
+    if let Some(label) = &info.label {
+        return Some(label.category);
+    }
+    match info.origin {
+        Origin::Existing => Some(Category::Input),
+        Origin::Made(at) => match &trace.steps[at.0 as usize] {
+            Step::Upload { .. } => Some(Category::Input),
+            Step::Call(call) if is_view(&call.name) => None,
+            _ => Some(Category::Activation),
+        },
+    }
+}
+
+/// Whether a call makes a tensor that shares the buffer of its input.
+fn is_view(call: &str) -> bool {
+    let views = ["reshape", "swap_dims", "permute", "expand", "slice", "detach", "unfold"];
+    views.iter().any(|view| call.ends_with(view))
+}
+
+fn name_of(step: &Step) -> String {
+    match step {
+        Step::Call(call) => call.name.to_string(),
+        Step::Upload { .. } => "upload".into(),
+        Step::Free(_) => "free".into(),
+        Step::Read(_) => "read".into(),
+        Step::Mark(_) => "mark".into(),
+    }
+}

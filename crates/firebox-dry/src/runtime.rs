@@ -1,0 +1,106 @@
+//! The runtime: what makes burn's `CubeBackend` run on a dry device.
+//!
+//! burn-cubecl implements its backend for every CubeCL runtime. Here is one whose compiler compiles nothing; fusion,
+//! the choice of kernels, their temporary buffers and the allocator are the real ones.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use cubecl::ir::{ElemType, StorageType, TargetProperties};
+use cubecl::zspace::{Shape, Strides};
+use cubecl_common::backtrace::BackTrace;
+use cubecl_common::device::DeviceId;
+use cubecl_runtime::client::ComputeClient;
+use cubecl_runtime::compiler::{CompilationError, Compiler};
+use cubecl_runtime::kernel::KernelDefinition;
+use cubecl_runtime::runtime::Runtime;
+use cubecl_runtime::server::ExecutionMode;
+
+use crate::device::{self, DryDevice};
+use crate::server::{DryInfo, DryServer};
+use crate::target::Target;
+
+/// A CubeCL runtime that reserves as the runtime `T` does, and computes nothing.
+///
+/// `Fusion<CubeBackend<DryRuntime<Cuda>, f32, i32, u8>>` is burn's CUDA backend without a GPU. Values read back are
+/// zeros.
+#[derive(Clone, Debug)]
+pub struct DryRuntime<T: Target>(PhantomData<T>);
+
+impl<T: Target> Runtime for DryRuntime<T> {
+    type Compiler = DryCompiler;
+    type Server = DryServer<T>;
+    type Device = DryDevice<T>;
+
+    fn client(device: &Self::Device) -> ComputeClient<Self> {
+        ComputeClient::load(device)
+    }
+
+    fn name(client: &ComputeClient<Self>) -> &'static str {
+        client.info().name
+    }
+
+    fn require_array_lengths() -> bool {
+        T::ARRAY_LENGTHS
+    }
+
+    fn max_cube_count() -> (u32, u32, u32) {
+        T::MAX_CUBE_COUNT
+    }
+
+    fn can_read_tensor(shape: &Shape, strides: &Strides) -> bool {
+        T::can_read(shape, strides)
+    }
+
+    fn target_properties() -> TargetProperties {
+        T::target_properties()
+    }
+
+    fn enumerate_devices(type_id: u16, _info: &DryInfo) -> Vec<DeviceId> {
+        device::known_devices(type_id)
+    }
+
+    fn enumerate_all_devices(_info: &DryInfo) -> Vec<DeviceId> {
+        device::known_devices(T::DEVICE_TYPE)
+    }
+}
+
+/// A compiler that is never asked: the dry server drops kernels.
+#[derive(Clone, Debug, Default)]
+pub struct DryCompiler;
+
+/// What [`DryCompiler`] would compile to; there is no such thing.
+#[derive(Clone, Copy, Debug)]
+pub enum NoCode {}
+
+impl fmt::Display for NoCode {
+    fn fmt(&self, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {}
+    }
+}
+
+impl Compiler for DryCompiler {
+    type Representation = NoCode;
+    type CompilationOptions = ();
+
+    fn compile(
+        &mut self,
+        _kernel: KernelDefinition,
+        _options: &(),
+        _mode: ExecutionMode,
+        _address_type: StorageType,
+    ) -> Result<NoCode, CompilationError> {
+        Err(CompilationError::Generic {
+            reason: "a dry device has no compiler; run the kernel on a real device".into(),
+            backtrace: BackTrace::capture(),
+        })
+    }
+
+    fn elem_size(&self, elem: ElemType) -> usize {
+        elem.size()
+    }
+
+    fn extension(&self) -> &'static str {
+        "dry"
+    }
+}

@@ -1,0 +1,286 @@
+//! The server: every request of burn's backend ends here, and is counted.
+//!
+//! Mirrors `compute/server.rs` and `compute/stream.rs` of cubecl-cuda, and `compute/server.rs`, `compute/stream.rs` and
+//! `compute/mem_manager.rs` of cubecl-wgpu, where memory is concerned; the crate's documentation lists the points.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cubecl::ir::{DeviceProperties, MemoryDeviceProperties};
+use cubecl_common::bytes::Bytes as HostBytes;
+use cubecl_common::device::{DeviceId, DeviceService, DeviceServiceStage, ServerUtilitiesHandle};
+use cubecl_common::future::DynFut;
+use cubecl_common::profile::{Instant, ProfileDuration};
+use cubecl_common::stream_id::StreamId;
+use cubecl_runtime::compiler::CubeTask;
+use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
+use cubecl_runtime::logging::ServerLogger;
+use cubecl_runtime::memory_management::{
+    ManagedMemoryHandle, MemoryAllocationMode, MemoryConfiguration, MemoryManagement,
+    MemoryManagementOptions, MemoryUsage,
+};
+use cubecl_runtime::server::{
+    Binding, ComputeServer, CopyDescriptor, CubeCount, ExecutionMode, KernelArguments,
+    ProfileError, ProfilingToken, ServerCommunication, ServerError, ServerUtilities,
+};
+use cubecl_runtime::storage::ManagedResource;
+use firebox_trace::Bytes;
+
+use crate::device;
+use crate::runtime::DryCompiler;
+use crate::storage::DryStorage;
+use crate::target::Target;
+use crate::usage::{Refusal, Usage};
+
+/// The server of a dry device.
+///
+/// It runs on the thread of the fusion server (`DeviceServiceStage::Upstream`), and so serves a request in the moment
+/// in which it is made. On a real device requests queue for a thread of its own, and a buffer may be dropped before
+/// the requests that precede the drop are served: there, what is alive at a request is a part of what is alive here.
+#[derive(Debug)]
+pub struct DryServer<T: Target> {
+    /// The allocators, by stream.
+    streams: BTreeMap<usize, MemoryManagement<DryStorage>>,
+    max_streams: usize,
+    memory: MemoryDeviceProperties,
+    utilities: Arc<ServerUtilities<Self>>,
+    usage: Usage,
+    /// The bytes asked for so far, and what they were when each running profile began.
+    requested: u64,
+    profiles: BTreeMap<u64, u64>,
+}
+
+impl<T: Target> DryServer<T> {
+    /// Forgets every page, as if the process had just begun. Buffers that are still alive are no longer counted.
+    pub(crate) fn reset(&mut self) {
+        self.streams.clear();
+        self.usage = Usage::default();
+        self.requested = 0;
+        self.profiles.clear();
+    }
+
+    /// What was reserved since the last [`reset`](Self::reset).
+    pub(crate) fn usage(&mut self) -> Usage {
+        let mut usage = self.usage.clone();
+        (usage.in_use, usage.allocations) = self.in_use();
+        usage
+    }
+
+    /// The bytes of all pages.
+    pub(crate) fn reserved(&self) -> Bytes {
+        self.usage.reserved
+    }
+
+    fn stream(&mut self, stream: StreamId) -> &mut MemoryManagement<DryStorage> {
+        // As `StreamPool` of cubecl-runtime does.
+        let index = stream.value as usize % self.max_streams;
+        self.streams.entry(index).or_insert_with(|| {
+            MemoryManagement::from_configuration(
+                DryStorage::new(self.memory.alignment),
+                &self.memory,
+                MemoryConfiguration::default(),
+                self.utilities.logger.clone(),
+                MemoryManagementOptions::new("dry memory"),
+            )
+        })
+    }
+
+    /// The bytes that buffers hold, and how many there are.
+    fn in_use(&self) -> (Bytes, u64) {
+        let usages = self.streams.values().map(MemoryManagement::memory_usage);
+        usages.fold((Bytes::ZERO, 0), |(bytes, count), usage| {
+            (bytes + Bytes::new(usage.bytes_in_use), count + usage.number_allocs)
+        })
+    }
+
+    /// Takes `size` bytes of the pools of `stream`, for `memory` or for a moment.
+    fn reserve(&mut self, memory: Option<ManagedMemoryHandle>, size: u64, stream: StreamId) {
+        self.requested += size;
+        let limit = self.memory.max_page_size / self.memory.alignment * self.memory.alignment;
+        let pools = self.stream(stream);
+        let before = pools.storage().reserved();
+        let reserved = match pools.reserve(size) {
+            Ok(reserved) => reserved,
+            Err(_) => {
+                let refusal = Refusal { size: Bytes::new(size), limit: Bytes::new(limit) };
+                self.usage.refuse(refusal);
+                return;
+            }
+        };
+        if let Some(memory) = memory {
+            pools.bind(reserved, memory, 0).expect("the pools know what they have just reserved");
+        }
+        let grown = pools.storage().reserved() - before;
+        self.usage.largest = self.usage.largest.max(Bytes::new(size));
+        if grown > 0 {
+            self.note_growth(Bytes::new(grown));
+        }
+    }
+
+    /// Notes what the pools look like after a page was opened.
+    fn note_growth(&mut self, grown: Bytes) {
+        self.usage.reserved += grown;
+        if self.usage.reserved > self.usage.peak {
+            self.usage.peak = self.usage.reserved;
+            self.usage.in_use_at_peak = self.in_use().0;
+            self.usage.pages.clear();
+            for pools in self.streams.values_mut() {
+                for (size, count) in pools.storage().pages() {
+                    *self.usage.pages.entry(Bytes::new(size)).or_default() += count;
+                }
+            }
+        }
+    }
+}
+
+/// What a dry device tells about itself.
+#[derive(Debug)]
+pub struct DryInfo {
+    /// The name of its runtime, which differs between devices of different properties: burn's tuner files its choices
+    /// under this name and the index of the device, and an index belongs to another card in another process.
+    pub(crate) name: &'static str,
+}
+
+impl DryInfo {
+    /// Leaks the name; there are no more than [`MAX_DEVICES`](crate::MAX_DEVICES).
+    fn new<T: Target>(properties: &DeviceProperties) -> Self {
+        let MemoryDeviceProperties { max_page_size, alignment } = properties.memory;
+        let name = format!("{}-{:x}-{max_page_size}-{alignment}", T::NAME, properties.checksum());
+        Self { name: name.leak() }
+    }
+}
+
+impl<T: Target> DeviceService for DryServer<T> {
+    fn init(device: DeviceId) -> Self {
+        let properties = device::properties_of(device);
+        let memory = properties.memory.clone();
+        let info = DryInfo::new::<T>(&properties);
+        let layout = T::layout(memory.alignment);
+        let logger = Arc::new(ServerLogger::default());
+        let utilities = ServerUtilities::new(properties, logger, info, layout);
+        Self {
+            streams: BTreeMap::new(),
+            max_streams: CubeClRuntimeConfig::get().streaming.max_streams as usize,
+            memory,
+            utilities: Arc::new(utilities),
+            usage: Usage::default(),
+            requested: 0,
+            profiles: BTreeMap::new(),
+        }
+    }
+
+    fn utilities(&self) -> ServerUtilitiesHandle {
+        self.utilities.clone()
+    }
+
+    fn stage() -> DeviceServiceStage {
+        DeviceServiceStage::Upstream
+    }
+}
+
+impl<T: Target> ServerCommunication for DryServer<T> {
+    const SERVER_COMM_ENABLED: bool = false;
+}
+
+impl<T: Target> ComputeServer for DryServer<T> {
+    type Kernel = Box<dyn CubeTask<DryCompiler>>;
+    type Info = DryInfo;
+    type MemoryLayoutPolicy = T::Layout;
+    type Storage = DryStorage;
+
+    fn initialize_memory(&mut self, memory: ManagedMemoryHandle, size: u64, stream: StreamId) {
+        self.reserve(Some(memory), size, stream);
+    }
+
+    fn logger(&self) -> Arc<ServerLogger> {
+        self.utilities.logger.clone()
+    }
+
+    fn utilities(&self) -> Arc<ServerUtilities<Self>> {
+        self.utilities.clone()
+    }
+
+    fn read(
+        &mut self,
+        descriptors: Vec<CopyDescriptor>,
+        _stream: StreamId,
+    ) -> DynFut<Result<Vec<HostBytes>, ServerError>> {
+        let zeros = descriptors.into_iter().map(|read| {
+            let elements: usize = read.shape.iter().product();
+            HostBytes::from_bytes_vec(vec![0; elements * read.elem_size])
+        });
+        let zeros = zeros.collect();
+        Box::pin(async move { Ok(zeros) })
+    }
+
+    fn write(&mut self, _descriptors: Vec<(CopyDescriptor, HostBytes)>, _stream: StreamId) {}
+
+    fn sync(&mut self, _stream: StreamId) -> DynFut<Result<(), ServerError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn get_resource(
+        &mut self,
+        binding: Binding,
+        _stream: StreamId,
+    ) -> Result<ManagedResource<()>, ServerError> {
+        Ok(ManagedResource::new(binding.memory, ()))
+    }
+
+    // Safety: no kernel runs.
+    #[allow(unsafe_code)]
+    unsafe fn launch(
+        &mut self,
+        _kernel: Self::Kernel,
+        _count: CubeCount,
+        arguments: KernelArguments,
+        _mode: ExecutionMode,
+        stream: StreamId,
+    ) {
+        // The buffer is taken while the arguments are held, and both are let go of when the launch is issued.
+        if let Some(size) = T::launch_buffer(&self.utilities.properties, &arguments.info) {
+            self.reserve(None, size, stream);
+        }
+    }
+
+    fn flush(&mut self, _stream: StreamId) -> Result<(), ServerError> {
+        Ok(())
+    }
+
+    fn memory_usage(&mut self, stream: StreamId) -> Result<MemoryUsage, ServerError> {
+        Ok(self.stream(stream).memory_usage())
+    }
+
+    fn memory_cleanup(&mut self, stream: StreamId) {
+        let pools = self.stream(stream);
+        let before = pools.storage().reserved();
+        pools.cleanup(true);
+        let freed = before - pools.storage().reserved();
+        self.usage.reserved -= Bytes::new(freed);
+    }
+
+    fn start_profile(&mut self, _stream: StreamId) -> Result<ProfilingToken, ServerError> {
+        let id = self.profiles.last_key_value().map_or(0, |(id, _)| id + 1);
+        self.profiles.insert(id, self.requested);
+        Ok(ProfilingToken { id })
+    }
+
+    /// Answers the tuner: the more memory a candidate takes, the faster it is said to be, so that the estimate bounds
+    /// whatever the real device chooses.
+    fn end_profile(
+        &mut self,
+        _stream: StreamId,
+        token: ProfilingToken,
+    ) -> Result<ProfileDuration, ProfileError> {
+        let started = self.profiles.remove(&token.id).unwrap_or(self.requested);
+        let taken = self.requested - started;
+        let lasted = Duration::from_nanos(u64::MAX / 2 / (taken + 1) / 1_000_000);
+        let start = Instant::now();
+        Ok(ProfileDuration::new_system_time(start, start + lasted))
+    }
+
+    fn allocation_mode(&mut self, mode: MemoryAllocationMode, stream: StreamId) {
+        self.stream(stream).mode(mode);
+    }
+}

@@ -1,0 +1,88 @@
+//! Which dry backend stands for which real one: it follows from the type, and is never chosen by hand.
+
+use burn_backend::{Backend, Element};
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use burn_fusion::Fusion;
+use burn_ir::BackendIr;
+use burn_std::{BoolStore, DType};
+
+use crate::device::DryDevice;
+use crate::runtime::DryRuntime;
+use crate::target::Target;
+
+/// A CubeCL runtime that [`DryRuntime`] can stand for.
+///
+/// cubecl-cuda's with the feature `cuda`, cubecl-wgpu's with the feature `wgpu`; the dry runtimes stand for themselves.
+pub trait Mirrored: CubeRuntime {
+    /// What the dry runtime has to be like.
+    type Target: Target;
+}
+
+#[cfg(feature = "cuda")]
+impl Mirrored for cubecl::cuda::CudaRuntime {
+    type Target = crate::target::Cuda;
+}
+
+#[cfg(feature = "wgpu")]
+impl Mirrored for cubecl::wgpu::WgpuRuntime {
+    type Target = crate::target::Wgpu;
+}
+
+impl<T: Target> Mirrored for DryRuntime<T> {
+    type Target = T;
+}
+
+/// A backend whose memory a dry backend can tell: burn's CUDA and wgpu backends, with fusion and without.
+///
+/// ```
+/// use burn_cubecl::CubeBackend;
+/// use burn_fusion::Fusion;
+/// use firebox_dry::{Cuda, DryRuntime, DryTwin};
+/// fn same<A: 'static, B: 'static>() -> bool {
+///     std::any::TypeId::of::<A>() == std::any::TypeId::of::<B>()
+/// }
+/// // burn's `Cuda<f32, i32>` has the same twin.
+/// type Dry = Fusion<CubeBackend<DryRuntime<Cuda>, f32, i32, u8>>;
+/// assert!(same::<<Dry as DryTwin>::Twin, Dry>());
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "no device without memory stands for `{Self}`",
+    note = "it has to be burn's CUDA backend (with the feature `cuda`) or its wgpu backend (with the feature `wgpu`)"
+)]
+pub trait DryTwin: Backend {
+    /// What kind of device it is.
+    type Target: Target;
+    /// The same backend without memory: fusion or not, and the same element types.
+    type Twin: BackendIr<Device = DryDevice<Self::Target>>;
+
+    /// How the backend stores booleans.
+    fn bool_store() -> BoolStore {
+        match <Self::BoolElem as Element>::dtype() {
+            DType::U32 => BoolStore::U32,
+            DType::U8 => BoolStore::U8,
+            _ => BoolStore::Native,
+        }
+    }
+}
+
+impl<R, F, I, B> DryTwin for CubeBackend<R, F, I, B>
+where
+    R: Mirrored,
+    F: FloatElement,
+    I: IntElement,
+    B: BoolElement,
+{
+    type Target = R::Target;
+    type Twin = CubeBackend<DryRuntime<R::Target>, F, I, B>;
+}
+
+impl<R, F, I, B> DryTwin for Fusion<CubeBackend<R, F, I, B>>
+where
+    R: Mirrored,
+    F: FloatElement,
+    I: IntElement,
+    B: BoolElement,
+{
+    type Target = R::Target;
+    type Twin = Fusion<CubeBackend<DryRuntime<R::Target>, F, I, B>>;
+}
