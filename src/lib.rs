@@ -1,4 +1,5 @@
-//! firebox trains [`burn`] models without ever running out of memory.
+//! firebox trains [`burn`] models within a budget of memory. On burn's CPU backend Flex the budget holds by prediction;
+//! of GPUs the memory is only guessed so far, and the guess says so.
 //!
 //! Put [`Lazy`] around the backend, derive [`MicroBatch`] for the batch, and train with this [`Learner`] in place of
 //! burn's: before a step runs, its operations are recorded, the memory that they need is computed from the record,

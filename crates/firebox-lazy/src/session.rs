@@ -17,6 +17,8 @@ use firebox_trace::{
     Bytes, Call, Description, DescriptionIndex, Label, OpIndex, Origin, Step, TensorIndex,
     TensorInfo, Trace, Use,
 };
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::kind::{Kind, Value};
@@ -94,7 +96,7 @@ pub(crate) struct Values<B: Backend> {
     /// Boxed: most are gone while the others are still in use.
     values: Vec<Option<Box<Value<B>>>>,
     /// Whether random numbers come from a generator of the session's own, so that the backend's is left alone.
-    pub(crate) substitute_random: bool,
+    pub(crate) substitute: Option<StdRng>,
 }
 
 impl<B: Backend> Values<B> {
@@ -146,12 +148,13 @@ pub(crate) struct Session<B: Backend> {
 
 impl<B: Backend> Session<B> {
     pub(crate) fn new(options: &Recorder) -> Self {
+        let substitute = options.substitute_random.then(|| StdRng::seed_from_u64(0));
         Self {
             id: NEXT_SESSION.fetch_add(1, Ordering::Relaxed),
             ticket: Ticket::new(),
             trace: Trace::default(),
             program: Vec::new(),
-            values: Values { values: Vec::new(), substitute_random: options.substitute_random },
+            values: Values { values: Vec::new(), substitute },
             met: FxHashMap::default(),
             born: Vec::new(),
             operations: Vec::new(),

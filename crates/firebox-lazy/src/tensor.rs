@@ -6,7 +6,7 @@
 //! the decorator.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use burn_backend::{Backend, TensorMetadata};
@@ -27,9 +27,24 @@ pub(crate) struct Node<B: Backend, K: Kind<B>> {
     id: AtomicU64,
     value: OnceLock<K::Primitive>,
     promise: Option<Promise<B>>,
-    /// The last session that met this tensor, and its number there.
-    session: AtomicU64,
-    index: AtomicU32,
+    /// The last session that met this tensor, and its number there, in one word: two threads that record may meet the
+    /// same tensor at the same time.
+    place: AtomicU64,
+}
+
+/// How many bits of a [`Node::place`] number the tensor; the others number the session.
+const INDEX_BITS: u32 = 28;
+
+fn place(session: u64, index: TensorIndex) -> u64 {
+    assert!(
+        index.0 < 1 << INDEX_BITS,
+        "a recording has at most 2^28 tensors: record fewer steps at once"
+    );
+    session << INDEX_BITS | u64::from(index.0)
+}
+
+fn placed(place: u64) -> (u64, TensorIndex) {
+    (place >> INDEX_BITS, TensorIndex(place as u32 & ((1 << INDEX_BITS) - 1)))
 }
 
 /// What is known of a tensor that a recording will make.
@@ -79,14 +94,8 @@ impl Ticket {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl<B: Backend, K: Kind<B>> Node<B, K> {
-    fn new(value: OnceLock<K::Primitive>, promise: Option<Promise<B>>, place: (u64, u32)) -> Self {
-        Self {
-            id: AtomicU64::new(0),
-            value,
-            promise,
-            session: AtomicU64::new(place.0),
-            index: AtomicU32::new(place.1),
-        }
+    fn new(value: OnceLock<K::Primitive>, promise: Option<Promise<B>>, place: u64) -> Self {
+        Self { id: AtomicU64::new(0), value, promise, place: AtomicU64::new(place) }
     }
 
     /// A number that no other node has or had.
@@ -104,13 +113,12 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
 
     /// The number of the tensor in `session`, if that was the last session to meet it.
     pub(crate) fn index_in(&self, session: u64) -> Option<TensorIndex> {
-        (self.session.load(Ordering::Relaxed) == session)
-            .then(|| TensorIndex(self.index.load(Ordering::Relaxed)))
+        let (last, index) = placed(self.place.load(Ordering::Relaxed));
+        (last == session).then_some(index)
     }
 
     pub(crate) fn enter(&self, session: u64, index: TensorIndex) {
-        self.index.store(index.0, Ordering::Relaxed);
-        self.session.store(session, Ordering::Relaxed);
+        self.place.store(place(session, index), Ordering::Relaxed);
     }
 
     pub(crate) fn value(&self) -> Option<&K::Primitive> {
@@ -119,7 +127,7 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
 
     /// Takes the backend's tensor out of a node that nobody else holds; its end goes unreported.
     pub(crate) fn consume(mut self) -> Option<K::Primitive> {
-        *self.session.get_mut() = 0;
+        *self.place.get_mut() = 0;
         self.value.take()
     }
 
@@ -153,9 +161,9 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
 
 impl<B: Backend, K: Kind<B>> Drop for Node<B, K> {
     fn drop(&mut self) {
-        let session = *self.session.get_mut();
+        let (session, index) = placed(*self.place.get_mut());
         if session != 0 {
-            session::tensor_freed::<B>(session, TensorIndex(*self.index.get_mut()));
+            session::tensor_freed::<B>(session, index);
         }
     }
 }
@@ -168,7 +176,7 @@ pub(crate) trait Settle<B: Backend>: Send + Sync {
 
 impl<B: Backend, K: Kind<B>> Settle<B> for Node<B, K> {
     fn settle(&self, value: Value<B>) {
-        // A node that already has its value was settled by a read.
+        // A node has one value, whoever gives it.
         let _ = self.value.set(K::restore(value));
     }
 }
@@ -176,7 +184,7 @@ impl<B: Backend, K: Kind<B>> Settle<B> for Node<B, K> {
 impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// Decorates a tensor of the backend.
     pub fn new(primitive: K::Primitive) -> Self {
-        Self { node: Arc::new(Node::new(OnceLock::from(primitive), None, (0, 0))) }
+        Self { node: Arc::new(Node::new(OnceLock::from(primitive), None, 0)) }
     }
 
     /// A tensor that the running session will make.
@@ -186,10 +194,10 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         device: B::Device,
         call: &'static str,
         ticket: Arc<Ticket>,
-        place: (u64, TensorIndex),
+        (session, index): (u64, TensorIndex),
     ) -> Self {
         let promise = Promise { shape, dtype, device, call, ticket };
-        let node = Node::new(OnceLock::new(), Some(promise), (place.0, place.1.0));
+        let node = Node::new(OnceLock::new(), Some(promise), place(session, index));
         Self { node: Arc::new(node) }
     }
 

@@ -114,8 +114,8 @@ pub struct Footprint {
     pub op: String,
     /// The bytes of the tensors that existed before the recording.
     pub baseline: Bytes,
-    /// What the threads of the backend keep for good once they have worked, such as the blocks of matrix products.
-    /// Part of [`peak`](Self::peak); a second run in the same process does not need it once more.
+    /// The part of [`peak`](Self::peak) that a second run in the same process does not need once more: what the
+    /// threads of the backend keep for good once they have worked, such as the blocks of matrix products.
     #[serde(default)]
     pub kept: Bytes,
     /// The bytes at the peak, by what they are for. Sums to [`peak`](Self::peak).

@@ -48,6 +48,17 @@ pub enum TrainError {
         /// The weight.
         weight: f64,
     },
+    /// The micro-batches of a batch do not weigh what it weighs.
+    #[error(
+        "the micro-batches weigh {parts} in the loss and their batch {whole}: the weight of a batch must be the sum of \
+         those of its parts, or the gradients of a split batch are not the whole batch's"
+    )]
+    UnequalWeights {
+        /// The sum over the micro-batches.
+        parts: f64,
+        /// The weight of the batch.
+        whole: f64,
+    },
     /// A batch cannot be cut.
     #[error("cannot cut the batch: {0}")]
     MicroBatch(#[from] MicroBatchError),

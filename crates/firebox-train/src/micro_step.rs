@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
-use firebox_lazy::{LazyBackend, RecordError, Recording, restore};
+use firebox_lazy::{LazyBackend, RecordError, restore};
 use firebox_trace::{Bytes, Items};
 
 use crate::error::{Phase, TrainError, panic_message};
@@ -21,6 +21,9 @@ pub(crate) struct MicroStep<'a, B, M, I, S> {
     pub(crate) batch: &'a I,
     /// What is alive beside the micro-step.
     pub(crate) held: Bytes,
+    /// What is alive on top of that once the batch is split further than planned: the sum of the gradients, if the plan
+    /// knows of none.
+    pub(crate) sum: Bytes,
     pub(crate) backend: std::marker::PhantomData<fn() -> B>,
 }
 
@@ -42,6 +45,7 @@ where
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
             Err(error) => {
                 log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
+                self.held += std::mem::take(&mut self.sum);
                 let middle = range.start + range.len() / 2;
                 self.run(range.start..middle, step, sink)?;
                 self.run(middle..range.end, step, sink)
@@ -82,7 +86,7 @@ where
         let recorder = self.planner.step_recorder(self.phase, self.held);
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let recording = recorder.record::<B::Base, _>(|| step(micro))?;
-            self.admit(&recording)?;
+            self.planner.admit(self.phase, recording.trace(), self.held)?;
             Ok(recording.run())
         }));
         let result = attempt.unwrap_or_else(|panic| Err(self.panicked(items, &*panic)));
@@ -90,15 +94,6 @@ where
             restore::<B, M>(self.module, snapshot)?;
         }
         result
-    }
-
-    fn admit<T>(&mut self, recording: &Recording<B::Base, T>) -> Result<(), TrainError> {
-        let trace = recording.trace();
-        let structure = trace.structural_hash();
-        if self.planner.is_known(self.phase, structure) {
-            return Ok(());
-        }
-        self.planner.admit(self.phase, structure, trace, self.held)
     }
 }
 

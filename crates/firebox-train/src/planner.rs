@@ -1,7 +1,7 @@
 //! What the Learner knows of its batches: plans by phase and number of items, and the structures of micro-steps that
 //! are known to fit.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ pub(crate) struct Planner {
     pub(crate) budget: Bytes,
     pub(crate) sizing: Sizing,
     plans: HashMap<(Phase, usize), Planned>,
-    known: HashSet<(Phase, StructuralHash)>,
+    /// What micro-steps of a known structure need beside what is held.
+    known: HashMap<(Phase, StructuralHash), Bytes>,
     /// The optimizer's state, which validation does not see and lives beside it.
     optimizer_state: Bytes,
     /// The paths of the running statistics of the model.
@@ -56,7 +57,7 @@ impl Planner {
             budget,
             sizing,
             plans: HashMap::new(),
-            known: HashSet::new(),
+            known: HashMap::new(),
             optimizer_state: Bytes::ZERO,
             running_state: Vec::new(),
             reads: false,
@@ -163,26 +164,21 @@ impl Planner {
         })
     }
 
-    /// Whether a micro-step of this structure is known to fit.
-    pub(crate) fn is_known(&self, phase: Phase, structure: StructuralHash) -> bool {
-        self.known.contains(&(phase, structure))
-    }
-
-    /// Whether a micro-step fits that was not known before; it is known afterwards if it does.
+    /// Whether a micro-step fits beside what is held. Its needs are looked up by its structure, and found out once.
     pub(crate) fn admit(
         &mut self,
         phase: Phase,
-        structure: StructuralHash,
         trace: &Trace,
         held: Bytes,
     ) -> Result<(), TrainError> {
-        let recording = recording_bytes(self.memory.as_ref(), trace.calls().count());
-        let needed = self.memory.footprint(trace).growth() + recording;
-        let budget = self.budget_of(phase) - held;
+        let memory = self.memory.as_ref();
+        let needed = self.known.entry((phase, trace.structural_hash())).or_insert_with(|| {
+            memory.footprint(trace).growth() + recording_bytes(memory, trace.calls().count())
+        });
+        let (needed, budget) = (*needed, self.budget_of(phase) - held);
         if needed > budget {
             return Err(TrainError::GrewTooLarge { phase, needed, budget });
         }
-        self.known.insert((phase, structure));
         Ok(())
     }
 }

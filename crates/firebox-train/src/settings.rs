@@ -97,7 +97,7 @@ fn memory_model(backend: &str) -> Arc<dyn MemoryModel> {
 }
 
 /// The bytes of a module's parameters and running statistics.
-fn parameter_bytes<B: Backend, M: Module<B>>(module: &M) -> Bytes {
+pub(crate) fn parameter_bytes<B: Backend, M: Module<B>>(module: &M) -> Bytes {
     struct Count(u64);
 
     impl<B: Backend> ModuleVisitor<B> for Count {

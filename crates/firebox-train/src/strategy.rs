@@ -17,7 +17,9 @@ use burn::train::{
     LearningComponentsMarker, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
     TrainLoader, TrainStep, TrainingComponents, TrainingItem, ValidLoader,
 };
-use firebox_lazy::LazyBackend;
+use firebox_lazy::{LazyBackend, restore};
+use firebox_plan::Accumulating;
+use firebox_trace::Bytes;
 
 use crate::capture::optimizer_record;
 use crate::error::{LastState, Phase, TrainError, panic_message};
@@ -26,7 +28,7 @@ use crate::micro_step::MicroStep;
 use crate::planner::Planner;
 use crate::rehearsal::{rehearse_training, rehearse_validation, validation_model};
 use crate::report::PlanReport;
-use crate::settings::Settings;
+use crate::settings::{Settings, parameter_bytes};
 use crate::splitter::Splitter;
 
 /// The components of burn's Learner for a model, an optimizer and a learning-rate scheduler.
@@ -90,6 +92,7 @@ where
             accumulation: components.grad_accumulation.unwrap_or(1).max(1),
             planner: None,
             position: (starting_epoch, 0),
+            batch_start: None,
             optimizer_lost: false,
             phantom: PhantomData,
         };
@@ -120,6 +123,7 @@ where
         drop(checkpointer);
         let result = result.and_then(|()| checkpoint_written(&components.interrupter));
         if let Err(cause) = result {
+            run.give_back_statistics();
             let optimizer = match run.optimizer_lost {
                 true => None,
                 false => optimizer_record(&run.learner, &store),
@@ -173,6 +177,8 @@ where
     planner: Option<Planner>,
     /// The epoch, and the loader batches of it that the model has learned from.
     position: (usize, usize),
+    /// The model before the first micro-step since the last optimizer step, if it has running statistics.
+    batch_start: Option<M::Record>,
     optimizer_lost: bool,
     phantom: PhantomData<B>,
 }
@@ -244,7 +250,12 @@ where
         if accumulated.batches == 0 {
             self.learner.lr_step();
         }
-        let (ranges, held) = self.plan_training(&batch)?;
+        let (ranges, held, sum) = self.plan_training(&batch)?;
+        let keeps_statistics =
+            self.planner.as_ref().is_some_and(|planner| !planner.running_state.is_empty());
+        if accumulated.batches == 0 && keeps_statistics {
+            self.batch_start = Some(self.learner.model().into_record());
+        }
         let splitter = &self.strategy.train_splitter;
         let reduction = self.strategy.settings.reduction;
         let total = checked_weight(splitter.weight(&batch), reduction)?;
@@ -262,6 +273,7 @@ where
             splitter,
             batch: &batch,
             held,
+            sum,
             backend: PhantomData,
         };
         let learner = &self.learner;
@@ -274,6 +286,7 @@ where
         };
         // The output of the last micro-step is sent after the optimizer step, as burn does.
         let mut pending = None;
+        let mut weights = 0.0;
         for range in ranges {
             micro_step.run(
                 range,
@@ -282,6 +295,7 @@ where
                     if let Some(earlier) = pending.replace(output.item) {
                         event(earlier);
                     }
+                    weights += weight;
                     if let Some(scale) = scale(weight, accumulated.reference, reduction) {
                         accumulated.sum.add(&model, output.grads, scale);
                     }
@@ -291,6 +305,11 @@ where
         }
         drop(model);
         drop(batch);
+        // A sum over a million items in another order differs by less.
+        let differs = !weights.is_finite() || (weights - total).abs() > 1e-6 * total;
+        if reduction == Reduction::Mean && differs {
+            return Err(TrainError::UnequalWeights { parts: weights, whole: total });
+        }
         if steps {
             self.optimizer_step(accumulated, iteration)?;
         }
@@ -301,11 +320,11 @@ where
         Ok(())
     }
 
-    /// The ranges of a batch's micro-batches, and what is alive beside one of them.
+    /// The ranges of a batch's micro-batches, what is alive beside one of them, and what more is once one is split further.
     fn plan_training(
         &mut self,
         batch: &M::Input,
-    ) -> Result<(Vec<std::ops::Range<usize>>, firebox_trace::Bytes), TrainError> {
+    ) -> Result<(Vec<std::ops::Range<usize>>, Bytes, Bytes), TrainError> {
         let splitter = &self.strategy.train_splitter;
         let items = splitter.items(batch)?;
         if items == 0 {
@@ -344,7 +363,13 @@ where
         }
         let planner = self.planner.as_ref().expect("made above");
         let planned = planner.planned(Phase::Training, items).expect("made above");
-        Ok((planned.plan.ranges().collect(), planned.held))
+        let sum = match planned.plan.accumulating() {
+            Accumulating::No if self.accumulation == 1 => {
+                parameter_bytes::<B, M>(&self.learner.model())
+            }
+            _ => Bytes::ZERO,
+        };
+        Ok((planned.plan.ranges().collect(), planned.held, sum))
     }
 
     fn optimizer_step(
@@ -365,7 +390,17 @@ where
             TrainError::OptimizerPanicked { message: panic_message(&*panic) }
         })?;
         self.position.1 = iteration;
+        self.batch_start = None;
         Ok(())
+    }
+
+    /// Gives the model the running statistics that it had at the last optimizer step.
+    fn give_back_statistics(&mut self) {
+        if let Some(start) = self.batch_start.take()
+            && let Err(error) = restore::<B, M>(&self.learner.model(), start)
+        {
+            log::error!("the running statistics are those of a part of a batch: {error}");
+        }
     }
 
     fn valid_epoch(
@@ -401,6 +436,7 @@ where
                 splitter,
                 batch: &batch,
                 held,
+                sum: Bytes::ZERO,
                 backend: PhantomData,
             };
             let processor = &mut self.processor;

@@ -29,8 +29,8 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
         create!(Float: float_random, device, (shape, distribution; dtype), |values| {
-            if values.substitute_random {
-                let data = host_random(&shape, distribution, dtype.into());
+            if let Some(generator) = &mut values.substitute {
+                let data = host_random(generator, &shape, distribution, dtype.into());
                 return B::float_from_data(data, &device);
             }
             B::float_random(shape, distribution, &device, dtype)

@@ -31,8 +31,8 @@ impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
         dtype: IntDType,
     ) -> IntTensor<Self> {
         create!(Int: int_random, device, (shape, distribution; dtype), |values| {
-            if values.substitute_random {
-                let data = host_random(&shape, distribution, dtype.into());
+            if let Some(generator) = &mut values.substitute {
+                let data = host_random(generator, &shape, distribution, dtype.into());
                 return B::int_from_data(data, &device);
             }
             B::int_random(shape, distribution, &device, dtype)

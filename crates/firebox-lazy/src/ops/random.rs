@@ -5,11 +5,14 @@
 
 use burn_backend::{Distribution, TensorData};
 use burn_std::{DType, Shape};
-use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-/// `shape` numbers of `distribution`, on the host.
-pub(super) fn host_random(shape: &Shape, distribution: Distribution, dtype: DType) -> TensorData {
-    let mut rng = StdRng::seed_from_u64(0);
-    TensorData::random::<f32, _, _>(shape.clone(), distribution, &mut rng).convert_dtype(dtype)
+/// The next `shape` numbers of `distribution`, on the host.
+pub(super) fn host_random(
+    generator: &mut StdRng,
+    shape: &Shape,
+    distribution: Distribution,
+    dtype: DType,
+) -> TensorData {
+    TensorData::random::<f32, _, _>(shape.clone(), distribution, generator).convert_dtype(dtype)
 }

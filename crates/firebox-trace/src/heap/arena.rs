@@ -51,7 +51,9 @@ pub(crate) struct State {
     /// Who has what it keeps for good.
     keepers: Vec<Keeper>,
     /// The bytes that threads keep for good.
-    pub(crate) kept: u64,
+    kept: u64,
+    /// The most that was live at once beside these.
+    pub(crate) peak_beside_kept: u64,
 }
 
 /// A buffer appears or disappears.
@@ -197,6 +199,7 @@ impl State {
         self.events.push(Event::Allocated(id));
         self.live += bytes;
         self.step_peak = self.step_peak.max(self.live);
+        self.peak_beside_kept = self.peak_beside_kept.max(self.live - self.kept);
         if self.live > self.peak {
             self.peak = self.live;
             self.events_to_peak = self.events.len();
