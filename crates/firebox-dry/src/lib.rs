@@ -63,7 +63,10 @@
 //!
 //! With burn's autotune on, the tuner asks the device to time candidates. The candidate that asks for the most memory
 //! is said to be the fastest. The dry runtime has a name of its own for each card, under which the tuner files its choices
-//! apart from those of real devices and of other cards.
+//! apart from those of real devices and of other cards; it does file them, in the folder of CubeCL's configuration.
+//!
+//! What tuning itself allocates, once for each new shape, is in the first replay of a trace and not in the last, which
+//! is the one that [`Dry`] reports. What a real device has tuned is not looked at.
 
 mod card;
 mod card_table;
