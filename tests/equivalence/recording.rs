@@ -100,6 +100,33 @@ fn other_threads_compute_meanwhile() {
     assert_eq!((sum, promised.sum().into_scalar()), (4.0, 8.0));
 }
 
+/// Two threads that record at once meet the same tensors, each under numbers of its own.
+#[test]
+fn two_threads_record_with_the_same_tensors() {
+    let device = Default::default();
+    let tensors: Vec<Tensor<L, 1>> =
+        (0..50).map(|i| Tensor::from_floats([i as f32], &device)).collect();
+    let sum = |order: Vec<Tensor<L, 1>>| {
+        for _ in 0..200 {
+            let recording = Recorder::new().record::<Flex, _>(|| {
+                // Numbered in the order in which they are met; the last minus the first.
+                let all = Tensor::cat(order.clone(), 0);
+                all.sum() + (order[order.len() - 1].clone() - order[0].clone()) * 1e4
+            });
+            let recording = recording.expect("this thread records nothing else");
+            recording.trace().check().expect("the trace is sound");
+            let found: f32 = recording.run().into_scalar();
+            let expected = if order[0].clone().into_scalar() == 0.0 { 1.0 } else { -1.0 };
+            assert_eq!(found, 1225.0 + expected * 49e4);
+        }
+    };
+    std::thread::scope(|scope| {
+        let reversed = tensors.iter().rev().cloned().collect();
+        scope.spawn(|| sum(reversed));
+        sum(tensors.clone());
+    });
+}
+
 /// Computes on the thread of a loader's worker.
 #[derive(Clone)]
 struct Squares;

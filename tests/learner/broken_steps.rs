@@ -95,6 +95,24 @@ fn an_operation_that_panics_leaves_the_last_whole_state() {
     check(Phase::Training, Fault::Operation, &[4, 6, 5, 6], 6, &[4, 6]);
 }
 
+/// The running statistics of a batch that failed go with it, also those of parts of it that had run.
+#[test]
+fn a_group_of_batches_that_fails_half_way_leaves_the_last_whole_state() {
+    let _lock = random_state();
+    let run = |sizes: &[usize]| {
+        Flex::seed(&Default::default(), 51);
+        let fault = Fault::Step;
+        let model = Fragile { net: Net::<B>::coupled(&Default::default(), false), fault };
+        let folder = tempfile::tempdir().expect("a folder");
+        fit(model, validated(folder.path(), sizes, 6).grads_accumulation(2))
+    };
+    let good = run(&[4, 6]).expect("no batch of five");
+    let (_, state) = run(&[4, 6, 7, 5]).expect_err("five items fail").into_parts();
+    let state = state.expect("training had begun");
+    assert_eq!((state.epoch, state.iteration), (1, 2));
+    assert_eq!(weights(&state.model), weights(&good.model), "the state after the first group");
+}
+
 #[test]
 fn a_validation_that_panics_leaves_the_state_of_the_epoch() {
     check(Phase::Validation, Fault::Validation, &[4, 6], 5, &[4, 6]);
