@@ -83,12 +83,13 @@ pub use firebox_lazy::{
     Survivor, initialize, label, mark, rehearse, restore,
 };
 pub use firebox_plan::{
-    Accumulating, Budget, BudgetError, DoesNotFit, MemoryInfo, Need, Plan, PlanError, PlanOptions,
-    Probing, Sizing, host_memory, plan,
+    Accumulating, Budget, BudgetError, DoesNotFit, FixedDoesNotFit, HostMemoryError, MemoryInfo,
+    Need, Plan, PlanError, PlanOptions, Probing, Remedy, Role, Sizing, host_memory, plan,
 };
 pub use firebox_trace::{
-    Bytes, Call, Category, CategoryBytes, Estimate, Footprint, Heap, Items, Label, MemoryModel,
-    OpIndex, Step, StructuralHash, Trace,
+    Bytes, Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint, Heap,
+    Items, Label, MemoryModel, Moment, OpIndex, Origin, Step, StructuralHash, TensorIndex,
+    TensorInfo, Trace, Use,
 };
 pub use firebox_train::{
     ByFunctions, ByMicroBatch, FitError, Fitted, LastState, Learner, LearnerBuilder, Phase,

@@ -5,14 +5,18 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use burn::data::dataloader::batcher::Batcher;
 use burn::optim::AdamConfig;
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use firebox::{
     Budget, BudgetError, ByFunctions, ByMicroBatch, Bytes, Learner, MicroBatch, MicroBatchError,
     Phase, PlanError, Splitter, TrainError,
 };
 
 use crate::attempts::{B, State, Training, training};
-use crate::task::{Net, Points, files, random_state, weights};
+use crate::task::{Net, PointBatcher, Points, files, points, random_state, weights};
 
 /// Trains a new model that has to fail; gives the cause, and the state if training left one other than the start.
 #[track_caller]
@@ -71,6 +75,41 @@ fn a_later_batch_of_no_items_leaves_the_step_before_it() {
     let state = changed.expect("a step was made");
     assert_eq!((state.epoch, state.iteration), (1, 1));
     assert!(state.optimizer.is_some_and(|record| !record.is_empty()));
+}
+
+/// A model that has nothing to learn.
+#[derive(Module, Debug)]
+struct Empty<B: Backend> {
+    backend: core::marker::PhantomData<B>,
+}
+
+impl<B: AutodiffBackend> TrainStep for Empty<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let item = InferenceStep::step(self, batch);
+        TrainOutput::new(self, item.loss.backward(), item)
+    }
+}
+
+impl<B: Backend> InferenceStep for Empty<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
+        let output = batch.inputs;
+        ClassificationOutput::new(output.clone().mean(), output, batch.targets)
+    }
+}
+
+#[test]
+fn a_model_without_parameters() {
+    let batch = Batcher::<B, _, _>::batch(&PointBatcher, points(4), &Default::default());
+    let model = Empty::<B> { backend: core::marker::PhantomData };
+    let learner = Learner::builder().auto_batch().memory(Bytes::gib(1));
+    let cause = learner.build(model, AdamConfig::new().init(), 1e-2).plan(&batch);
+    assert!(matches!(cause, Err(TrainError::NoParameters)));
 }
 
 #[test]

@@ -55,6 +55,12 @@ pub(crate) fn remember(signature: u64, call: Arc<Known>) {
     });
 }
 
+/// Forgets the calls that this thread remembers of its recordings: after steps on many shapes were recorded that will not
+/// come again. They are described once more if they do.
+pub fn forget_calls() {
+    KNOWN.take();
+}
+
 /// A parameter of a call, as far as its signature is concerned.
 pub(crate) trait Sign {
     fn sign(&self, signature: &mut FxHasher);

@@ -14,8 +14,10 @@ mod tensor;
 
 pub use backend::{Lazy, LazyBackend};
 pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
+pub use known::forget_calls;
 pub use module::{Rehearsal, initialize, rehearse, restore};
 pub use recording::{
-    Discarded, HOST_BYTES_PER_CALL, RecordError, Recorder, Recording, Survivor, label, mark,
+    Discarded, HOST_BYTES_PER_CALL, RecordError, Recorder, Recording, Survivor,
+    host_bytes_of_descriptions, label, mark,
 };
 pub use tensor::LazyTensor;

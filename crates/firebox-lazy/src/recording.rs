@@ -5,8 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use burn_backend::Backend;
+use burn_ir::OperationIr;
 use burn_std::{DType, Shape};
-use firebox_trace::{Bytes, Label, OpIndex, Origin, Step, Trace};
+use firebox_trace::{Bytes, Description, Label, OpIndex, Origin, Step, Trace};
 
 use crate::kind::Kind;
 use crate::session::{self, Session};
@@ -15,6 +16,15 @@ use crate::tensor::{LazyTensor, Stage};
 /// What a recorded call takes on the host until its recording has run: its place in the trace and in the program, and
 /// the bookkeeping of its result. Measured on 64-bit Linux with the LSTM of `tests/memory`, rounded up.
 pub const HOST_BYTES_PER_CALL: Bytes = Bytes::new(576);
+
+/// What the descriptions of `trace` take on the host: in the trace, and in the memory of its thread, which keeps them for
+/// the next step.
+pub fn host_bytes_of_descriptions(trace: &Trace) -> Bytes {
+    const REST: usize = 512;
+    let operations = |description: &Description| description.operations.len();
+    let bytes = |count: usize| 2 * (count * size_of::<OperationIr>() + REST) as u64;
+    Bytes::new(trace.descriptions.iter().map(operations).map(bytes).sum())
+}
 
 /// Records operations of [`Lazy<B>`](crate::Lazy) on the calling thread.
 ///

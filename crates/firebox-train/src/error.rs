@@ -73,6 +73,11 @@ pub enum TrainError {
         /// How many came.
         got: usize,
     },
+    /// The model has no parameters: there is nothing to train, and no device to plan for.
+    #[error(
+        "the model has no parameters: give it at least one, or train without automatic batches"
+    )]
+    NoParameters,
     /// The model lives on several devices.
     #[error(
         "the model lives on {0} devices, and automatic batches work on one: move it to one device"

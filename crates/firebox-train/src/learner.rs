@@ -230,7 +230,8 @@ where
 
 fn single_device<B: AutodiffBackend, M: Module<B>>(model: &M) -> Result<(), TrainError> {
     match model.devices().len() {
-        0 | 1 => Ok(()),
+        0 => Err(TrainError::NoParameters),
+        1 => Ok(()),
         several => Err(TrainError::SeveralDevices(several)),
     }
 }

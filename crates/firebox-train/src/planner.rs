@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use firebox_lazy::{RecordError, Recorder};
+use firebox_lazy::{RecordError, Recorder, forget_calls};
 use firebox_plan::{Accumulating, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan};
 use firebox_trace::{Bytes, Category, Items, MemoryModel, StructuralHash, Trace};
 
@@ -134,6 +134,8 @@ impl Planner {
             .filter_map(|size| rehearsals.remove(&(size.get(), plan.accumulating())))
             .max_by_key(|rehearsed| rehearsed.footprint.peak)
             .expect("every size of a plan was rehearsed");
+        // Most sizes that were rehearsed do not come again.
+        forget_calls();
         cost.time = started.elapsed();
         if phase == Phase::Training {
             self.optimizer_state = self.optimizer_state.max(rehearsed.optimizer_state);
@@ -173,7 +175,7 @@ impl Planner {
     ) -> Result<(), TrainError> {
         let memory = self.memory.as_ref();
         let needed = self.known.entry((phase, trace.structural_hash())).or_insert_with(|| {
-            memory.footprint(trace).growth() + recording_bytes(memory, trace.calls().count())
+            memory.footprint(trace).growth() + recording_bytes(memory, trace, trace.calls().count())
         });
         let (needed, budget) = (*needed, self.budget_of(phase) - held);
         if needed > budget {

@@ -10,7 +10,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, LearningComponentsTypes, TrainStep};
-use firebox_lazy::{HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, mark, rehearse};
+use firebox_lazy::{
+    HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, host_bytes_of_descriptions, mark,
+    rehearse,
+};
 use firebox_plan::Accumulating;
 use firebox_trace::{
     Bytes, Category, Footprint, Items, MemoryModel, OpIndex, Step, TensorIndex, Trace,
@@ -162,7 +165,7 @@ fn assess(rehearsal: Rehearsal, memory: &dyn MemoryModel) -> Rehearsed {
     let Rehearsal { trace, replaced, .. } = rehearsal;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let mut footprint = memory.footprint(&trace);
-    let beside = recording_bytes(memory, longest_micro_step(&trace)) + loop_bytes(memory);
+    let beside = recording_bytes(memory, &trace, longest_micro_step(&trace)) + loop_bytes(memory);
     footprint.peak += beside;
     footprint.categories.add(Category::Temporary, beside);
     let before = |step: usize| match step {
@@ -186,10 +189,11 @@ fn assess(rehearsal: Rehearsal, memory: &dyn MemoryModel) -> Rehearsed {
     }
 }
 
-/// What the recording of a micro-step of so many calls takes of the memory.
-pub(crate) fn recording_bytes(memory: &dyn MemoryModel, calls: usize) -> Bytes {
+/// What the recording of a micro-step of so many calls takes of the memory, with the descriptions of `trace`.
+pub(crate) fn recording_bytes(memory: &dyn MemoryModel, trace: &Trace, calls: usize) -> Bytes {
+    let of_calls = Bytes::new(HOST_BYTES_PER_CALL.get() * calls as u64);
     match memory.is_on_host() {
-        true => Bytes::new(HOST_BYTES_PER_CALL.get() * calls as u64),
+        true => of_calls + host_bytes_of_descriptions(trace),
         false => Bytes::ZERO,
     }
 }

@@ -150,7 +150,7 @@ where
 /// A failed save trips the interrupter with the checkpointer's error as its message; a user's stop says anything
 /// else. burn leaves no other trace of it.
 fn checkpoint_written(interrupter: &Interrupter) -> Result<(), TrainError> {
-    const CHECKPOINTER: [&str; 2] = ["I/O Error: `", "Recorder error: `"];
+    const CHECKPOINTER: [&str; 3] = ["I/O Error: `", "Recorder error: `", "Unknown error: `"];
     match interrupter.get_message() {
         Some(message) if CHECKPOINTER.iter().any(|prefix| message.starts_with(prefix)) => {
             Err(TrainError::Checkpoint { message })
