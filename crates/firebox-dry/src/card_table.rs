@@ -1,8 +1,8 @@
 //! The table of cards.
 //!
-//! Capabilities are from NVIDIA's page "CUDA GPUs"; multiprocessors from the data sheets and architecture white papers
-//! (Turing, Ampere, Ada, Hopper, Blackwell); shared memory follows from the capability, see
-//! [`Capability::shared_memory`].
+//! Capabilities and multiprocessors are as commonly published, and were not checked against NVIDIA's page "CUDA GPUs",
+//! its data sheets and its white papers, which are the sources to check them with; shared memory follows from the
+//! capability, see [`Capability::shared_memory`].
 //!
 //! The memory is what a CUDA program is told on Linux, which is less than the number on the box by what the driver and
 //! error correction keep. It is the "total capacity" in a message of PyTorch, as users have attached them to the
