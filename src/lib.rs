@@ -92,8 +92,9 @@ pub use firebox_trace::{
     TensorInfo, Trace, Use,
 };
 pub use firebox_train::{
-    ByFunctions, ByMicroBatch, FitError, Fitted, LastState, Learner, LearnerBuilder, Phase,
-    PlanReport, PlanningCost, Reduction, Splitter, TrainError,
+    BesideBytes, ByFunctions, ByMicroBatch, DeviceMemory, FitError, Fitted, LastState, Learner,
+    LearnerBuilder, MemoryUse, Phase, PlanReport, PlanningCost, PoolUsage, Reduction, Splitter,
+    TrainError,
 };
 
 #[cfg(doctest)]

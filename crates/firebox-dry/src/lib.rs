@@ -91,7 +91,7 @@ pub use card::{Capability, Card};
 pub use device::{DryDevice, Lease, LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD, Panicked};
 pub use model::{Dry, MOST_REPLAYS, ReplayError};
 pub use runtime::{DryCompiler, DryRuntime, NoCode};
-pub use server::{DryInfo, DryServer};
+pub use server::{DryInfo, DryServer, max_streams};
 pub use storage::DryStorage;
 pub use target::{Cuda, Target, Wgpu};
 pub use twin::{DryTwin, Mirrored};

@@ -14,7 +14,7 @@ use firebox_trace::{
     Origin, Paging, Step, TensorIndex, Trace,
 };
 
-use crate::device::{Lease, LeaseError, Monitor, Panicked};
+use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked};
 use crate::program::{Instruction, Program};
 use crate::target::Target;
 use crate::translate::Types;
@@ -90,13 +90,26 @@ impl<B: DryTwin> Dry<B> {
     ///
     /// If the trace contradicts itself; [`Trace::check`] tells how.
     pub fn replay(&self, trace: &Trace) -> Result<Footprint, ReplayError> {
+        self.replay_after(&[], trace)
+    }
+
+    /// The footprint of `trace` in a process that has run the traces of `before` and holds nothing of them any more: their
+    /// pages stay open and count. The traces are run twice in turn, since what the last one leaves behind is what the
+    /// first one finds when it comes again.
+    ///
+    /// # Panics
+    ///
+    /// As [`replay`](Self::replay).
+    pub fn replay_after(&self, before: &[&Trace], trace: &Trace) -> Result<Footprint, ReplayError> {
+        let before: Vec<Program> =
+            before.iter().map(|trace| Program::new(trace, self.types)).collect();
         let program = Program::new(trace, self.types);
         let mut lease = Lease::<B::Target>::take(&self.properties)?;
         let mut last: Option<Replay> = None;
         let mut most: Option<Replay> = None;
         for _ in 0..MOST_REPLAYS {
             self.replays.fetch_add(1, Ordering::Relaxed);
-            let replay = Replay::run::<B>(&mut lease, &program)?;
+            let replay = Replay::run::<B>(&mut lease, &before, &program)?;
             if last.as_ref().is_some_and(|last| last.usage.peak == replay.usage.peak) {
                 return Ok(self.report(trace, replay, program.unaccounted, Estimate::UpperBound));
             }
@@ -167,7 +180,11 @@ impl<B: DryTwin> MemoryModel for Dry<B> {
     }
 
     fn footprint(&self, trace: &Trace) -> Footprint {
-        match self.replay(trace) {
+        self.footprint_after(&[], trace)
+    }
+
+    fn footprint_after(&self, before: &[&Trace], trace: &Trace) -> Footprint {
+        match self.replay_after(before, trace) {
             Ok(footprint) => footprint,
             Err(error) => guess(trace, &error),
         }
@@ -195,32 +212,49 @@ struct Replay {
 }
 
 impl Replay {
-    fn run<B: DryTwin>(lease: &mut Lease<B::Target>, program: &Program) -> Result<Self, Panicked> {
+    fn run<B: DryTwin>(
+        lease: &mut Lease<B::Target>,
+        before: &[Program],
+        program: &Program,
+    ) -> Result<Self, Panicked> {
         let ((baseline, timeline), usage) = lease.run(|device| {
-            let monitor = Monitor::of(device);
-            let runner = Runner::<B::Twin>::new(device.clone());
-            program.existing.iter().for_each(|tensor| upload(&runner, tensor));
-            let baseline = monitor.usage().in_use;
-            let mut timeline = Vec::with_capacity(program.steps.len());
-            let mut live = baseline;
-            for step in &program.steps {
-                step.iter().for_each(|instruction| execute(&runner, instruction));
-                if step.is_empty() {
-                    live = monitor.usage().in_use;
-                }
-                timeline.push(Moment { live, peak: monitor.reserved() });
+            if before.is_empty() {
+                return pass::<B>(device, program);
             }
-            B::Twin::sync(device).expect("a dry device does not fail");
-            // What burn had queued belongs to the last step.
-            if let Some(last) = timeline.last_mut() {
-                *last = Moment { live: monitor.usage().in_use, peak: monitor.reserved() };
-            }
-            drop(runner);
-            B::Twin::sync(device).expect("a dry device does not fail");
-            (baseline, timeline)
+            // Round and round, as training and validation follow each other.
+            before.iter().for_each(|program| drop(pass::<B>(device, program)));
+            pass::<B>(device, program);
+            before.iter().for_each(|program| drop(pass::<B>(device, program)));
+            pass::<B>(device, program)
         })?;
         Ok(Self { baseline, timeline, usage })
     }
+}
+
+/// Runs a program on tensors of its own, and lets go of all of them; gives the bytes of what existed before, and the
+/// memory at each step.
+fn pass<B: DryTwin>(device: &DryDevice<B::Target>, program: &Program) -> (Bytes, Vec<Moment>) {
+    let monitor = Monitor::of(device);
+    let runner = Runner::<B::Twin>::new(device.clone());
+    program.existing.iter().for_each(|tensor| upload(&runner, tensor));
+    let baseline = monitor.usage().in_use;
+    let mut timeline = Vec::with_capacity(program.steps.len());
+    let mut live = baseline;
+    for step in &program.steps {
+        step.iter().for_each(|instruction| execute(&runner, instruction));
+        if step.is_empty() {
+            live = monitor.usage().in_use;
+        }
+        timeline.push(Moment { live, peak: monitor.reserved() });
+    }
+    B::Twin::sync(device).expect("a dry device does not fail");
+    // What burn had queued belongs to the last step.
+    if let Some(last) = timeline.last_mut() {
+        *last = Moment { live: monitor.usage().in_use, peak: monitor.reserved() };
+    }
+    drop(runner);
+    B::Twin::sync(device).expect("a dry device does not fail");
+    (baseline, timeline)
 }
 
 fn execute<B: BackendIr>(runner: &Runner<B>, instruction: &Instruction) {

@@ -33,6 +33,11 @@ use crate::storage::DryStorage;
 use crate::target::Target;
 use crate::usage::{Refusal, Usage};
 
+/// How many streams CubeCL has on a device. A thread's stream is its number modulo this.
+pub fn max_streams() -> u64 {
+    CubeClRuntimeConfig::get().streaming.max_streams.into()
+}
+
 /// The server of a dry device.
 ///
 /// It runs on the thread of the fusion server (`DeviceServiceStage::Upstream`), and so serves a request in the moment
@@ -161,7 +166,7 @@ impl<T: Target> DeviceService for DryServer<T> {
         let utilities = ServerUtilities::new(properties, logger, info, layout);
         Self {
             streams: BTreeMap::new(),
-            max_streams: CubeClRuntimeConfig::get().streaming.max_streams as usize,
+            max_streams: max_streams() as usize,
             memory,
             utilities: Arc::new(utilities),
             usage: Usage::default(),

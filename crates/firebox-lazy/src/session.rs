@@ -169,7 +169,7 @@ impl<B: Backend> Session<B> {
 
     fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
         let index = TensorIndex(self.trace.tensors.len() as u32);
-        self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None });
+        self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None, worker: None });
         self.values.values.push(None);
         self.born.push(None);
         index

@@ -4,7 +4,7 @@ use std::fmt;
 
 use firebox_trace::{Bytes, Estimate, Items};
 
-use crate::need::{Accumulating, Holding, Need, Role};
+use crate::need::{Accumulating, Holding, Need, Oversized, Role};
 use crate::outcome::Answer;
 
 /// There is no plan. `E` is the error of the function that knows footprints.
@@ -76,6 +76,9 @@ impl fmt::Display for DoesNotFit {
         let (need, budget, accumulating) = (&self.need, self.budget, self.accumulating);
         let excess = Excess { need, budget, accumulating };
         write!(f, "one item needs {excess}")?;
+        if need.oversized.is_some() {
+            return write!(f, ": {}", Remedy::SmallerBuffers);
+        }
         if let Some(Holding { label, bytes, .. }) = self.largest() {
             write!(f, ", and the largest part is {label} with {bytes}")?;
         }
@@ -129,6 +132,8 @@ pub enum Remedy {
     FewerActivations,
     /// The batch itself holds the most.
     SmallerInputs,
+    /// A buffer is larger than any that the device can hold.
+    SmallerBuffers,
     /// Something else holds the most, or it is not known what does.
     MoreMemory,
 }
@@ -136,6 +141,9 @@ pub enum Remedy {
 impl Remedy {
     /// The remedy for a need that is too large.
     pub fn of(need: &Need) -> Self {
+        if need.oversized.is_some() {
+            return Self::SmallerBuffers;
+        }
         let roles = [
             (Role::State, Self::LessState),
             (Role::Activations, Self::FewerActivations),
@@ -161,6 +169,9 @@ impl fmt::Display for Remedy {
                 "compute activations again with `Autodiff<_, BalancedCheckpointing>`, or make each item smaller"
             }
             Self::SmallerInputs => "set a smaller batch size in the data loader",
+            Self::SmallerBuffers => {
+                "make each item smaller, or take a card with more memory, of which one buffer can be a part"
+            }
             Self::MoreMemory => {
                 "raise the budget, make each item smaller, or take a smaller model"
             }
@@ -177,7 +188,10 @@ struct Excess<'a> {
 
 impl fmt::Display for Excess<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Need { peak, estimate, .. } = self.need;
+        let Need { peak, estimate, oversized, .. } = self.need;
+        if let Some(Oversized { buffer, limit }) = oversized {
+            return write!(f, "a buffer of {buffer}, and the device can hold none above {limit}");
+        }
         let quality = match estimate {
             Estimate::Exact => "",
             Estimate::UpperBound => "at most ",

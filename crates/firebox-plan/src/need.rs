@@ -62,6 +62,17 @@ pub struct Need {
     pub estimate: Estimate,
     /// Who holds the memory at the peak. May be empty, and need not add up to `peak`.
     pub holdings: Vec<Holding>,
+    /// A buffer that the device can never hold, however much of it is free.
+    pub oversized: Option<Oversized>,
+}
+
+/// A buffer that is larger than any that a device can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Oversized {
+    /// The size of the buffer.
+    pub buffer: Bytes,
+    /// The largest that there can be, such as a quarter of a CUDA device.
+    pub limit: Bytes,
 }
 
 impl Need {
@@ -82,7 +93,7 @@ impl Need {
 
     /// A peak of the given quality; nobody holds anything yet.
     pub fn new(peak: Bytes, estimate: Estimate) -> Self {
-        Self { peak, estimate, holdings: Vec::new() }
+        Self { peak, estimate, holdings: Vec::new(), oversized: None }
     }
 
     /// The same need, with `bytes` of its peak held under the name `label`.
@@ -93,6 +104,13 @@ impl Need {
         bytes: Bytes,
     ) -> Self {
         self.holdings.push(Holding { label: label.into(), role, bytes });
+        self
+    }
+
+    /// The same need, which nothing can meet: it takes a `buffer` above the `limit` of the device.
+    pub fn oversized(mut self, buffer: Bytes, limit: Bytes) -> Self {
+        self.peak = Bytes::MAX;
+        self.oversized = Some(Oversized { buffer, limit });
         self
     }
 

@@ -24,6 +24,19 @@ pub trait MemoryModel: Send + Sync {
     /// If the trace contradicts itself; [`Trace::check`] tells how.
     fn footprint(&self, trace: &Trace) -> Footprint;
 
+    /// The memory that running `trace` needs in a process that has run the traces of `before`, in their order, and holds
+    /// nothing of them any more. Default: what it needs by itself.
+    ///
+    /// It differs where an allocator keeps the pages that it has opened: those of `before` are part of the peak then.
+    ///
+    /// # Panics
+    ///
+    /// As [`footprint`](Self::footprint).
+    fn footprint_after(&self, before: &[&Trace], trace: &Trace) -> Footprint {
+        let _ = before;
+        self.footprint(trace)
+    }
+
     /// Whether the memory is the host's, so that what a program holds beside its tensors counts as well. Default: no.
     fn is_on_host(&self) -> bool {
         false

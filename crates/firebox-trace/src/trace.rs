@@ -108,6 +108,8 @@ pub struct TensorInfo {
     pub origin: Origin,
     /// What it is for, where the recorder was told.
     pub label: Option<Label>,
+    /// The loader thread on whose stream the tensor lies.
+    pub worker: Option<u16>,
 }
 
 impl TensorInfo {

@@ -114,10 +114,10 @@ pub(crate) fn label_by_lifetime(trace: &mut Trace) {
     }
 }
 
-/// Lets the parameters that existed before end where an optimizer step replaces them.
+/// Lets the parameters and the optimizer's state that existed before end where an optimizer step replaces them.
 ///
-/// In a rehearsal the model itself still holds them; in training nobody does.
-pub(crate) fn retire_parameters(trace: &mut Trace) {
+/// In a rehearsal the learner itself still holds them; in training nobody does.
+pub(crate) fn retire_what_is_replaced(trace: &mut Trace) {
     let mut last_uses: FxHashMap<TensorIndex, (usize, usize)> = FxHashMap::default();
     let mut in_optimizer = false;
     for (at, step) in trace.steps.iter().enumerate() {
@@ -127,7 +127,9 @@ pub(crate) fn retire_parameters(trace: &mut Trace) {
                 for (i, input) in call.inputs.iter().enumerate() {
                     let tensor = trace.tensor(input.tensor);
                     let label = tensor.label.as_ref().map(|label| label.category);
-                    if tensor.origin != Origin::Existing || label != Some(Category::Parameter) {
+                    let is_replaced =
+                        matches!(label, Some(Category::Parameter | Category::OptimizerState));
+                    if tensor.origin != Origin::Existing || !is_replaced {
                         continue;
                     }
                     if in_optimizer {

@@ -12,10 +12,11 @@ use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy
 use firebox_lazy::{LazyBackend, initialize};
 use firebox_plan::{Budget, Sizing};
 
+use crate::device::DeviceMemory;
 use crate::error::{FitError, Phase, TrainError};
 use crate::gradients::Reduction;
 use crate::rehearsal::rehearse_training;
-use crate::report::PlanReport;
+use crate::report::{MemoryUse, PlanReport};
 use crate::settings::Settings;
 use crate::splitter::{ByMicroBatch, Splitter};
 use crate::strategy::{AutoBatch, Components, Outcome};
@@ -93,7 +94,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         lr_scheduler: LR,
     ) -> Learner<B, LR, M, O, ST, SV>
     where
-        B: AutodiffBackend + LazyBackend,
+        B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
         B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
         LR: LrScheduler + 'static,
         M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
@@ -139,6 +140,8 @@ pub struct Fitted<M> {
     pub renderer: Box<dyn MetricsRenderer>,
     /// How batches were split. `None` if no batch was trained on, as when training resumes after its last epoch.
     pub report: Option<PlanReport>,
+    /// What memory was predicted, and what was measured where the device's allocator can be asked. `None` as above.
+    pub memory: Option<MemoryUse>,
 }
 
 impl<M: std::fmt::Debug> std::fmt::Debug for Fitted<M> {
@@ -146,13 +149,14 @@ impl<M: std::fmt::Debug> std::fmt::Debug for Fitted<M> {
         f.debug_struct("Fitted")
             .field("model", &self.model)
             .field("report", &self.report)
+            .field("memory", &self.memory)
             .finish_non_exhaustive()
     }
 }
 
 impl<B, LR, M, O, ST, SV> Learner<B, LR, M, O, ST, SV>
 where
-    B: AutodiffBackend + LazyBackend,
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
     B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
     LR: LrScheduler + 'static,
     M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
@@ -181,8 +185,8 @@ where
         let settings = &self.builder.settings;
         let mut planner = settings.planner::<B, M>(&self.model)?;
         let planned = planner
-            .plan(Phase::Training, items, false, |size, accumulating, recorder, memory| {
-                rehearse_training(&learner, splitter, batch, size, accumulating, recorder, memory)
+            .plan(Phase::Training, items, false, |size, accumulating, conditions| {
+                rehearse_training(&learner, splitter, batch, size, accumulating, conditions)
             })?
             .clone();
         let quiet = Settings { quiet: true, ..settings.clone() };
@@ -223,6 +227,7 @@ where
                 model: result.model,
                 renderer: result.renderer,
                 report: outcome.report.take(),
+                memory: outcome.memory.take(),
             }),
         }
     }

@@ -4,6 +4,7 @@ mod learner;
 mod settings;
 mod strategy;
 
+mod beside;
 mod labels;
 mod planner;
 mod rehearsal;
@@ -13,12 +14,17 @@ mod micro_step;
 mod splitter;
 
 mod capture;
+mod device;
 mod error;
+#[cfg(feature = "cuda")]
+mod nvidia;
 mod report;
 
+pub use beside::BesideBytes;
+pub use device::{DeviceMemory, PoolUsage, RuntimeMemory};
 pub use error::{FitError, LastState, Phase, TrainError};
 pub use gradients::Reduction;
 pub use learner::{Fitted, Learner, LearnerBuilder, Unset};
 pub use planner::PlanningCost;
-pub use report::PlanReport;
+pub use report::{MemoryUse, PlanReport};
 pub use splitter::{ByFunctions, ByMicroBatch, Splitter};

@@ -19,6 +19,8 @@ pub(crate) struct MicroStep<'a, B, M, I, S> {
     pub(crate) module: &'a M,
     pub(crate) splitter: &'a S,
     pub(crate) batch: &'a I,
+    /// The items of the batch.
+    pub(crate) items: usize,
     /// What is alive beside the micro-step.
     pub(crate) held: Bytes,
     /// What is alive on top of that once the batch is split further than planned: the sum of the gradients, if the plan
@@ -83,10 +85,10 @@ where
     ) -> Result<T, TrainError> {
         let snapshot =
             (!self.planner.running_state.is_empty()).then(|| self.module.clone().into_record());
-        let recorder = self.planner.step_recorder(self.phase, self.held);
+        let recorder = self.planner.step_recorder(self.held);
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let recording = recorder.record::<B::Base, _>(|| step(micro))?;
-            self.planner.admit(self.phase, recording.trace(), self.held)?;
+            self.planner.admit(self.phase, recording.trace(), self.held, self.items)?;
             Ok(recording.run())
         }));
         let result = attempt.unwrap_or_else(|panic| Err(self.panicked(items, &*panic)));

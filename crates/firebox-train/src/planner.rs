@@ -7,21 +7,28 @@ use std::time::{Duration, Instant};
 
 use firebox_lazy::{RecordError, Recorder, forget_calls};
 use firebox_plan::{Accumulating, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan};
-use firebox_trace::{Bytes, Category, Items, MemoryModel, StructuralHash, Trace};
+use firebox_trace::{Bytes, Category, Items, MemoryModel, StructuralHash, TensorInfo, Trace};
 
+use crate::beside::Beside;
 use crate::error::{Phase, TrainError};
-use crate::rehearsal::{Rehearsed, recording_bytes};
+use crate::rehearsal::{Conditions, Rehearsed, recording_bytes};
+
+/// How many plans a memory model is told of as having run before.
+const REMEMBERED: usize = 4;
 
 /// Plans, and what they were made from.
 pub(crate) struct Planner {
     pub(crate) memory: Arc<dyn MemoryModel>,
     pub(crate) budget: Bytes,
     pub(crate) sizing: Sizing,
+    pub(crate) beside: Beside,
     plans: HashMap<(Phase, usize), Planned>,
+    /// What plans have run so far, for a memory model that wants to know: the latest few, in their order.
+    ran: Vec<Arc<Trace>>,
     /// What micro-steps of a known structure need beside what is held.
-    known: HashMap<(Phase, StructuralHash), Bytes>,
+    known: HashMap<(Phase, StructuralHash), Known>,
     /// The optimizer's state, which validation does not see and lives beside it.
-    optimizer_state: Bytes,
+    optimizer_state: Vec<TensorInfo>,
     /// The paths of the running statistics of the model.
     pub(crate) running_state: Vec<String>,
     /// Whether the model is known to read values while it runs.
@@ -37,6 +44,17 @@ pub(crate) struct Planned {
     pub(crate) cost: PlanningCost,
     /// What is alive beside a micro-step.
     pub(crate) held: Bytes,
+    /// What a planned micro-step was found to need when measured by itself, where its pages count: by itself it may open
+    /// pages that the whole iteration has room on.
+    standalone: Option<Bytes>,
+}
+
+/// What a micro-step of a known structure needs beside what is held.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    needed: Bytes,
+    /// Whether these are pages, which a whole iteration may have open anyway.
+    pages: bool,
 }
 
 /// What making a plan cost.
@@ -56,9 +74,11 @@ impl Planner {
             memory,
             budget,
             sizing,
+            beside: Beside::default(),
             plans: HashMap::new(),
+            ran: Vec::new(),
             known: HashMap::new(),
-            optimizer_state: Bytes::ZERO,
+            optimizer_state: Vec::new(),
             running_state: Vec::new(),
             reads: false,
         }
@@ -67,14 +87,6 @@ impl Planner {
     /// The plan for batches of this size, if there is one already.
     pub(crate) fn planned(&self, phase: Phase, items: usize) -> Option<&Planned> {
         self.plans.get(&(phase, items))
-    }
-
-    /// What a phase may use.
-    pub(crate) fn budget_of(&self, phase: Phase) -> Bytes {
-        match phase {
-            Phase::Training => self.budget,
-            Phase::Validation => self.budget - self.optimizer_state,
-        }
     }
 
     /// Makes the plan for batches of `items` items; `rehearse` rehearses one size with a recorder.
@@ -86,19 +98,15 @@ impl Planner {
         phase: Phase,
         items: usize,
         always_accumulating: bool,
-        mut rehearse: impl FnMut(
-            Items,
-            Accumulating,
-            &Recorder,
-            &dyn MemoryModel,
-        ) -> Result<Rehearsed, TrainError>,
+        mut rehearse: impl FnMut(Items, Accumulating, &Conditions) -> Result<Rehearsed, TrainError>,
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
-        let budget = self.budget_of(phase);
+        let budget = self.budget;
         let mut cost = PlanningCost::default();
         let (plan, mut rehearsals) = loop {
             let reads = self.reads;
             let recorder = self.recorder(budget);
+            let conditions = self.conditions(phase, &recorder);
             let probing = if reads { Probing::FromOne } else { Probing::FromWhole };
             let options = PlanOptions::new().sizing(self.sizing).probing(probing);
             let mut rehearsals: HashMap<(usize, Accumulating), Rehearsed> = HashMap::new();
@@ -106,7 +114,7 @@ impl Planner {
                 let more = always_accumulating && phase == Phase::Training;
                 let really = if more { Accumulating::Yes } else { accumulating };
                 cost.rehearsals += 1;
-                match rehearse(size, really, &recorder, self.memory.as_ref()) {
+                match rehearse(size, really, &conditions) {
                     Ok(rehearsed) => {
                         cost.operations += rehearsed.operations;
                         let need = need_of(&rehearsed);
@@ -138,12 +146,29 @@ impl Planner {
         forget_calls();
         cost.time = started.elapsed();
         if phase == Phase::Training {
-            self.optimizer_state = self.optimizer_state.max(rehearsed.optimizer_state);
+            self.optimizer_state.clone_from(&rehearsed.optimizer_state);
             self.running_state.clone_from(&rehearsed.running_state);
         }
         let held = rehearsed.held;
-        let planned = Planned { plan, rehearsed, cost, held };
+        if let Some(trace) = &rehearsed.trace {
+            self.ran.push(trace.clone());
+            // A loader whose batches all differ must not make planning ever slower.
+            if self.ran.len() > REMEMBERED {
+                self.ran.remove(0);
+            }
+        }
+        let planned = Planned { plan, rehearsed, cost, held, standalone: None };
         Ok(self.plans.entry((phase, items)).insert_entry(planned).into_mut())
+    }
+
+    fn conditions<'a>(&'a self, phase: Phase, recorder: &'a Recorder) -> Conditions<'a> {
+        let idle_state = match phase {
+            Phase::Training => &[],
+            Phase::Validation => self.optimizer_state.as_slice(),
+        };
+        let before = self.ran.iter().map(AsRef::as_ref).collect();
+        let memory = self.memory.as_ref();
+        Conditions { recorder, memory, before, beside: &self.beside, idle_state }
     }
 
     /// The recorder for rehearsals and for micro-steps that are not known yet.
@@ -159,29 +184,52 @@ impl Planner {
 
     /// The recorder for a micro-step that will run: a read may run what comes before it if that fits beside what is
     /// held.
-    pub(crate) fn step_recorder(&self, phase: Phase, held: Bytes) -> Recorder {
+    pub(crate) fn step_recorder(&self, held: Bytes) -> Recorder {
         let memory = self.memory.clone();
-        Recorder::new().limit_reads(self.budget_of(phase) - held, move |trace| {
-            memory.footprint(trace).growth()
-        })
+        Recorder::new()
+            .limit_reads(self.budget - held, move |trace| memory.footprint(trace).growth())
     }
 
     /// Whether a micro-step fits beside what is held. Its needs are looked up by its structure, and found out once.
+    ///
+    /// `of_plan` is the number of items of the plan whose first micro-step this is: one that has just been rehearsed. Where
+    /// pages count, what it needs by itself is then what later ones are compared with.
     pub(crate) fn admit(
         &mut self,
         phase: Phase,
         trace: &Trace,
         held: Bytes,
+        batch: usize,
     ) -> Result<(), TrainError> {
         let memory = self.memory.as_ref();
-        let needed = self.known.entry((phase, trace.structural_hash())).or_insert_with(|| {
-            memory.footprint(trace).growth() + recording_bytes(memory, trace, trace.calls().count())
+        let structure = (phase, trace.structural_hash());
+        let Known { needed, pages } = *self.known.entry(structure).or_insert_with(|| {
+            let footprint = memory.footprint(trace);
+            let recording = recording_bytes(memory, trace, trace.calls().count());
+            let pages = footprint.paging.as_ref().is_some_and(|paging| !paging.is_refused());
+            Known { needed: footprint.growth() + recording, pages }
         });
-        let (needed, budget) = (*needed, self.budget_of(phase) - held);
+        let planned = self.plans.get_mut(&(phase, batch));
+        let standalone = planned.map_or(Bytes::ZERO, |planned| {
+            *planned.standalone.get_or_insert(if pages { needed } else { Bytes::ZERO })
+        });
+        let budget = (self.budget - held).max(standalone);
         if needed > budget {
             return Err(TrainError::GrewTooLarge { phase, needed, budget });
         }
         Ok(())
+    }
+
+    /// The most that any plan is predicted to need.
+    pub(crate) fn predicted(&self) -> Bytes {
+        self.plans.values().map(|planned| planned.plan.peak()).max().unwrap_or_default()
+    }
+
+    /// Lowers the budget of later plans by what measuring has shown predictions to be too low by.
+    pub(crate) fn widen(&mut self, predicted: Bytes, measured: Bytes) {
+        if measured > predicted {
+            self.budget = self.budget.scale(predicted.ratio(measured));
+        }
     }
 }
 
@@ -197,6 +245,9 @@ fn failed(phase: Phase, cause: PlanError<TrainError>) -> TrainError {
 fn need_of(rehearsed: &Rehearsed) -> Need {
     let footprint = &rehearsed.footprint;
     let mut need = Need::new(footprint.peak, footprint.estimate);
+    if let Some(paging) = footprint.paging.as_ref().filter(|paging| paging.is_refused()) {
+        need = need.oversized(paging.largest_buffer, paging.largest_page);
+    }
     for (category, bytes) in footprint.categories.iter() {
         let role = match category {
             Category::Parameter | Category::OptimizerState => Role::State,

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
@@ -16,28 +17,45 @@ use firebox_lazy::{
 };
 use firebox_plan::Accumulating;
 use firebox_trace::{
-    Bytes, Category, Footprint, Items, MemoryModel, OpIndex, Step, TensorIndex, Trace,
+    Bytes, Category, Footprint, Items, MemoryModel, OpIndex, Origin, Step, TensorIndex, TensorInfo,
+    Trace,
 };
 
+use crate::beside::{Beside, BesideBytes, outputs_held};
 use crate::error::{Phase, TrainError, panic_message};
 use crate::gradients::GradientSum;
 use crate::labels::{
     ITERATION_END, MICRO_STEP, OPTIMIZER_STEP, label_by_lifetime, label_gradients,
-    label_parameters, retire_parameters,
+    label_parameters, retire_what_is_replaced,
 };
 use crate::splitter::Splitter;
 
 /// How many earlier outputs burn's metrics thread may still hold: one in its queue, one in its hands.
 const OUTPUTS_IN_FLIGHT: usize = 2;
 
+/// Under what conditions a size is rehearsed.
+pub(crate) struct Conditions<'a> {
+    pub(crate) recorder: &'a Recorder,
+    pub(crate) memory: &'a dyn MemoryModel,
+    /// What the process has run before, as far as that leaves pages behind.
+    pub(crate) before: Vec<&'a Trace>,
+    pub(crate) beside: &'a Beside,
+    /// The optimizer's state, for a phase that does not know of it.
+    pub(crate) idle_state: &'a [TensorInfo],
+}
+
 /// What a rehearsal showed.
 #[derive(Clone, Debug)]
 pub(crate) struct Rehearsed {
     pub(crate) footprint: Footprint,
+    /// What was rehearsed, where the memory model wants to know what ran before.
+    pub(crate) trace: Option<Arc<Trace>>,
+    /// What the footprint counts beside the step.
+    pub(crate) beside: BesideBytes,
     /// What is alive before a micro-step, at most.
     pub(crate) held: Bytes,
     /// The optimizer's state after the rehearsal.
-    pub(crate) optimizer_state: Bytes,
+    pub(crate) optimizer_state: Vec<TensorInfo>,
     /// The paths of the running statistics.
     pub(crate) running_state: Vec<String>,
     /// The operations recorded.
@@ -51,8 +69,7 @@ pub(crate) fn rehearse_training<LC, S>(
     batch: &<LC::TrainingModel as TrainStep>::Input,
     items: Items,
     accumulating: Accumulating,
-    recorder: &Recorder,
-    memory: &dyn MemoryModel,
+    conditions: &Conditions,
 ) -> Result<Rehearsed, TrainError>
 where
     LC: LearningComponentsTypes,
@@ -72,7 +89,7 @@ where
     };
     let model = learner.model();
     let mut trace = guard(Phase::Training, items, || {
-        rehearse::<LC::Backend, _>(recorder, &model, |model| {
+        rehearse::<LC::Backend, _>(conditions.recorder, &model, |model| {
             let mut learner = learner.clone();
             // Leaves of its own for the graph of the rehearsal: a branch without a backward pass lives in burn's graph
             // as long as the leaves do, and would outlive the rehearsal with the model's.
@@ -80,6 +97,8 @@ where
                 learner.fork(device);
             }
             let mut outputs = VecDeque::new();
+            // What a checkpoint is being written from while the next iteration runs.
+            let mut saving = None;
             label_parameters(model);
             for _ in 0..2 {
                 let mut sum = GradientSum::new();
@@ -104,12 +123,15 @@ where
                 learner.optimizer_step(grads);
                 label_parameters(&learner.model());
                 mark::<<LC::Backend as LazyBackend>::Base>(ITERATION_END);
+                if conditions.beside.saves && saving.is_none() {
+                    saving = Some(learner.clone());
+                }
             }
         })
     })?;
     label_by_lifetime(&mut trace.trace);
-    retire_parameters(&mut trace.trace);
-    Ok(assess(trace, memory))
+    retire_what_is_replaced(&mut trace.trace);
+    Ok(assess(trace, conditions))
 }
 
 /// Rehearses validation on micro-batches of `items` items of `batch`.
@@ -118,8 +140,7 @@ pub(crate) fn rehearse_validation<B, M, S>(
     splitter: &S,
     batch: &M::Input,
     items: Items,
-    recorder: &Recorder,
-    memory: &dyn MemoryModel,
+    conditions: &Conditions,
 ) -> Result<Rehearsed, TrainError>
 where
     B: LazyBackend,
@@ -127,7 +148,7 @@ where
     S: Splitter<M::Input>,
 {
     let mut trace = guard(Phase::Validation, items, || {
-        rehearse::<B, _>(recorder, model, |model| {
+        rehearse::<B, _>(conditions.recorder, model, |model| {
             let mut outputs = VecDeque::new();
             label_parameters(model);
             for _ in 0..=OUTPUTS_IN_FLIGHT {
@@ -141,7 +162,7 @@ where
         })
     })?;
     label_by_lifetime(&mut trace.trace);
-    Ok(assess(trace, memory))
+    Ok(assess(trace, conditions))
 }
 
 /// Turns a panic of the user's step into an error, and hidden state into another.
@@ -161,13 +182,23 @@ fn guard(
     }
 }
 
-fn assess(rehearsal: Rehearsal, memory: &dyn MemoryModel) -> Rehearsed {
-    let Rehearsal { trace, replaced, .. } = rehearsal;
+fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
+    let Rehearsal { mut trace, replaced, .. } = rehearsal;
+    let Conditions { memory, before, idle_state, .. } = conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
-    let mut footprint = memory.footprint(&trace);
-    let beside = recording_bytes(memory, &trace, longest_micro_step(&trace)) + loop_bytes(memory);
-    footprint.peak += beside;
-    footprint.categories.add(Category::Temporary, beside);
+    let optimizer_state = state_at_end(&trace);
+    let beside = BesideBytes {
+        queued: conditions.beside.add_queue(&mut trace),
+        outputs: outputs_held(&trace),
+        saving: if conditions.beside.saves { saved_bytes(&trace) } else { Bytes::ZERO },
+        idle_state: idle_state.iter().map(TensorInfo::bytes).sum(),
+    };
+    let idle = |tensor: &TensorInfo| TensorInfo { origin: Origin::Existing, ..tensor.clone() };
+    trace.tensors.extend(idle_state.iter().map(idle));
+    let mut footprint = memory.footprint_after(before, &trace);
+    let recording = recording_bytes(*memory, &trace, longest_micro_step(&trace));
+    footprint.peak += recording + loop_bytes(*memory);
+    footprint.categories.add(Category::Temporary, recording + loop_bytes(*memory));
     let before = |step: usize| match step {
         0 => footprint.baseline,
         step => footprint.timeline[step - 1].live,
@@ -176,17 +207,29 @@ fn assess(rehearsal: Rehearsal, memory: &dyn MemoryModel) -> Rehearsed {
         Step::Mark(mark) if mark == MICRO_STEP => Some(before(at)),
         _ => None,
     });
-    let optimizer_state = state_at_end(&trace);
-    let held = marks.max().unwrap_or(footprint.baseline) + loop_bytes(memory);
+    let held = marks.max().unwrap_or(footprint.baseline) + loop_bytes(*memory);
     // Plans stay for the whole run, and their timelines would be the largest part of them.
     footprint.timeline = Vec::new();
     Rehearsed {
         held,
+        beside,
         optimizer_state,
         operations: trace.calls().count(),
         running_state: replaced,
+        trace: footprint.paging.is_some().then(|| Arc::new(trace)),
         footprint,
     }
+}
+
+/// What a checkpoint is written from: the parameters, and the optimizer's state.
+fn saved_bytes(trace: &Trace) -> Bytes {
+    let is_parameter = |tensor: &&TensorInfo| {
+        let label = tensor.label.as_ref().map(|label| label.category);
+        tensor.origin == Origin::Existing && label == Some(Category::Parameter)
+    };
+    let parameters = trace.tensors.iter().filter(is_parameter);
+    let state = state_at_end(trace);
+    parameters.chain(&state).map(TensorInfo::bytes).sum()
 }
 
 /// What the recording of a micro-step of so many calls takes of the memory, with the descriptions of `trace`.
@@ -204,16 +247,17 @@ fn loop_bytes(memory: &dyn MemoryModel) -> Bytes {
     if memory.is_on_host() { Bytes::mib(1) } else { Bytes::ZERO }
 }
 
-/// What the optimizer keeps: its state at the end of the last iteration.
-fn state_at_end(trace: &Trace) -> Bytes {
+/// What the optimizer keeps: its state at the end of the first iteration. At the end of the second one a checkpoint may
+/// still hold that of the first.
+fn state_at_end(trace: &Trace) -> Vec<TensorInfo> {
     let is_end = |step: &Step| matches!(step, Step::Mark(mark) if mark == ITERATION_END);
-    let end = trace.steps.iter().rposition(is_end).unwrap_or_default();
+    let end = trace.steps.iter().position(is_end).unwrap_or_default();
     let is_state = |index: &TensorIndex| {
         let label = trace.tensor(*index).label.as_ref();
         label.is_some_and(|label| label.category == Category::OptimizerState)
     };
     let state = trace.alive_before(OpIndex(end as u32)).into_iter().filter(is_state);
-    state.map(|index| trace.tensor(index).bytes()).sum()
+    state.map(|index| trace.tensor(index).clone()).collect()
 }
 
 /// How many calls the longest micro-step of a rehearsal has.

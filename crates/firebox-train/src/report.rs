@@ -5,8 +5,9 @@ use std::fmt;
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 use firebox_plan::Plan;
-use firebox_trace::{Bytes, CategoryBytes, Estimate};
+use firebox_trace::{Bytes, CategoryBytes, Estimate, Paging, TensorInfo};
 
+use crate::beside::BesideBytes;
 use crate::planner::{Planned, PlanningCost};
 
 /// The plan of a training run: how its batches are split and what that needs. Displays as a table.
@@ -26,6 +27,10 @@ pub struct PlanReport {
     pub operation: String,
     /// How sure the prediction is.
     pub estimate: Estimate,
+    /// What of the peak lives beside the step.
+    pub beside: BesideBytes,
+    /// The pages at the peak, where the device's allocator reserves whole pages.
+    pub paging: Option<Paging>,
     /// Operations that the memory model has no rule for.
     pub unaccounted: Vec<String>,
     /// The paths of running statistics, which become those of a micro-batch where the batch is split.
@@ -42,9 +47,11 @@ impl PlanReport {
             budget,
             plan: plan.clone(),
             categories: rehearsed.footprint.categories,
-            optimizer_state: rehearsed.optimizer_state,
+            optimizer_state: rehearsed.optimizer_state.iter().map(TensorInfo::bytes).sum(),
             operation: rehearsed.footprint.op.clone(),
             estimate: rehearsed.footprint.estimate,
+            beside: rehearsed.beside,
+            paging: rehearsed.footprint.paging.clone(),
             unaccounted: rehearsed.footprint.unaccounted.clone(),
             running_state: rehearsed.running_state.clone(),
             cost: *cost,
@@ -82,6 +89,24 @@ impl PlanReport {
     }
 }
 
+/// The pages at the peak in words.
+fn pages(paging: &Paging) -> String {
+    let sizes = paging.pages.iter().rev().filter(|(size, _)| **size > Bytes::ZERO);
+    let sizes: Vec<_> = sizes.map(|(size, count)| format!("{count} x {size}")).collect();
+    let unused = paging.fragmentation() * 100.0;
+    format!("{}; {} in use, {unused:.0} % not", sizes.join(" + "), paging.in_use)
+}
+
+/// What a training run was predicted to need on its device, and what it took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// The largest predicted peak of all plans, training and validation.
+    pub predicted: Bytes,
+    /// The most that the device's allocator was found to hold for the process: measured after the first batches of each plan
+    /// and at the end of each epoch. `None` where there is no such allocator, as on the CPU.
+    pub measured: Option<Bytes>,
+}
+
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new();
@@ -96,6 +121,15 @@ impl fmt::Display for PlanReport {
             if bytes > Bytes::ZERO {
                 table.add_row(vec![format!("  {category}"), bytes.to_string()]);
             }
+        }
+        for (name, bytes) in self.beside.iter().filter(|(_, bytes)| *bytes > Bytes::ZERO) {
+            table.add_row(vec![format!("  of it {name}"), bytes.to_string()]);
+        }
+        if let Some(paging) = &self.paging {
+            table.add_row(vec!["pages".to_owned(), pages(paging)]);
+            let Paging { largest_buffer, largest_page, .. } = paging;
+            let largest = format!("{largest_buffer} of at most {largest_page}");
+            table.add_row(vec!["largest buffer".to_owned(), largest]);
         }
         let PlanningCost { time, rehearsals, operations } = self.cost;
         let cost = format!("{time:.0?}, {rehearsals} rehearsals, {operations} operations");

@@ -1,14 +1,13 @@
 //! What the user asked for, resolved on the device that will train.
 
-use std::sync::Arc;
-
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Int, Tensor};
 use firebox_lazy::LazyBackend;
-use firebox_plan::{Budget, Sizing, host_memory};
-use firebox_trace::{Bytes, Heap, MemoryModel};
+use firebox_plan::{Budget, MemoryInfo, Sizing};
+use firebox_trace::Bytes;
 
+use crate::device::DeviceMemory;
 use crate::error::TrainError;
 use crate::gradients::Reduction;
 use crate::planner::{Planned, Planner};
@@ -25,29 +24,33 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// The planner for a model on its device.
-    pub(crate) fn planner<B: LazyBackend, M: Module<B>>(
-        &self,
-        model: &M,
-    ) -> Result<Planner, TrainError> {
-        let backend = backend_name::<B, M>(model);
-        let budget = self.resolve::<B, M>(&backend, model)?;
-        Ok(Planner::new(memory_model(&backend), budget, self.sizing))
+    pub(crate) fn planner<B, M>(&self, model: &M) -> Result<Planner, TrainError>
+    where
+        B: LazyBackend<Base: DeviceMemory>,
+        M: Module<B>,
+    {
+        let budget = self.resolve::<B, M>(model)?;
+        let memory = B::Base::memory_model(&model.devices()[0]);
+        Ok(Planner::new(memory, budget, self.sizing))
     }
 
-    /// The budget in bytes. Free memory does not count what the model holds already, a plan does.
-    fn resolve<B: Backend, M: Module<B>>(
-        &self,
-        backend: &str,
-        model: &M,
-    ) -> Result<Bytes, TrainError> {
+    /// The budget in bytes. Free memory does not count what this process holds already, a plan does.
+    pub(crate) fn resolve<B, M>(&self, model: &M) -> Result<Bytes, TrainError>
+    where
+        B: LazyBackend<Base: DeviceMemory>,
+        M: Module<B>,
+    {
+        let device = &model.devices()[0];
         let memory = match self.budget {
-            Budget::Bytes(bytes) => firebox_plan::MemoryInfo::new(bytes, bytes, "the budget"),
-            _ if is_on_host(backend) => host_memory()?,
-            _ => return Err(TrainError::UnknownMemory { device: backend.to_owned() }),
+            Budget::Bytes(bytes) => MemoryInfo::new(bytes, bytes, "the budget"),
+            _ => B::Base::memory_info(device)?,
         };
         let budget = self.budget.resolve(&memory)?;
         Ok(match self.budget {
-            Budget::Free { .. } => budget + parameter_bytes::<B, M>(model),
+            Budget::Free { .. } => match B::Base::pool_usage(device) {
+                Some(usage) => budget + usage.reserved,
+                None => budget + parameter_bytes::<B, M>(model),
+            },
             _ => budget,
         })
     }
@@ -81,19 +84,6 @@ impl Settings {
 fn backend_name<B: LazyBackend, M: Module<B>>(model: &M) -> String {
     let device = model.devices()[0].clone();
     <B::Base as Backend>::name(&device)
-}
-
-fn is_on_host(backend: &str) -> bool {
-    matches!(backend, "flex" | "ndarray")
-}
-
-/// The model of memory of a backend.
-fn memory_model(backend: &str) -> Arc<dyn MemoryModel> {
-    match backend {
-        "flex" => Arc::new(Heap::flex()),
-        "ndarray" => Arc::new(Heap::simple()),
-        _ => Arc::new(Heap::simple().on_device()),
-    }
 }
 
 /// The bytes of a module's parameters and running statistics.

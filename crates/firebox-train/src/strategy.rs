@@ -21,15 +21,20 @@ use firebox_lazy::{LazyBackend, restore};
 use firebox_plan::Accumulating;
 use firebox_trace::Bytes;
 
+use crate::beside::Beside;
 use crate::capture::optimizer_record;
+use crate::device::DeviceMemory;
 use crate::error::{LastState, Phase, TrainError, panic_message};
 use crate::gradients::{GradientSum, Reduction};
 use crate::micro_step::MicroStep;
 use crate::planner::Planner;
 use crate::rehearsal::{rehearse_training, rehearse_validation, validation_model};
-use crate::report::PlanReport;
+use crate::report::{MemoryUse, PlanReport};
 use crate::settings::{Settings, parameter_bytes};
 use crate::splitter::Splitter;
+
+/// How many batches after a new plan are compared with its prediction: an optimizer's state is there from the second on.
+const MEASURED_BATCHES: usize = 3;
 
 /// The components of burn's Learner for a model, an optimizer and a learning-rate scheduler.
 pub(crate) type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, O>;
@@ -37,12 +42,13 @@ pub(crate) type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, O>;
 /// What a run leaves beside the model.
 pub(crate) struct Outcome<M, R> {
     pub(crate) report: Option<PlanReport>,
+    pub(crate) memory: Option<MemoryUse>,
     pub(crate) failure: Option<(TrainError, LastState<M, R>)>,
 }
 
 impl<M, R> Default for Outcome<M, R> {
     fn default() -> Self {
-        Self { report: None, failure: None }
+        Self { report: None, memory: None, failure: None }
     }
 }
 
@@ -63,7 +69,7 @@ where
 impl<B, LR, M, O, ST, SV> SupervisedLearningStrategy<Components<B, LR, M, O>>
     for AutoBatch<B, LR, M, O, ST, SV>
 where
-    B: AutodiffBackend + LazyBackend,
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
     B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
     LR: LrScheduler + 'static,
     M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
@@ -91,6 +97,10 @@ where
             interrupter: components.interrupter.clone(),
             accumulation: components.grad_accumulation.unwrap_or(1).max(1),
             planner: None,
+            device,
+            saves: components.checkpointer.is_some(),
+            loader_items: 0,
+            unmeasured: 0,
             position: (starting_epoch, 0),
             batch_start: None,
             optimizer_lost: false,
@@ -175,6 +185,13 @@ where
     /// How many loader batches make a batch of the optimizer.
     accumulation: usize,
     planner: Option<Planner>,
+    device: B::Device,
+    /// Whether burn writes checkpoints.
+    saves: bool,
+    /// The items of the loader of this epoch.
+    loader_items: usize,
+    /// How many batches are yet to be compared with a prediction.
+    unmeasured: usize,
     /// The epoch, and the loader batches of it that the model has learned from.
     position: (usize, usize),
     /// The model before the first micro-step since the last optimizer step, if it has running statistics.
@@ -202,7 +219,7 @@ type ValidInput<M, B> = <<M as AutodiffModule<B>>::InnerModule as InferenceStep>
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
 where
-    B: AutodiffBackend + LazyBackend,
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
     B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
     LR: LrScheduler + 'static,
     M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
@@ -217,6 +234,7 @@ where
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         self.position = (epoch.items_processed, 0);
+        self.loader_items = loader.num_items();
         let mut iterator = loader.iter();
         let mut iteration = 0;
         let mut accumulated = Accumulated::new();
@@ -234,6 +252,7 @@ where
         if accumulated.batches > 0 {
             self.optimizer_step(&mut accumulated, iteration)?;
         }
+        self.measure();
         self.processor.process_train(LearnerEvent::EndEpoch(epoch.items_processed));
         Ok(())
     }
@@ -272,6 +291,7 @@ where
             module: &model,
             splitter,
             batch: &batch,
+            items: splitter.items(&batch)?,
             held,
             sum,
             backend: PhantomData,
@@ -313,6 +333,10 @@ where
         if steps {
             self.optimizer_step(accumulated, iteration)?;
         }
+        if self.unmeasured > 0 && steps {
+            self.unmeasured -= 1;
+            self.measure();
+        }
         if let Some(last) = pending {
             let item = TrainingItem::new(last, progress, epoch.clone(), Some(iteration), Some(lr));
             self.processor.process_train(LearnerEvent::ProcessedItem(item));
@@ -335,6 +359,7 @@ where
             none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
         };
         if planner.planned(Phase::Training, items).is_none() {
+            planner.beside = Beside { saves: self.saves, ..Beside::default() };
             let first = self.strategy.outcome().report.is_none();
             let learner = &self.learner;
             let accumulates = self.accumulation > 1;
@@ -342,18 +367,11 @@ where
                 Phase::Training,
                 items,
                 accumulates,
-                |size, accumulating, recorder, memory| {
-                    rehearse_training(
-                        learner,
-                        splitter,
-                        batch,
-                        size,
-                        accumulating,
-                        recorder,
-                        memory,
-                    )
+                |size, accumulating, conditions| {
+                    rehearse_training(learner, splitter, batch, size, accumulating, conditions)
                 },
             )?;
+            self.unmeasured = MEASURED_BATCHES;
             if first {
                 let planned = planned.clone();
                 let report =
@@ -394,6 +412,30 @@ where
         Ok(())
     }
 
+    /// Compares what the device's allocator holds with what was predicted, and plans with more caution from now on if it is
+    /// more.
+    fn measure(&mut self) {
+        let Some(planner) = &mut self.planner else { return };
+        let predicted = planner.predicted();
+        let mut outcome = self.strategy.outcome();
+        let memory = outcome.memory.get_or_insert_default();
+        memory.predicted = predicted;
+        let Some(usage) = <B as LazyBackend>::Base::pool_usage(&self.device) else { return };
+        let known = memory.measured.unwrap_or_default();
+        memory.measured = Some(known.max(usage.reserved));
+        if usage.reserved <= known {
+            return;
+        }
+        if usage.reserved > predicted {
+            log::warn!(
+                "the device has {usage}, and {predicted} were predicted: later plans leave that much more room"
+            );
+            planner.widen(predicted, usage.reserved);
+        } else {
+            log::info!("the device has {usage}, and {predicted} were predicted");
+        }
+    }
+
     /// Gives the model the running statistics that it had at the last optimizer step.
     fn give_back_statistics(&mut self) {
         if let Some(start) = self.batch_start.take()
@@ -421,9 +463,9 @@ where
             }
             let planner = self.planner.as_mut().expect("training comes before validation");
             if planner.planned(Phase::Validation, items).is_none() {
-                planner.plan(Phase::Validation, items, false, |size, _, recorder, memory| {
+                planner.plan(Phase::Validation, items, false, |size, _, conditions| {
                     rehearse_validation::<B::InnerBackend, _, _>(
-                        &model, splitter, &batch, size, recorder, memory,
+                        &model, splitter, &batch, size, conditions,
                     )
                 })?;
             }
@@ -435,6 +477,7 @@ where
                 module: &model,
                 splitter,
                 batch: &batch,
+                items,
                 held,
                 sum: Bytes::ZERO,
                 backend: PhantomData,

@@ -1,0 +1,107 @@
+//! What lives on the device beside a step: batches that loader threads have prepared, outputs that burn's metrics thread
+//! still holds, the state that a checkpoint is being written from.
+//!
+//! Outputs and the state that is being saved are held in the rehearsal itself, as they are in training. Batches of loader
+//! threads are put into its trace here, as tensors that exist all the time.
+
+use firebox_trace::{Bytes, Category, Label, OpIndex, Origin, Step, TensorInfo, Trace};
+
+use crate::labels::MICRO_STEP;
+
+/// How many batches a loader thread may hold while another is in the making: the one that is trained on, and the next.
+pub(crate) const BATCHES_PER_WORKER: usize = 2;
+
+/// What a training run does beside its steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Beside {
+    /// The threads that prepare batches on the device.
+    pub(crate) workers: usize,
+    /// How many batches one of them prepares in an epoch.
+    pub(crate) batches: usize,
+    /// What a thread has taken for making one batch, the batch included. Zero if that is not known.
+    pub(crate) making: Bytes,
+    /// Whether checkpoints are written while training goes on.
+    pub(crate) saves: bool,
+}
+
+/// What is counted beside a step. All of it is part of the predicted peak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BesideBytes {
+    /// Batches that loader threads have prepared or are preparing, beside the one that is trained on.
+    pub queued: Bytes,
+    /// Outputs of earlier micro-steps that the metrics may still hold.
+    pub outputs: Bytes,
+    /// Parameters and optimizer state from which a checkpoint is being written, when the next step has replaced them.
+    pub saving: Bytes,
+    /// The optimizer's state, where the step itself does not use it: in validation.
+    pub idle_state: Bytes,
+}
+
+impl BesideBytes {
+    /// The names and the bytes, in the order of the table.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, Bytes)> {
+        [
+            ("batches of loader threads", self.queued),
+            ("outputs for the metrics", self.outputs),
+            ("a checkpoint being written", self.saving),
+            ("optimizer state at rest", self.idle_state),
+        ]
+        .into_iter()
+    }
+}
+
+impl Beside {
+    /// Adds the batches that loader threads hold beside the one that `trace` works on, and gives their bytes.
+    pub(crate) fn add_queue(&self, trace: &mut Trace) -> Bytes {
+        let is_prepared = |tensor: &&TensorInfo| {
+            let label = tensor.label.as_ref().map(|label| label.category);
+            tensor.origin == Origin::Existing
+                && tensor.worker.is_some()
+                && label == Some(Category::Input)
+        };
+        let batch: Vec<TensorInfo> = trace.tensors.iter().filter(is_prepared).cloned().collect();
+        let own = batch.first().and_then(|tensor| tensor.worker);
+        let bytes: Bytes = batch.iter().map(TensorInfo::bytes).sum();
+        let before = trace.tensors.len();
+        for worker in 0..self.workers as u16 {
+            let at_most = self.batches.min(BATCHES_PER_WORKER + 1);
+            let others = at_most.saturating_sub(usize::from(own == Some(worker)));
+            for _ in 0..others {
+                let copies = batch.iter().cloned();
+                trace.tensors.extend(copies.map(|tensor| queued(tensor, worker)));
+            }
+            if !batch.is_empty() && self.making > bytes {
+                let rest = (self.making - bytes).get() as usize;
+                let workspace = TensorInfo {
+                    shape: [rest].into(),
+                    dtype: burn_backend::DType::U8,
+                    origin: Origin::Existing,
+                    label: None,
+                    worker: None,
+                };
+                trace.tensors.push(queued(workspace, worker));
+            }
+        }
+        trace.tensors[before..].iter().map(TensorInfo::bytes).sum()
+    }
+}
+
+fn queued(mut tensor: TensorInfo, worker: u16) -> TensorInfo {
+    tensor.worker = Some(worker);
+    tensor.label = Some(Label { category: Category::Input, name: "queued".into() });
+    tensor
+}
+
+/// The outputs of earlier micro-steps that are alive when a micro-step begins, at most.
+pub(crate) fn outputs_held(trace: &Trace) -> Bytes {
+    let is_mark = |step: &Step| matches!(step, Step::Mark(mark) if mark == MICRO_STEP);
+    let marks = trace.steps.iter().enumerate().filter(|(_, step)| is_mark(step));
+    let held = marks.map(|(at, _)| {
+        let alive = trace.alive_before(OpIndex(at as u32)).into_iter();
+        let outputs = alive
+            .map(|tensor| trace.tensor(tensor))
+            .filter(|tensor| tensor.label.is_none() && matches!(tensor.origin, Origin::Made(_)));
+        outputs.map(TensorInfo::bytes).sum()
+    });
+    held.max().unwrap_or_default()
+}

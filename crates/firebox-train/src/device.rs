@@ -1,0 +1,217 @@
+//! What the Learner has to know of the device below a backend: how memory is predicted there, how much there is, and
+//! how much of it this process holds.
+//!
+//! It follows from the backend's type. burn's CUDA and wgpu backends are one backend over CubeCL runtimes, with fusion
+//! or without; what differs between the runtimes is in `RuntimeMemory`.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use burn_backend::Backend;
+use burn_cubecl::{BoolElement, CubeBackend, FloatElement, IntElement};
+use burn_fusion::Fusion;
+use burn_router::{BackendRouter, RunnerChannel};
+use cubecl::Runtime;
+use cubecl::client::ComputeClient;
+use cubecl_common::stream_id::StreamId;
+use firebox_dry::{Dry, DryRuntime, Mirrored, Target};
+use firebox_plan::MemoryInfo;
+use firebox_trace::{Bytes, MemoryModel};
+
+use crate::error::TrainError;
+
+/// A backend on whose devices memory can be predicted.
+///
+/// Implemented for burn's CUDA and wgpu backends (features `cuda`, `wgpu` and `vulkan`), Flex (`flex`) and NdArray
+/// (`ndarray`). Another backend can implement it with a [`MemoryModel`] of its own, such as
+/// [`Heap::simple`](firebox_trace::Heap::simple).
+#[diagnostic::on_unimplemented(
+    message = "memory cannot be predicted on the devices of `{Self}`",
+    note = "switch on the feature of firebox that has the backend's name: `cuda`, `wgpu`, `vulkan`, `flex` or `ndarray`"
+)]
+pub trait DeviceMemory: Backend {
+    /// What predicts the memory of recorded steps on `device`.
+    fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel>;
+
+    /// The memory of `device`, as it is now.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::UnknownMemory`] where there is nobody to ask, which is so on wgpu.
+    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
+
+    /// What the backend's allocator holds on `device` for this process, over all its streams. `None` where the backend has
+    /// no allocator of its own, which is so on the CPU.
+    ///
+    /// Brings the work that is queued on the device under way; does not wait for it on CUDA.
+    fn pool_usage(_device: &Self::Device) -> Option<PoolUsage> {
+        None
+    }
+
+    /// Gives the pages back that no buffer lies on, on these streams of CubeCL's.
+    fn give_back(_device: &Self::Device, _streams: &[u64]) {}
+}
+
+/// What an allocator holds for this process on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// The bytes of all pages.
+    pub reserved: Bytes,
+    /// The bytes of the buffers on them.
+    pub in_use: Bytes,
+    /// The part of `reserved` that lies in the pools of the calling thread.
+    pub own: Bytes,
+}
+
+impl fmt::Display for PoolUsage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} reserved, {} in use", self.reserved, self.in_use)
+    }
+}
+
+/// What the driver of a CubeCL runtime can be asked for.
+pub trait RuntimeMemory: Mirrored {
+    /// The memory of `device`, as it is now.
+    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
+}
+
+#[cfg(feature = "cuda")]
+impl RuntimeMemory for cubecl::cuda::CudaRuntime {
+    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
+        crate::nvidia::memory_info(device.index)
+    }
+}
+
+/// wgpu has no way to ask how much memory a device has.
+#[cfg(feature = "wgpu")]
+impl RuntimeMemory for cubecl::wgpu::WgpuRuntime {
+    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
+        Err(TrainError::UnknownMemory { device: format!("wgpu, {device:?}") })
+    }
+}
+
+/// A device without memory has as much as the user says.
+impl<T: Target> RuntimeMemory for DryRuntime<T> {
+    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
+        Err(TrainError::UnknownMemory { device: format!("{device:?}") })
+    }
+}
+
+impl<R, F, I, B> DeviceMemory for CubeBackend<R, F, I, B>
+where
+    R: RuntimeMemory,
+    F: FloatElement,
+    I: IntElement,
+    B: BoolElement,
+{
+    fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
+        Arc::new(Dry::<Self>::new(R::client(device).properties().clone()))
+    }
+
+    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
+        R::memory_info(device)
+    }
+
+    fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
+        pool_usage(&R::client(device))
+    }
+
+    fn give_back(device: &Self::Device, streams: &[u64]) {
+        give_back(&R::client(device), streams);
+    }
+}
+
+impl<R, F, I, B> DeviceMemory for Fusion<CubeBackend<R, F, I, B>>
+where
+    R: RuntimeMemory,
+    F: FloatElement,
+    I: IntElement,
+    B: BoolElement,
+{
+    fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
+        Arc::new(Dry::<Self>::new(R::client(device).properties().clone()))
+    }
+
+    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
+        R::memory_info(device)
+    }
+
+    fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
+        pool_usage(&R::client(device))
+    }
+
+    fn give_back(device: &Self::Device, streams: &[u64]) {
+        give_back(&R::client(device), streams);
+    }
+}
+
+#[cfg(feature = "flex")]
+impl DeviceMemory for burn::backend::Flex {
+    fn memory_model(_device: &Self::Device) -> Arc<dyn MemoryModel> {
+        Arc::new(firebox_trace::Heap::flex())
+    }
+
+    fn memory_info(_device: &Self::Device) -> Result<MemoryInfo, TrainError> {
+        Ok(firebox_plan::host_memory()?)
+    }
+}
+
+#[cfg(feature = "ndarray")]
+impl<E, I, Q> DeviceMemory for burn_ndarray::NdArray<E, I, Q>
+where
+    E: burn_ndarray::FloatNdArrayElement,
+    I: burn_ndarray::IntNdArrayElement,
+    Q: burn_ndarray::QuantElement,
+    burn_ndarray::NdArrayTensor: From<burn_ndarray::SharedArray<E>>,
+    burn_ndarray::NdArrayTensor: From<burn_ndarray::SharedArray<I>>,
+{
+    fn memory_model(_device: &Self::Device) -> Arc<dyn MemoryModel> {
+        Arc::new(firebox_trace::Heap::simple())
+    }
+
+    fn memory_info(_device: &Self::Device) -> Result<MemoryInfo, TrainError> {
+        Ok(firebox_plan::host_memory()?)
+    }
+}
+
+/// What is behind a router is not known; a tensor takes at least its elements there.
+impl<C: RunnerChannel> DeviceMemory for BackendRouter<C>
+where
+    Self: Backend<Device = C::Device>,
+{
+    fn memory_model(_device: &Self::Device) -> Arc<dyn MemoryModel> {
+        Arc::new(firebox_trace::Heap::simple().on_device())
+    }
+
+    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
+        Err(TrainError::UnknownMemory { device: <Self as Backend>::name(device) })
+    }
+}
+
+/// A client answers for the stream of the thread that asks, and a thread can ask in another's name. A stream that was
+/// never used comes into being by the question, with empty pools; so only those of threads that there have been are asked.
+fn pool_usage<R: Runtime>(client: &ComputeClient<R>) -> Option<PoolUsage> {
+    let max = firebox_dry::max_streams();
+    let own = StreamId::current().value % max;
+    let threads = std::thread::spawn(|| StreamId::current().value).join().ok()?;
+    let mut streams: BTreeSet<u64> = (0..threads.min(max)).collect();
+    streams.insert(own);
+    let mut usage = PoolUsage::default();
+    for value in streams {
+        let stream = StreamId { value }.executes(|| client.memory_usage()).ok()?;
+        let reserved = Bytes::new(stream.bytes_reserved);
+        usage.reserved += reserved;
+        usage.in_use += Bytes::new(stream.bytes_in_use);
+        if value == own {
+            usage.own = reserved;
+        }
+    }
+    Some(usage)
+}
+
+fn give_back<R: Runtime>(client: &ComputeClient<R>, streams: &[u64]) {
+    for value in streams {
+        StreamId { value: *value }.executes(|| client.memory_cleanup());
+    }
+}

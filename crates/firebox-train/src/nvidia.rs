@@ -1,0 +1,1 @@
+//! The memory of an NVIDIA GPU, as its driver tells it.
