@@ -169,7 +169,7 @@ impl<B: Backend> Session<B> {
 
     fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
         let index = TensorIndex(self.trace.tensors.len() as u32);
-        self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None });
+        self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None, worker: None });
         self.values.values.push(None);
         self.born.push(None);
         index
@@ -184,6 +184,7 @@ impl<B: Backend> Session<B> {
             return *index;
         }
         let index = self.add(tensor.shape(), tensor.dtype(), Origin::Existing);
+        self.trace.tensors[index.0 as usize].worker = tensor.worker();
         if !(self.salvage && tensor.is_promise()) {
             self.values.store(index, K::erase(tensor.ready().clone()));
         }

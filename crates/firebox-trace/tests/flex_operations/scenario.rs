@@ -92,7 +92,7 @@ impl Scenario {
     }
 
     fn enter(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
-        self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None });
+        self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None, worker: None });
         TensorIndex(self.trace.tensors.len() as u32 - 1)
     }
 

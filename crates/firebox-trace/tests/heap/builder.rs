@@ -33,6 +33,7 @@ impl Builder {
             dtype: DType::F32,
             origin,
             label: None,
+            worker: None,
         });
         TensorIndex(self.trace.tensors.len() as u32 - 1)
     }
