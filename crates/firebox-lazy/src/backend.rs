@@ -26,8 +26,8 @@ use crate::tensor::LazyTensor;
 ///
 /// Differences from `B`: quantized tensors cannot be recorded, and `memory_persistent_allocations` is not passed on
 /// (which pool a parameter lands in would depend on a race). `memory_cleanup` and `staging` are passed on outside
-/// recordings only. Calls on the threads of burn's data loader run on a [stream](crate::stream_of_worker) that is the same in
-/// every epoch.
+/// recordings only. Calls on the threads of burn's data loader run on a [stream](crate::stream_of_worker) that is the
+/// same in every epoch.
 pub struct Lazy<B>(PhantomData<B>);
 
 impl<B> Clone for Lazy<B> {
