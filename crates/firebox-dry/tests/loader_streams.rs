@@ -28,6 +28,8 @@ struct Halves;
 
 impl<B: Backend> Batcher<B, f32, Tensor<B, 2>> for Halves {
     fn batch(&self, items: Vec<f32>, device: &B::Device) -> Tensor<B, 2> {
+        // A tensor that ends on the loader thread.
+        drop(Tensor::<B, 1>::from_floats(items.as_slice(), device));
         let rows = items.len() / 1024;
         Tensor::<B, 1>::from_floats(items.as_slice(), device).reshape([rows, 1024]).div_scalar(2.0)
     }
@@ -40,13 +42,16 @@ fn loader<B: Backend>() -> Arc<dyn DataLoader<B, Tensor<B, 2>>> {
         .build(InMemDataset::new(vec![1.0; BATCHES * BATCH_SIZE]))
 }
 
-/// The bytes that the pools of these streams reserve.
-fn reserved(streams: impl IntoIterator<Item = StreamId>) -> Bytes {
+/// The bytes that the pools of these streams reserve, and those of them that are in use.
+fn held(streams: impl IntoIterator<Item = StreamId>) -> [Bytes; 2] {
     let client = WgpuRuntime::client(&WgpuDevice::default());
-    let usage = |stream: StreamId| stream.executes(|| client.memory_usage());
-    let bytes =
-        streams.into_iter().map(|s| usage(s).expect("the device is healthy").bytes_reserved);
-    Bytes::new(bytes.sum())
+    let mut held = [Bytes::ZERO; 2];
+    for stream in streams {
+        let usage = stream.executes(|| client.memory_usage()).expect("the device is healthy");
+        held[0] += Bytes::new(usage.bytes_reserved);
+        held[1] += Bytes::new(usage.bytes_in_use);
+    }
+    held
 }
 
 /// The streams of a process: CubeCL finds one by the remainder of its number.
@@ -77,14 +82,18 @@ where
 /// One test: it measures all streams of the process.
 #[test]
 fn pools_of_loader_threads_are_opened_once() {
-    let through_lazy = after_each_epoch::<Lazy<Vulkan>>(|| reserved(loader_streams()));
+    let through_lazy = after_each_epoch::<Lazy<Vulkan>>(|| {
+        let [reserved, in_use] = held(loader_streams());
+        assert_eq!(in_use, Bytes::ZERO, "nothing of an epoch is left");
+        reserved
+    });
     println!("through Lazy, streams of loader threads: {through_lazy:?}");
     assert_eq!(loader_streams(), [0, 1].map(stream_of_worker));
     assert!(through_lazy[0] >= Bytes::mib(8 * WORKERS as u64), "each worker has a page");
     assert_eq!(through_lazy[EPOCHS - 1], through_lazy[0]);
 
-    let before = reserved(all_streams());
-    let directly = after_each_epoch::<Vulkan>(|| reserved(all_streams()) - before);
+    let [before, _] = held(all_streams());
+    let directly = after_each_epoch::<Vulkan>(|| held(all_streams())[0] - before);
     println!("burn's own backend, all streams beside those: {directly:?}");
     assert!(directly[EPOCHS - 1] > directly[0], "burn opens no pools any more: is this needed?");
 }
