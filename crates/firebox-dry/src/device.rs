@@ -70,6 +70,11 @@ impl<T: Target> Device for DryDevice<T> {
 
 impl<T: Target> DeviceOps for DryDevice<T> {}
 
+/// The stream of a loader thread on a dry device, or of the program itself.
+pub(crate) fn stream_of(worker: Option<u16>) -> StreamId {
+    StreamId { value: worker.map_or(0, |worker| 1 + u64::from(worker)) }
+}
+
 /// A dry device on loan: nobody else uses it until the lease is dropped.
 #[derive(Debug)]
 pub struct Lease<T: Target> {
@@ -143,7 +148,7 @@ impl<T: Target> Lease<T> {
     ) -> Result<(R, Usage), Panicked> {
         let server = self.server();
         let device = &self.device;
-        let ran = StreamId { value: 0 }.executes(|| {
+        let ran = stream_of(None).executes(|| {
             server.submit_blocking(DryServer::reset)?;
             server.exclusive(|| catch_unwind(AssertUnwindSafe(|| program(device))))
         });

@@ -37,7 +37,7 @@
 //! | configuration of the pools | the default, which cubecl-cuda cannot change (`runtime.rs`) | the default; not what a program gave to `init_setup` |
 //! | largest page, alignment | a quarter of the memory, 512 bytes (`runtime.rs`) | as the device reports, `max_storage_buffer_binding_size` and `min_uniform_buffer_offset_alignment` (`runtime.rs`) |
 //! | layout of tensors | rows padded, `PitchedMemoryLayoutPolicy` | contiguous, `ContiguousMemoryLayoutPolicy` |
-//! | pools per stream, streams by thread | `stream/base.rs` of cubecl-runtime | the same |
+//! | pools per stream, streams by thread | `stream/base.rs` of cubecl-runtime; the program has one, and each loader thread whose tensors a trace tells | the same |
 //! | scalars and shapes of a launch | a buffer of the tensors' pools while the launch is issued; from capability 7.0 on for shapes of unknown rank only (`launch_checked` in `compute/server.rs`) | a pool of their own that `memory_usage` leaves out (`compute/mem_manager.rs`); not counted |
 //! | when a launch lets go of its tensors | when it is issued: `Command::resource` takes the binding and keeps an address | the same: a queued task holds `WgpuResource`s, which keep the page and not the place in it (`prepare_bindings` in `compute/server.rs`) |
 //! | uploads and reads | pinned memory of the host, not counted (`compute/command.rs`) | staging buffers, not counted (`compute/mem_manager.rs`) |

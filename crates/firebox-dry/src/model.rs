@@ -14,7 +14,7 @@ use firebox_trace::{
     Origin, Paging, Step, TensorIndex, Trace,
 };
 
-use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked};
+use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked, stream_of};
 use crate::program::{Instruction, Program};
 use crate::target::Target;
 use crate::translate::Types;
@@ -34,7 +34,11 @@ use crate::usage::Usage;
 /// the last mark. burn runs operations later than the program asks for them, so that a page is opened at or after the
 /// step that needs it.
 ///
-/// Excludes what the driver keeps for itself ([`Card::context`](crate::Card::context)), and the pools of other threads.
+/// A tensor that a loader thread made ([`TensorInfo::worker`](firebox_trace::TensorInfo::worker)) is put into pools of that
+/// thread's own, as on a real device.
+///
+/// Excludes what the driver keeps for itself ([`Card::context`](crate::Card::context)), and what other threads have
+/// reserved beside the tensors of the trace.
 pub struct Dry<B: DryTwin> {
     name: String,
     properties: Arc<DeviceProperties>,
@@ -236,7 +240,9 @@ impl Replay {
 fn pass<B: DryTwin>(device: &DryDevice<B::Target>, program: &Program) -> (Bytes, Vec<Moment>) {
     let monitor = Monitor::of(device);
     let runner = Runner::<B::Twin>::new(device.clone());
-    program.existing.iter().for_each(|tensor| upload(&runner, tensor));
+    for (tensor, worker) in &program.existing {
+        stream_of(*worker).executes(|| upload(&runner, tensor));
+    }
     let baseline = monitor.usage().in_use;
     let mut timeline = Vec::with_capacity(program.steps.len());
     let mut live = baseline;

@@ -20,8 +20,8 @@ pub(crate) enum Instruction {
 
 /// A trace, ready to be run as often as it takes.
 pub(crate) struct Program {
-    /// The tensors that exist before the first step.
-    pub(crate) existing: Vec<TensorIr>,
+    /// The tensors that exist before the first step, and the loader thread in whose pools each of them lies.
+    pub(crate) existing: Vec<(TensorIr, Option<u16>)>,
     /// The instructions of each step.
     pub(crate) steps: Vec<Vec<Instruction>>,
     /// The names of the calls that cannot be run, each once.
@@ -35,7 +35,10 @@ impl Program {
     ///
     /// If the trace contradicts itself.
     pub(crate) fn new(trace: &Trace, types: Types) -> Self {
-        let existing = trace.existing().map(|tensor| made(trace, tensor, &types)).collect();
+        let existing = trace.existing();
+        let existing =
+            existing.map(|tensor| (made(trace, tensor, &types), trace.tensor(tensor).worker));
+        let existing = existing.collect();
         let mut compiler = Compiler {
             trace,
             types,

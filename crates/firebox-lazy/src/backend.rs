@@ -13,6 +13,7 @@ use rand::rngs::StdRng;
 
 use crate::kind::{Bool, Float, Int, Quantized};
 use crate::session;
+use crate::streams::on_stream;
 use crate::tensor::LazyTensor;
 
 /// A backend that can record its operations instead of running them.
@@ -25,7 +26,8 @@ use crate::tensor::LazyTensor;
 ///
 /// Differences from `B`: quantized tensors cannot be recorded, and `memory_persistent_allocations` is not passed on
 /// (which pool a parameter lands in would depend on a race). `memory_cleanup` and `staging` are passed on outside
-/// recordings only.
+/// recordings only. Calls on the threads of burn's data loader run on a [stream](crate::stream_of_worker) that is the
+/// same in every epoch.
 pub struct Lazy<B>(PhantomData<B>);
 
 impl<B> Clone for Lazy<B> {
@@ -64,7 +66,7 @@ impl<B: Backend> Backend for Lazy<B> {
 
     fn memory_cleanup(device: &Self::Device) {
         if !session::records::<B>() {
-            B::memory_cleanup(device);
+            on_stream(|| B::memory_cleanup(device));
         }
     }
 
@@ -82,12 +84,12 @@ impl<B: Backend> Backend for Lazy<B> {
                 });
             });
         } else {
-            B::seed(device, seed);
+            on_stream(|| B::seed(device, seed));
         }
     }
 
     fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
-        B::sync(device)
+        on_stream(|| B::sync(device))
     }
 
     fn staging<'a, Iter>(data: Iter, device: &Self::Device)
@@ -95,7 +97,7 @@ impl<B: Backend> Backend for Lazy<B> {
         Iter: Iterator<Item = &'a mut TensorData>,
     {
         if !session::records::<B>() {
-            B::staging(data, device);
+            on_stream(|| B::staging(data, device));
         }
     }
 

@@ -6,18 +6,22 @@ mod describe;
 mod forms;
 mod kind;
 mod known;
+mod loaders;
 mod module;
 mod ops;
 mod recording;
 mod session;
+mod streams;
 mod tensor;
 
 pub use backend::{Lazy, LazyBackend};
 pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
 pub use known::forget_calls;
+pub use loaders::{LoaderGate, LoaderGuard, loader_streams};
 pub use module::{Rehearsal, initialize, rehearse, restore};
 pub use recording::{
     Discarded, HOST_BYTES_PER_CALL, RecordError, Recorder, Recording, Survivor,
     host_bytes_of_descriptions, label, mark,
 };
+pub use streams::stream_of_worker;
 pub use tensor::LazyTensor;

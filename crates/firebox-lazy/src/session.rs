@@ -184,6 +184,7 @@ impl<B: Backend> Session<B> {
             return *index;
         }
         let index = self.add(tensor.shape(), tensor.dtype(), Origin::Existing);
+        self.trace.tensors[index.0 as usize].worker = tensor.worker();
         if !(self.salvage && tensor.is_promise()) {
             self.values.store(index, K::erase(tensor.ready().clone()));
         }

@@ -11,10 +11,12 @@ use std::sync::{Arc, OnceLock};
 
 use burn_backend::{Backend, TensorMetadata};
 use burn_std::{DType, Shape};
-use firebox_trace::TensorIndex;
+use firebox_trace::{Bytes, TensorIndex};
 
 use crate::kind::{Kind, Value};
+use crate::loaders::Loaded;
 use crate::session;
+use crate::streams;
 
 /// A tensor of [`Lazy<B>`](crate::Lazy).
 pub struct LazyTensor<B: Backend, K: Kind<B>> {
@@ -30,6 +32,8 @@ pub(crate) struct Node<B: Backend, K: Kind<B>> {
     /// The last session that met this tensor, and its number there, in one word: two threads that record may meet the
     /// same tensor at the same time.
     place: AtomicU64,
+    /// Set where a loader thread made the tensor: its bytes are counted until the node ends.
+    loaded: Option<Box<Loaded>>,
 }
 
 /// How many bits of a [`Node::place`] number the tensor; the others number the session.
@@ -95,7 +99,8 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl<B: Backend, K: Kind<B>> Node<B, K> {
     fn new(value: OnceLock<K::Primitive>, promise: Option<Promise<B>>, place: u64) -> Self {
-        Self { id: AtomicU64::new(0), value, promise, place: AtomicU64::new(place) }
+        let (id, place) = (AtomicU64::new(0), AtomicU64::new(place));
+        Self { id, value, promise, place, loaded: None }
     }
 
     /// A number that no other node has or had.
@@ -165,6 +170,11 @@ impl<B: Backend, K: Kind<B>> Drop for Node<B, K> {
         if session != 0 {
             session::tensor_freed::<B>(session, index);
         }
+        if streams::is_loader_thread() {
+            // burn's fusion notes the end of a tensor on the stream of the thread that drops it.
+            let value = self.value.take();
+            streams::on_stream(|| drop(value));
+        }
     }
 }
 
@@ -184,7 +194,19 @@ impl<B: Backend, K: Kind<B>> Settle<B> for Node<B, K> {
 impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// Decorates a tensor of the backend.
     pub fn new(primitive: K::Primitive) -> Self {
-        Self { node: Arc::new(Node::new(OnceLock::from(primitive), None, 0)) }
+        let loaded = streams::current_worker().map(|worker| {
+            let bytes = Bytes::of_elements(&primitive.shape(), primitive.dtype());
+            Box::new(Loaded::new(worker, bytes))
+        });
+        let mut node = Node::new(OnceLock::from(primitive), None, 0);
+        node.loaded = loaded;
+        Self { node: Arc::new(node) }
+    }
+
+    /// The number of the loader thread that made the tensor: the one on whose [stream](crate::stream_of_worker) it lies.
+    /// `None` if no loader thread made it; what another thread computes of such a tensor is not a loader thread's.
+    pub fn worker(&self) -> Option<u16> {
+        self.node.loaded.as_ref().map(|loaded| loaded.worker())
     }
 
     /// A tensor that the running session will make.

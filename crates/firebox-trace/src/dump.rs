@@ -8,7 +8,7 @@ impl fmt::Display for Trace {
     /// Writes the tensors that existed before, and then the steps.
     ///
     /// A line names the step, the method, its arguments and its results; `!` marks the last use of a tensor, and a
-    /// label follows in brackets where the recorder gave one.
+    /// label follows in brackets where the recorder gave one, and the loader thread that made it if one did.
     ///
     /// ```
     /// use burn_std::{DType, Shape};
@@ -19,6 +19,7 @@ impl fmt::Display for Trace {
     ///     dtype: DType::F32,
     ///     origin: Origin::Existing,
     ///     label: Some(Label { category: Category::Parameter, name: "linear.weight".into() }),
+    ///     worker: None,
     /// };
     /// let read = Step::Read(Use { tensor: TensorIndex(0), last: true });
     /// let trace = Trace { tensors: vec![weight], steps: vec![read], ..Trace::default() };
@@ -130,8 +131,12 @@ impl fmt::Display for Described<'_> {
         let info = self.trace.tensor(self.tensor);
         write!(f, "{} {:?} {}", self.tensor, info.shape.as_slice(), info.dtype.name())?;
         match &info.label {
-            Some(label) if label.name.is_empty() => write!(f, " ({})", label.category),
-            Some(label) => write!(f, " ({}: {})", label.category, label.name),
+            Some(label) if label.name.is_empty() => write!(f, " ({})", label.category)?,
+            Some(label) => write!(f, " ({}: {})", label.category, label.name)?,
+            None => {}
+        }
+        match info.worker {
+            Some(worker) => write!(f, " (of loader thread {worker})"),
             None => Ok(()),
         }
     }

@@ -5,8 +5,8 @@ use std::hash::{Hash, Hasher};
 use crate::{Description, Step, Trace};
 
 /// The structural hash of a trace: equal for the same calls on the same shapes and element types in the same order
-/// with the same lifetimes, whatever the values of tensors and scalars, and whatever the order of tensors that are freed
-/// between two calls.
+/// with the same lifetimes, whatever the values of tensors and scalars, whatever the order of tensors that are freed
+/// between two calls, and whichever loader threads made the tensors that existed before.
 ///
 /// Two steps of the same model on micro-batches of the same size have the same hash although their learning rate
 /// differs; another size, another branch or another module has another hash. The hash is stable within one build

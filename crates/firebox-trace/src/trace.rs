@@ -108,19 +108,34 @@ pub struct TensorInfo {
     pub origin: Origin,
     /// What it is for, where the recorder was told.
     pub label: Option<Label>,
-    /// The loader thread on whose stream the tensor lies.
+    /// The loader thread on whose stream an existing tensor lies, and so in whose pools. `None` for the stream of the
+    /// program itself, and in traces that were saved before there was this field.
+    #[serde(default)]
     pub worker: Option<u16>,
 }
 
 impl TensorInfo {
     /// The size of its elements. Excludes what an allocator adds.
     pub fn bytes(&self) -> Bytes {
-        let elements = self.shape.num_elements() as u64;
-        match self.dtype {
+        Bytes::of_elements(&self.shape, self.dtype)
+    }
+}
+
+impl Bytes {
+    /// The size of the elements of a tensor. Excludes what an allocator adds.
+    ///
+    /// ```
+    /// use burn_std::{DType, Shape};
+    /// use firebox_trace::Bytes;
+    /// assert_eq!(Bytes::of_elements(&Shape::new([256, 1024]), DType::F32), Bytes::mib(1));
+    /// ```
+    pub fn of_elements(shape: &Shape, dtype: DType) -> Self {
+        let elements = shape.num_elements() as u64;
+        match dtype {
             DType::QFloat(scheme) => {
-                Bytes::new((elements * scheme.size_bits_stored() as u64).div_ceil(8))
+                Self::new((elements * scheme.size_bits_stored() as u64).div_ceil(8))
             }
-            dtype => Bytes::new(elements * dtype.size() as u64),
+            dtype => Self::new(elements * dtype.size() as u64),
         }
     }
 }

@@ -8,8 +8,8 @@ use firebox_trace::{Bytes, Category, Label, OpIndex, Origin, Step, TensorInfo, T
 
 use crate::labels::MICRO_STEP;
 
-/// How many batches a loader thread may hold while another is in the making: the one that is trained on, and the next.
-pub(crate) const BATCHES_PER_WORKER: usize = 2;
+/// How many batches a loader thread may have alive before it has to wait: the one that is trained on, and the next.
+const BATCHES_PER_WORKER: u64 = 2;
 
 /// What a training run does beside its steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,8 +18,10 @@ pub(crate) struct Beside {
     pub(crate) workers: usize,
     /// How many batches one of them prepares in an epoch.
     pub(crate) batches: usize,
-    /// What a thread has taken for making one batch, the batch included. Zero if that is not known.
-    pub(crate) making: Bytes,
+    /// What a thread may have alive before it has to wait, for batches that were planned before.
+    pub(crate) limit: Bytes,
+    /// The most that a thread was found to have alive.
+    pub(crate) taken: Bytes,
     /// Whether checkpoints are written while training goes on.
     pub(crate) saves: bool,
 }
@@ -51,8 +53,9 @@ impl BesideBytes {
 }
 
 impl Beside {
-    /// Adds the batches that loader threads hold beside the one that `trace` works on, and gives their bytes.
-    pub(crate) fn add_queue(&self, trace: &mut Trace) -> Bytes {
+    /// Adds the batches that loader threads hold beside the one that `trace` works on. Gives their bytes, and the limit that
+    /// they were counted with.
+    pub(crate) fn add_queue(&self, trace: &mut Trace) -> (Bytes, Bytes) {
         let is_prepared = |tensor: &&TensorInfo| {
             let label = tensor.label.as_ref().map(|label| label.category);
             tensor.origin == Origin::Existing
@@ -60,29 +63,37 @@ impl Beside {
                 && label == Some(Category::Input)
         };
         let batch: Vec<TensorInfo> = trace.tensors.iter().filter(is_prepared).cloned().collect();
-        let own = batch.first().and_then(|tensor| tensor.worker);
         let bytes: Bytes = batch.iter().map(TensorInfo::bytes).sum();
+        if bytes == Bytes::ZERO {
+            return (Bytes::ZERO, self.limit);
+        }
+        let own = batch[0].worker;
+        let limit = self.limit.max(bytes * BATCHES_PER_WORKER);
+        // A thread that is below the limit makes another batch.
+        let copies = (limit.get().div_ceil(bytes.get()) as usize + 1).min(self.batches);
+        let rest = self.taken - bytes * copies as u64;
         let before = trace.tensors.len();
         for worker in 0..self.workers as u16 {
-            let at_most = self.batches.min(BATCHES_PER_WORKER + 1);
-            let others = at_most.saturating_sub(usize::from(own == Some(worker)));
-            for _ in 0..others {
-                let copies = batch.iter().cloned();
-                trace.tensors.extend(copies.map(|tensor| queued(tensor, worker)));
+            for _ in usize::from(own == Some(worker))..copies {
+                let batch = batch.iter().cloned();
+                trace.tensors.extend(batch.map(|tensor| queued(tensor, worker)));
             }
-            if !batch.is_empty() && self.making > bytes {
-                let rest = (self.making - bytes).get() as usize;
-                let workspace = TensorInfo {
-                    shape: [rest].into(),
-                    dtype: burn_backend::DType::U8,
-                    origin: Origin::Existing,
-                    label: None,
-                    worker: None,
-                };
-                trace.tensors.push(queued(workspace, worker));
+            if rest > Bytes::ZERO {
+                trace.tensors.push(queued(workspace(rest), worker));
             }
         }
-        trace.tensors[before..].iter().map(TensorInfo::bytes).sum()
+        (trace.tensors[before..].iter().map(TensorInfo::bytes).sum(), limit)
+    }
+}
+
+/// What batchers take on the way to a batch.
+fn workspace(bytes: Bytes) -> TensorInfo {
+    TensorInfo {
+        shape: [bytes.get() as usize].into(),
+        dtype: burn_backend::DType::U8,
+        origin: Origin::Existing,
+        label: None,
+        worker: None,
     }
 }
 

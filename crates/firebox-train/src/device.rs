@@ -49,8 +49,8 @@ pub trait DeviceMemory: Backend {
         None
     }
 
-    /// Gives the pages back that no buffer lies on, on these streams of CubeCL's.
-    fn give_back(_device: &Self::Device, _streams: &[u64]) {}
+    /// Gives the pages of this thread's pools back that no buffer lies on.
+    fn give_back(_device: &Self::Device) {}
 }
 
 /// What an allocator holds for this process on a device.
@@ -117,8 +117,8 @@ where
         pool_usage(&R::client(device))
     }
 
-    fn give_back(device: &Self::Device, streams: &[u64]) {
-        give_back(&R::client(device), streams);
+    fn give_back(device: &Self::Device) {
+        R::client(device).memory_cleanup();
     }
 }
 
@@ -141,8 +141,8 @@ where
         pool_usage(&R::client(device))
     }
 
-    fn give_back(device: &Self::Device, streams: &[u64]) {
-        give_back(&R::client(device), streams);
+    fn give_back(device: &Self::Device) {
+        R::client(device).memory_cleanup();
     }
 }
 
@@ -196,6 +196,7 @@ fn pool_usage<R: Runtime>(client: &ComputeClient<R>) -> Option<PoolUsage> {
     let own = StreamId::current().value % max;
     let threads = std::thread::spawn(|| StreamId::current().value).join().ok()?;
     let mut streams: BTreeSet<u64> = (0..threads.min(max)).collect();
+    streams.extend(firebox_lazy::loader_streams().iter().map(|stream| stream.value % max));
     streams.insert(own);
     let mut usage = PoolUsage::default();
     for value in streams {
@@ -208,10 +209,4 @@ fn pool_usage<R: Runtime>(client: &ComputeClient<R>) -> Option<PoolUsage> {
         }
     }
     Some(usage)
-}
-
-fn give_back<R: Runtime>(client: &ComputeClient<R>, streams: &[u64]) {
-    for value in streams {
-        StreamId { value: *value }.executes(|| client.memory_cleanup());
-    }
 }

@@ -52,6 +52,8 @@ pub(crate) struct Rehearsed {
     pub(crate) trace: Option<Arc<Trace>>,
     /// What the footprint counts beside the step.
     pub(crate) beside: BesideBytes,
+    /// What a loader thread may have alive before it has to wait.
+    pub(crate) loader_limit: Bytes,
     /// What is alive before a micro-step, at most.
     pub(crate) held: Bytes,
     /// The optimizer's state after the rehearsal.
@@ -187,8 +189,9 @@ fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
     let Conditions { memory, before, idle_state, .. } = conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let optimizer_state = state_at_end(&trace);
+    let (queued, loader_limit) = conditions.beside.add_queue(&mut trace);
     let beside = BesideBytes {
-        queued: conditions.beside.add_queue(&mut trace),
+        queued,
         outputs: outputs_held(&trace),
         saving: if conditions.beside.saves { saved_bytes(&trace) } else { Bytes::ZERO },
         idle_state: idle_state.iter().map(TensorInfo::bytes).sum(),
@@ -213,6 +216,7 @@ fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
     Rehearsed {
         held,
         beside,
+        loader_limit,
         optimizer_state,
         operations: trace.calls().count(),
         running_state: replaced,

@@ -17,7 +17,7 @@ use burn::train::{
     LearningComponentsMarker, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
     TrainLoader, TrainStep, TrainingComponents, TrainingItem, ValidLoader,
 };
-use firebox_lazy::{LazyBackend, restore};
+use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, restore};
 use firebox_plan::Accumulating;
 use firebox_trace::Bytes;
 
@@ -99,6 +99,8 @@ where
             planner: None,
             device,
             saves: components.checkpointer.is_some(),
+            gate: LoaderGate::enter(),
+            loader_limit: Bytes::ZERO,
             loader_items: 0,
             unmeasured: 0,
             position: (starting_epoch, 0),
@@ -106,6 +108,8 @@ where
             optimizer_lost: false,
             phantom: PhantomData,
         };
+        // Until the first batch is planned, loader threads make no more than what is waited for.
+        run.gate.limit(Bytes::new(1));
         let mut checkpointer = components.checkpointer;
         let mut early_stopping = components.early_stopping;
         let store = components.event_store;
@@ -188,6 +192,10 @@ where
     device: B::Device,
     /// Whether burn writes checkpoints.
     saves: bool,
+    /// Holds loader threads back.
+    gate: LoaderGuard,
+    /// What each of them may have alive before it has to wait.
+    loader_limit: Bytes,
     /// The items of the loader of this epoch.
     loader_items: usize,
     /// How many batches are yet to be compared with a prediction.
@@ -238,7 +246,7 @@ where
         let mut iterator = loader.iter();
         let mut iteration = 0;
         let mut accumulated = Accumulated::new();
-        while let Some(batch) = iterator.next() {
+        while let Some(batch) = self.gate.waiting(|| iterator.next()) {
             iteration += 1;
             self.train_batch(batch, &*iterator, iteration, epoch, &mut accumulated)?;
             if self.interrupter.should_stop() {
@@ -354,12 +362,13 @@ where
         if items == 0 {
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
+        let beside = self.beside(items);
         let planner = match &mut self.planner {
             Some(planner) => planner,
             none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
         };
         if planner.planned(Phase::Training, items).is_none() {
-            planner.beside = Beside { saves: self.saves, ..Beside::default() };
+            planner.beside = beside;
             let first = self.strategy.outcome().report.is_none();
             let learner = &self.learner;
             let accumulates = self.accumulation > 1;
@@ -371,6 +380,7 @@ where
                     rehearse_training(learner, splitter, batch, size, accumulating, conditions)
                 },
             )?;
+            let limit = planned.rehearsed.loader_limit;
             self.unmeasured = MEASURED_BATCHES;
             if first {
                 let planned = planned.clone();
@@ -378,6 +388,7 @@ where
                     self.strategy.settings.report::<B, M>(&learner.model(), planner, &planned);
                 self.strategy.outcome().report = Some(report);
             }
+            self.let_loaders_ahead(limit);
         }
         let planner = self.planner.as_ref().expect("made above");
         let planned = planner.planned(Phase::Training, items).expect("made above");
@@ -410,6 +421,20 @@ where
         self.position.1 = iteration;
         self.batch_start = None;
         Ok(())
+    }
+
+    /// What goes on beside the steps on batches of `items` items.
+    fn beside(&self, items: usize) -> Beside {
+        let workers = self.gate.workers();
+        let batches = self.loader_items.div_ceil(items).div_ceil(workers.max(1));
+        let taken = self.gate.peak_of_worker();
+        Beside { workers, batches, limit: self.loader_limit, taken, saves: self.saves }
+    }
+
+    /// Lets loader threads work ahead by so much from now on; not at all below a first limit if they have made nothing.
+    fn let_loaders_ahead(&mut self, limit: Bytes) {
+        self.loader_limit = limit;
+        self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
     }
 
     /// Compares what the device's allocator holds with what was predicted, and plans with more caution from now on if it is
@@ -451,9 +476,10 @@ where
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         let model = validation_model(&self.learner);
+        self.loader_items = loader.num_items();
         let mut iterator = loader.iter();
         let mut iteration = 0;
-        while let Some(batch) = iterator.next() {
+        while let Some(batch) = self.gate.waiting(|| iterator.next()) {
             let progress = iterator.progress();
             iteration += 1;
             let splitter = &self.strategy.valid_splitter;
@@ -461,14 +487,21 @@ where
             if items == 0 {
                 return Err(TrainError::EmptyBatch { phase: Phase::Validation });
             }
+            let beside = self.beside(items);
             let planner = self.planner.as_mut().expect("training comes before validation");
             if planner.planned(Phase::Validation, items).is_none() {
-                planner.plan(Phase::Validation, items, false, |size, _, conditions| {
-                    rehearse_validation::<B::InnerBackend, _, _>(
-                        &model, splitter, &batch, size, conditions,
-                    )
-                })?;
+                planner.beside = beside;
+                let planned =
+                    planner.plan(Phase::Validation, items, false, |size, _, conditions| {
+                        rehearse_validation::<B::InnerBackend, _, _>(
+                            &model, splitter, &batch, size, conditions,
+                        )
+                    })?;
+                let limit = planned.rehearsed.loader_limit;
+                self.unmeasured = MEASURED_BATCHES;
+                self.let_loaders_ahead(limit);
             }
+            let planner = self.planner.as_mut().expect("training comes before validation");
             let planned = planner.planned(Phase::Validation, items).expect("made above");
             let (ranges, held) = (planned.plan.ranges().collect::<Vec<_>>(), planned.held);
             let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
@@ -495,6 +528,7 @@ where
                 break;
             }
         }
+        self.measure();
         self.processor.process_valid(LearnerEvent::EndEpoch(epoch.items_processed));
         Ok(())
     }

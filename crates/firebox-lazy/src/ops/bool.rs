@@ -8,8 +8,10 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 use crate::Lazy;
 use crate::call::CallFrame;
 use crate::kind::{Bool, Int};
+use crate::loaders::upload;
 use crate::ops::{create, forward, into_data, move_to};
 use crate::session;
+use crate::streams::{on_stream, poll_on_stream};
 use crate::tensor::LazyTensor;
 
 impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
@@ -19,7 +21,7 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
             return session::with(|s| s.upload::<Bool>(data, device, "bool_from_data", make))
                 .expect("checked above");
         }
-        LazyTensor::new(B::bool_from_data(data, device))
+        LazyTensor::new(upload(|| B::bool_from_data(data, device)))
     }
 
     into_data!(bool_into_data, BoolTensor);
@@ -39,7 +41,10 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
     ) -> impl Future<Output = IntTensor<Self>> + 'static + Send {
         let (eager, settled) = match session::records::<B>() {
             true => (None, Some(argwhere_now(tensor, out_dtype))),
-            false => (Some(B::bool_argwhere(tensor.into_inner(), out_dtype)), None),
+            false => {
+                let found = on_stream(|| B::bool_argwhere(tensor.into_inner(), out_dtype));
+                (Some(poll_on_stream(found)), None)
+            }
         };
         async move {
             match (eager, settled) {

@@ -7,9 +7,11 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
 use crate::kind::Float;
+use crate::loaders::upload;
 use crate::ops::random::host_random;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
 use crate::session;
+use crate::streams::on_stream;
 use crate::tensor::LazyTensor;
 
 impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
@@ -19,7 +21,7 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
             return session::with(|s| s.upload::<Float>(data, device, "float_from_data", make))
                 .expect("checked above");
         }
-        LazyTensor::new(B::float_from_data(data, device))
+        LazyTensor::new(upload(|| B::float_from_data(data, device)))
     }
 
     fn float_random(
@@ -51,14 +53,14 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
         if session::records::<B>() {
             return tensor;
         }
-        LazyTensor::new(B::float_detach(tensor.into_inner()))
+        LazyTensor::new(on_stream(|| B::float_detach(tensor.into_inner())))
     }
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
         if session::records::<B>() {
             return tensor;
         }
-        LazyTensor::new(B::float_set_require_grad(tensor.into_inner(), require_grad))
+        LazyTensor::new(on_stream(|| B::float_set_require_grad(tensor.into_inner(), require_grad)))
     }
 
     fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {

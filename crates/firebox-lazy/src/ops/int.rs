@@ -9,6 +9,7 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
 use crate::kind::Int;
+use crate::loaders::upload;
 use crate::ops::random::host_random;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
 use crate::session;
@@ -21,7 +22,7 @@ impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
             return session::with(|s| s.upload::<Int>(data, device, "int_from_data", make))
                 .expect("checked above");
         }
-        LazyTensor::new(B::int_from_data(data, device))
+        LazyTensor::new(upload(|| B::int_from_data(data, device)))
     }
 
     fn int_random(

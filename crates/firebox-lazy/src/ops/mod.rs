@@ -18,9 +18,9 @@ macro_rules! forward {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
             if !$crate::session::records::<B>() {
-                return <$ret as $crate::forms::Returned<B>>::wrap(
-                    B::$name($(<$ty as $crate::forms::Argument<B>>::plain($arg)),*),
-                );
+                return <$ret as $crate::forms::Returned<B>>::wrap($crate::streams::on_stream(|| {
+                    B::$name($(<$ty as $crate::forms::Argument<B>>::plain($arg)),*)
+                }));
             }
             let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
             $(let $arg = <$ty as $crate::forms::Argument<B>>::take($arg, &mut frame);)*
@@ -52,10 +52,12 @@ macro_rules! by_shape {
     )*) => {$(
         fn $name($first: $first_ty $(, $arg: $ty)*) -> $ret {
             if !$crate::session::records::<B>() {
-                return <$ret as $crate::forms::Returned<B>>::wrap(B::$name(
-                    <$first_ty as $crate::forms::Argument<B>>::plain($first)
-                    $(, <$ty as $crate::forms::Argument<B>>::plain($arg))*
-                ));
+                return <$ret as $crate::forms::Returned<B>>::wrap($crate::streams::on_stream(|| {
+                    B::$name(
+                        <$first_ty as $crate::forms::Argument<B>>::plain($first)
+                        $(, <$ty as $crate::forms::Argument<B>>::plain($arg))*
+                    )
+                }));
             }
             let shapes = $shapes;
             let device = $first.device();
@@ -90,7 +92,9 @@ macro_rules! create {
     )*};
     ($kind:ident: $name:ident, $device:ident, ($($before:ident),*; $dtype:ident), |$values:ident| $run:expr) => {{
         if !$crate::session::records::<B>() {
-            return $crate::tensor::LazyTensor::<B, $kind>::new(B::$name($($before),*, $device, $dtype));
+            return $crate::tensor::LazyTensor::<B, $kind>::new($crate::loaders::upload(|| {
+                B::$name($($before),*, $device, $dtype)
+            }));
         }
         let frame = $crate::call::CallFrame::<B>::open(stringify!($name));
         frame.describe();
@@ -107,7 +111,8 @@ macro_rules! into_data {
         fn $name(
             tensor: $tensor<Self>,
         ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-            B::$name($crate::session::read(tensor))
+            let tensor = $crate::session::read(tensor);
+            $crate::streams::poll_on_stream($crate::streams::on_stream(|| B::$name(tensor)))
         }
     };
 }
@@ -116,7 +121,9 @@ macro_rules! into_data {
 macro_rules! move_to {
     ($name:ident, $tensor:ident, $device:ident) => {{
         if !$crate::session::records::<B>() {
-            return $crate::tensor::LazyTensor::new(B::$name($tensor.into_inner(), $device));
+            return $crate::tensor::LazyTensor::new($crate::streams::on_stream(|| {
+                B::$name($tensor.into_inner(), $device)
+            }));
         }
         if &$tensor.device() == $device {
             return $tensor;

@@ -8,7 +8,9 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
 use crate::kind::Kind;
+use crate::loaders::upload;
 use crate::session;
+use crate::streams::{on_stream, poll_on_stream};
 use crate::tensor::LazyTensor;
 
 /// Passes methods on to the backend; inside a recording they refuse.
@@ -16,7 +18,9 @@ macro_rules! eager {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
             refuse_recording::<B>(stringify!($name));
-            <$ret as Decorate<B>>::decorate(B::$name($(<$ty as Undecorate<B>>::undecorate($arg)),*))
+            <$ret as Decorate<B>>::decorate(on_stream(|| {
+                B::$name($(<$ty as Undecorate<B>>::undecorate($arg)),*)
+            }))
         }
     )*};
 }
@@ -126,11 +130,11 @@ impl<B: Backend> Decorate<B> for TensorPrimitive<Lazy<B>> {
 impl<B: Backend> QTensorOps<Self> for Lazy<B> {
     fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {
         refuse_recording::<B>("q_from_data");
-        LazyTensor::new(B::q_from_data(data, device))
+        LazyTensor::new(upload(|| B::q_from_data(data, device)))
     }
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {
-        B::q_into_data(tensor.into_inner()).await
+        poll_on_stream(B::q_into_data(tensor.into_inner())).await
     }
 
     fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {
@@ -139,7 +143,7 @@ impl<B: Backend> QTensorOps<Self> for Lazy<B> {
 
     fn q_to_device(tensor: QuantizedTensor<Self>, device: &Device<Self>) -> QuantizedTensor<Self> {
         refuse_recording::<B>("q_to_device");
-        LazyTensor::new(B::q_to_device(tensor.into_inner(), device))
+        LazyTensor::new(on_stream(|| B::q_to_device(tensor.into_inner(), device)))
     }
 
     fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool {

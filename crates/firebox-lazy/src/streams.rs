@@ -1,0 +1,152 @@
+//! The streams of loader threads.
+//!
+//! CubeCL gives every thread a stream, and every stream memory pools of its own that are not given back when the thread
+//! ends. burn's data loader spawns its threads again in every epoch, so that each epoch would open pools anew. Here the
+//! calls of a loader thread run on a stream that follows from its number, and later epochs find the pools of the first.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::thread;
+
+use burn_backend::StreamId;
+
+/// What burn names the threads of its `MultiThreadDataLoader`; the number of the worker follows.
+const THREAD_NAME: &str = "dataloader-";
+
+/// The stream of worker 0. Those of the others are counted down from it.
+const FIRST_STREAM: u64 = (1 << 33) - 1;
+
+/// The stream on which [`Lazy`](crate::Lazy) runs the calls of a loader thread: of any thread with the name
+/// `dataloader-<worker>`, as burn names those of its data loader.
+///
+/// It is the same in every epoch and for every loader, so that a worker's pools are opened once.
+///
+/// CubeCL has 128 streams unless it is configured otherwise, finds one by the remainder of its number, and numbers
+/// ordinary threads from 0 on. The streams of workers are therefore counted down from the last one, for every power of two.
+/// Two threads can still meet on a stream: where the workers and the threads that compute are more than the streams,
+/// and since burn's loader threads use up an ordinary number each, after some epochs a thread that is started then.
+/// Such threads share their pools and wait for each other; results are the same, and nothing is lost but the knowledge
+/// of whose bytes the pool holds.
+///
+/// To learn what the pools of a worker hold, ask on its stream:
+/// `stream_of_worker(0).executes(|| client.memory_usage())`.
+///
+/// ```
+/// use firebox_lazy::stream_of_worker;
+/// let index = |worker| stream_of_worker(worker).value % 128;
+/// assert_eq!([index(0), index(1), index(2)], [127, 126, 125]);
+/// ```
+pub fn stream_of_worker(worker: u16) -> StreamId {
+    StreamId { value: FIRST_STREAM - u64::from(worker) }
+}
+
+/// What [`WORKER`] holds before the thread's name was looked at, and on threads that are no loader threads.
+const UNKNOWN: u32 = u32::MAX;
+const NO_WORKER: u32 = u32::MAX - 1;
+
+thread_local! {
+    /// The number of the worker that this thread is. A thread keeps its name.
+    static WORKER: Cell<u32> = const { Cell::new(UNKNOWN) };
+}
+
+/// The number of the loader thread that this is.
+#[inline]
+pub(crate) fn current_worker() -> Option<u16> {
+    match WORKER.get() {
+        NO_WORKER => None,
+        UNKNOWN => find_worker(),
+        worker => Some(worker as u16),
+    }
+}
+
+#[cold]
+fn find_worker() -> Option<u16> {
+    let worker = thread::current().name().and_then(worker_of_name);
+    WORKER.set(worker.map_or(NO_WORKER, u32::from));
+    worker
+}
+
+/// Whether this thread is a loader thread that made a call before. For destructors: it does not look at the name, which a
+/// thread that ends no longer has.
+#[inline]
+pub(crate) fn is_loader_thread() -> bool {
+    WORKER.get() < NO_WORKER
+}
+
+/// The number of the worker in the name of its thread.
+pub(crate) fn worker_of_name(name: &str) -> Option<u16> {
+    let number = name.strip_prefix(THREAD_NAME)?;
+    number.bytes().all(|digit| digit.is_ascii_digit()).then(|| number.parse().ok())?
+}
+
+/// Runs a call of the backend: on a loader thread on the worker's stream, otherwise as it is.
+#[inline]
+pub(crate) fn on_stream<R>(call: impl FnOnce() -> R) -> R {
+    match current_worker() {
+        None => call(),
+        Some(worker) => stream_of_worker(worker).executes(call),
+    }
+}
+
+/// The same for what the backend does later, whenever it is asked for the result.
+pub(crate) async fn poll_on_stream<F: Future>(result: F) -> F::Output {
+    let mut result = pin!(result);
+    poll_fn(|context| on_stream(|| result.as_mut().poll(context))).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::Builder;
+
+    use burn_std::future::block_on;
+
+    use super::*;
+
+    fn on_thread<R: Send + 'static>(name: &str, run: impl FnOnce() -> R + Send + 'static) -> R {
+        Builder::new().name(name.into()).spawn(run).expect("a thread").join().expect("it ends")
+    }
+
+    #[test]
+    fn names_of_loader_threads_have_a_number() {
+        assert_eq!(worker_of_name("dataloader-0"), Some(0));
+        assert_eq!(worker_of_name("dataloader-65535"), Some(u16::MAX));
+        for other in ["main", "dataloader-", "dataloader-+1", "dataloader-65536", "my dataloader-1"]
+        {
+            assert_eq!(worker_of_name(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn calls_of_a_loader_thread_run_on_the_stream_of_its_number() {
+        for _epoch in 0..2 {
+            let streams = on_thread("dataloader-3", || {
+                let own = StreamId::current();
+                let called = on_stream(StreamId::current);
+                let polled = block_on(poll_on_stream(async { StreamId::current() }));
+                assert_eq!(StreamId::current(), own, "the thread has its own stream back");
+                assert!(is_loader_thread());
+                [called, polled]
+            });
+            assert_eq!(streams, [stream_of_worker(3); 2]);
+        }
+    }
+
+    #[test]
+    fn calls_of_other_threads_stay_on_their_stream() {
+        for name in ["main", "dataloader"] {
+            on_thread(name, || {
+                assert_eq!(on_stream(StreamId::current), StreamId::current());
+                assert!(!is_loader_thread());
+            });
+        }
+    }
+
+    #[test]
+    fn streams_of_workers_are_far_from_those_of_ordinary_threads() {
+        for max_streams in [8, 32, 128] {
+            let indices = (0..4).map(|worker| stream_of_worker(worker).value % max_streams);
+            assert!(indices.eq((0..4).map(|worker| max_streams - 1 - worker)));
+        }
+    }
+}

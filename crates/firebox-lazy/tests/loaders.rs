@@ -1,0 +1,286 @@
+//! The gate with burn's own data loader: how much loader threads prepare, that nothing hangs, and that what they prepare
+//! is what they prepare without it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use burn::backend::Flex;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::tensor::{Tensor, TensorData};
+use firebox_lazy::{
+    Lazy, LazyBackend, LoaderGate, LoaderGuard, Recorder, loader_streams, stream_of_worker,
+};
+use firebox_trace::Bytes;
+
+type B = Lazy<Flex>;
+
+const BATCH_SIZE: usize = 64;
+const FEATURES: usize = 16;
+
+/// What the training thread takes for a batch: much longer than it takes to make one.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The bytes of the tensors of a batch.
+const BATCH: Bytes = Bytes::new(4 * (BATCH_SIZE * FEATURES + BATCH_SIZE) as u64);
+
+/// Loader threads of two tests would be counted together.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Counts batches without the gate.
+#[derive(Debug, Default)]
+struct Tally {
+    alive: [AtomicUsize; 8],
+    /// The most that one worker had alive at once.
+    most: AtomicUsize,
+}
+
+/// One batch that is alive.
+#[derive(Debug)]
+struct Alive {
+    tally: Arc<Tally>,
+    worker: usize,
+}
+
+impl Alive {
+    fn new(tally: Arc<Tally>) -> Self {
+        let thread = thread::current();
+        let worker = thread.name().and_then(|name| name.strip_prefix("dataloader-"));
+        let worker = worker.and_then(|worker| worker.parse().ok()).expect("a loader thread");
+        let alive: &AtomicUsize = &tally.alive[worker];
+        tally.most.fetch_max(alive.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        Self { tally, worker }
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.tally.alive[self.worker].fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Batch {
+    features: Tensor<B, 2>,
+    targets: Tensor<B, 1>,
+    alive: Arc<Alive>,
+}
+
+impl Batch {
+    /// The worker and the values.
+    fn content(&self) -> (usize, Vec<f32>) {
+        let read = |data: TensorData| data.to_vec::<f32>().expect("floats");
+        let mut values = read(self.features.to_data());
+        values.extend(read(self.targets.to_data()));
+        (self.alive.worker, values)
+    }
+}
+
+#[derive(Clone)]
+struct Batches(Arc<Tally>);
+
+impl Batcher<B, usize, Batch> for Batches {
+    fn batch(
+        &self,
+        items: Vec<usize>,
+        device: &<B as burn::tensor::backend::BackendTypes>::Device,
+    ) -> Batch {
+        let features: Vec<f32> = items
+            .iter()
+            .flat_map(|item| (0..FEATURES).map(move |i| (item * FEATURES + i) as f32))
+            .collect();
+        let features = Tensor::<B, 1>::from_floats(features.as_slice(), device);
+        let targets: Vec<f32> = items.iter().map(|item| *item as f32).collect();
+        Batch {
+            features: features.reshape([items.len(), FEATURES]),
+            targets: Tensor::from_floats(targets.as_slice(), device),
+            alive: Arc::new(Alive::new(self.0.clone())),
+        }
+    }
+}
+
+/// A loader of so many full batches, unshuffled, and its tally.
+fn loader(workers: usize, batches: usize) -> (Arc<dyn DataLoader<B, Batch>>, Arc<Tally>) {
+    let tally = Arc::new(Tally::default());
+    let loader = DataLoaderBuilder::new(Batches(tally.clone()))
+        .batch_size(BATCH_SIZE)
+        .num_workers(workers)
+        .build(InMemDataset::new((0..batches * BATCH_SIZE).collect()));
+    (loader, tally)
+}
+
+/// What a training thread got.
+#[derive(Default)]
+struct Epoch {
+    /// The batches, by the worker that made them: which one is faster is chance, but the batches of one have an order.
+    batches: Vec<(usize, Vec<f32>)>,
+    /// The longest wait for a batch.
+    longest_wait: Duration,
+}
+
+/// One epoch of a training thread that takes `pause` for a batch.
+fn epoch(guard: &LoaderGuard, loader: &dyn DataLoader<B, Batch>, pause: Duration) -> Epoch {
+    let mut batches = loader.iter();
+    let mut epoch = Epoch::default();
+    loop {
+        let start = Instant::now();
+        let Some(batch) = guard.waiting(|| batches.next()) else { break };
+        epoch.longest_wait = epoch.longest_wait.max(start.elapsed());
+        thread::sleep(pause);
+        epoch.batches.push(batch.content());
+    }
+    epoch.batches.sort_by_key(|(worker, _)| *worker);
+    epoch
+}
+
+/// Waits for what loader threads do on their own.
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn on_loader_thread<R: Send + 'static>(
+    worker: usize,
+    run: impl FnOnce() -> R + Send + 'static,
+) -> thread::JoinHandle<R> {
+    let name = format!("dataloader-{worker}");
+    thread::Builder::new().name(name).spawn(run).expect("a thread")
+}
+
+/// The most batches that a worker had alive in three epochs under a limit of two batches, and the most bytes. `None`
+/// where the machine was so busy that a wait for a batch opened the gate.
+fn most_under_a_limit(workers: usize, expected: &[(usize, Vec<f32>)]) -> Option<(usize, Bytes)> {
+    let guard = LoaderGate::enter();
+    guard.limit(BATCH.scale(2.0));
+    let (loader, tally) = loader(workers, 64);
+    let mut longest_wait = Duration::ZERO;
+    for _ in 0..3 {
+        let epoch = epoch(&guard, &*loader, PAUSE);
+        assert_eq!(epoch.batches, expected);
+        longest_wait = longest_wait.max(epoch.longest_wait);
+    }
+    assert_eq!((guard.workers(), guard.live()), (workers, Bytes::ZERO));
+    let most = tally.most.load(Ordering::SeqCst);
+    (longest_wait < Duration::from_millis(20)).then_some((most, guard.peak_of_worker()))
+}
+
+#[test]
+fn a_limit_bounds_what_loader_threads_prepare_and_changes_nothing_else() {
+    let _alone = alone();
+    for workers in [2, 4] {
+        let guard = LoaderGate::enter();
+        let (free, tally) = loader(workers, 64);
+        let expected = epoch(&guard, &*free, PAUSE).batches;
+        assert_eq!(expected.len(), 64);
+        assert!(tally.most.load(Ordering::SeqCst) > 5, "without a limit: {tally:?}");
+        assert!(guard.peak_of_worker() > BATCH.scale(5.0), "{}", guard.peak_of_worker());
+        drop(guard);
+
+        let measured = (0..20).find_map(|_| most_under_a_limit(workers, &expected));
+        let (most, peak) = measured.expect("one run in twenty without a wait of 20 ms");
+        println!("{workers} workers: at most {most} batches, {peak} each");
+        // Two, and one in the making. The limit is used, too.
+        assert!((2..=3).contains(&most), "{workers} workers: {most} batches");
+        assert!(peak >= BATCH.scale(2.0) && peak <= BATCH.scale(3.0), "{peak}");
+    }
+}
+
+#[test]
+fn one_worker_keeps_its_order() {
+    let _alone = alone();
+    let guard = LoaderGate::enter();
+    guard.limit(BATCH);
+    let (loader, _) = loader(1, 20);
+    let contents = epoch(&guard, &*loader, Duration::ZERO).batches;
+    let first_targets = contents.iter().map(|(_, values)| values[BATCH_SIZE * FEATURES] as usize);
+    assert!(first_targets.eq((0..20).map(|batch| batch * BATCH_SIZE)));
+}
+
+#[test]
+fn batches_above_the_limit_and_batches_that_are_kept_hang_nobody() {
+    let _alone = alone();
+    let guard = LoaderGate::enter();
+    guard.limit(Bytes::new(1));
+    let (loader, _) = loader(2, 12);
+    assert_eq!(epoch(&guard, &*loader, Duration::ZERO).batches.len(), 12);
+    let mut batches = loader.iter();
+    let kept: Vec<Batch> = std::iter::from_fn(|| guard.waiting(|| batches.next())).collect();
+    assert_eq!((kept.len(), guard.live()), (12, BATCH.scale(12.0)));
+}
+
+#[test]
+fn an_iterator_that_is_dropped_early_hangs_nobody() {
+    let _alone = alone();
+    for limit in [Bytes::new(1), BATCH.scale(2.0)] {
+        let guard = LoaderGate::enter();
+        guard.limit(limit);
+        let (loader, tally) = loader(4, 40);
+        let mut batches = loader.iter();
+        for _ in 0..3 {
+            assert!(guard.waiting(|| batches.next()).is_some());
+        }
+        drop(batches);
+        assert_eq!(epoch(&guard, &*loader, Duration::ZERO).batches.len(), 40, "the next epoch");
+        drop(loader.iter());
+        drop((guard, loader));
+        // The threads hold the batcher.
+        eventually("the loader threads end", || Arc::strong_count(&tally) == 1);
+        eventually("their tensors end", || LoaderGate::enter().live() == Bytes::ZERO);
+    }
+}
+
+#[test]
+fn a_panic_while_waiting_closes_the_gate_again() {
+    let _alone = alone();
+    let guard = LoaderGate::enter();
+    guard.limit(Bytes::ZERO);
+    let next = || guard.waiting(|| panic!("no batch"));
+    assert!(catch_unwind(AssertUnwindSafe(next)).is_err());
+    let made = Arc::new(AtomicUsize::new(0));
+    let worker = on_loader_thread(0, {
+        let made = made.clone();
+        move || {
+            let tensor = Tensor::<B, 1>::zeros([8], &Default::default());
+            made.store(1, Ordering::SeqCst);
+            tensor.into_data()
+        }
+    });
+    if cfg!(target_os = "linux") {
+        eventually("the thread is seen", || guard.workers() == 1);
+    }
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(made.load(Ordering::SeqCst), 0, "the thread is held back");
+    drop(guard);
+    worker.join().expect("it goes on").assert_eq(&TensorData::zeros::<f32, _>([8]), true);
+}
+
+#[test]
+fn a_recording_knows_which_loader_thread_made_a_tensor() {
+    let _alone = alone();
+    let make = || Tensor::<B, 1>::from_floats([1.0, 2.0], &Default::default()).mul_scalar(2.0);
+    let trace = |tensor: Tensor<B, 1>| {
+        let recording = Recorder::new().record::<Flex, _>(|| tensor.exp()).expect("it records");
+        let trace = recording.trace().clone();
+        assert_eq!(recording.run().into_data().to_vec::<f32>().expect("floats").len(), 2);
+        trace
+    };
+    let worker = |number| on_loader_thread(number, make).join().expect("it makes a tensor");
+    assert_eq!(B::lazy_float(&worker(6).into_primitive().tensor()).worker(), Some(6));
+    let traces = [trace(make()), trace(worker(0)), trace(worker(3))];
+    let workers = traces.each_ref().map(|trace| trace.tensors[0].worker);
+    assert_eq!(workers, [None, Some(0), Some(3)]);
+    let [own, first, other] = traces.each_ref().map(|trace| trace.structural_hash());
+    assert_eq!([own, own], [first, other], "the structure is the same");
+    assert!(traces[2].to_string().starts_with("%0 [2] f32 (of loader thread 3)\n"));
+    assert!(loader_streams().contains(&stream_of_worker(6)));
+}
