@@ -58,7 +58,7 @@ macro_rules! models {
     ($($test:ident: $model:ident;)*) => {$(
         #[test]
         fn $test() {
-            for pieces in 4..=8 {
+            for pieces in [4, 8] {
                 check::<Fused<Cuda>, zoo::$model<Recording>>(small_cuda(), pieces);
                 check::<Fused<Wgpu>, zoo::$model<Recording>>(small_vulkan(), pieces);
             }

@@ -23,7 +23,7 @@ pub struct Autoencoder<B: Backend> {
 
 impl<B: Backend> Zoo<B> for Autoencoder<B> {
     const NAME: &'static str = "autoencoder";
-    const ITEMS: usize = 32;
+    const ITEMS: usize = 400;
     type Batch = Pictures<B>;
 
     fn new(device: &B::Device) -> Self {

@@ -29,7 +29,7 @@ pub struct Cnn<B: Backend> {
 
 impl<B: Backend> Zoo<B> for Cnn<B> {
     const NAME: &'static str = "cnn";
-    const ITEMS: usize = 32;
+    const ITEMS: usize = 300;
     type Batch = Images<B>;
 
     fn new(device: &B::Device) -> Self {

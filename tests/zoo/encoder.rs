@@ -23,7 +23,7 @@ pub struct Encoder<B: Backend> {
 
 impl<B: Backend> Zoo<B> for Encoder<B> {
     const NAME: &'static str = "encoder";
-    const ITEMS: usize = 16;
+    const ITEMS: usize = 200;
     type Batch = Sequences<B>;
 
     fn new(device: &B::Device) -> Self {

@@ -26,7 +26,7 @@ pub struct Gpt<B: Backend> {
 
 impl<B: Backend> Zoo<B> for Gpt<B> {
     const NAME: &'static str = "gpt";
-    const ITEMS: usize = 16;
+    const ITEMS: usize = 200;
     type Batch = Texts<B>;
 
     fn new(device: &B::Device) -> Self {

@@ -16,8 +16,13 @@ use super::Zoo;
 const OUTPUTS_IN_FLIGHT: usize = 2;
 
 /// Trains `model` for two iterations of so many micro-steps, each on `items` items of `batch`. The optimizer steps on
-/// the weighted sum of the gradients.
-pub fn train<B, M>(model: M, batch: &<M as Zoo<B>>::Batch, items: usize, micro_steps: usize) -> M
+/// the weighted sum of the gradients. Gives what training leaves behind.
+pub fn train<B, M>(
+    model: M,
+    batch: &<M as Zoo<B>>::Batch,
+    items: usize,
+    micro_steps: usize,
+) -> (M, impl Optimizer<M, B> + use<B, M>)
 where
     B: AutodiffBackend,
     M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
@@ -25,6 +30,7 @@ where
     let mut model = model;
     let mut optimizer = AdamConfig::new().init::<B, M>();
     let mut outputs = VecDeque::new();
+
     for _ in 0..2 {
         let mut sum = GradientsParams::new();
         for piece in 0..micro_steps {
@@ -41,7 +47,7 @@ where
         }
         model = optimizer.step(1e-3, model, sum);
     }
-    model
+    (model, optimizer)
 }
 
 /// The trace of [`train`] on a batch of `pieces` times `items` items, recorded on the backend below `B`.

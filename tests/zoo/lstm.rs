@@ -19,7 +19,7 @@ pub struct Recurrent<B: Backend> {
 
 impl<B: Backend> Zoo<B> for Recurrent<B> {
     const NAME: &'static str = "lstm";
-    const ITEMS: usize = 256;
+    const ITEMS: usize = 4000;
     type Batch = Sequences<B>;
 
     fn new(device: &B::Device) -> Self {

@@ -21,7 +21,7 @@ pub struct Mlp<B: Backend> {
 
 impl<B: Backend> Zoo<B> for Mlp<B> {
     const NAME: &'static str = "mlp";
-    const ITEMS: usize = 512;
+    const ITEMS: usize = 3000;
     type Batch = Rows<B>;
 
     fn new(device: &B::Device) -> Self {

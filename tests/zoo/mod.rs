@@ -17,7 +17,7 @@ use firebox::MicroBatch;
 pub trait Zoo<B: Backend>: Module<B> {
     /// Its name on the command line.
     const NAME: &'static str;
-    /// A small batch of it, in items.
+    /// The items of a batch that opens pages of several sizes.
     const ITEMS: usize;
 
     /// What one step sees.

@@ -22,7 +22,7 @@ pub struct Reader<B: Backend> {
 
 impl<B: Backend> Zoo<B> for Reader<B> {
     const NAME: &'static str = "reader";
-    const ITEMS: usize = 512;
+    const ITEMS: usize = 4000;
     type Batch = Rows<B>;
 
     fn new(device: &B::Device) -> Self {

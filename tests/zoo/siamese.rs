@@ -23,7 +23,7 @@ pub struct Siamese<B: Backend> {
 
 impl<B: Backend> Zoo<B> for Siamese<B> {
     const NAME: &'static str = "siamese";
-    const ITEMS: usize = 32;
+    const ITEMS: usize = 600;
     type Batch = Pairs<B>;
 
     fn new(device: &B::Device) -> Self {

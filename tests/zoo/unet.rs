@@ -50,7 +50,7 @@ pub struct UNet<B: Backend> {
 
 impl<B: Backend> Zoo<B> for UNet<B> {
     const NAME: &'static str = "unet";
-    const ITEMS: usize = 32;
+    const ITEMS: usize = 300;
     type Batch = Masked<B>;
 
     fn new(device: &B::Device) -> Self {
