@@ -1,0 +1,177 @@
+//! The command line: all cases in processes of their own, a few of them as a test, or one of them in this process.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, bail, ensure};
+use clap::Parser;
+use firebox::Bytes;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cases::{CASES, Case, FEW};
+use crate::comparison::{Compared, Comparison};
+use crate::process::{self, Found};
+use crate::target;
+
+/// Compares predicted with measured memory on the first device, for every model of the zoo.
+#[derive(Parser)]
+#[command(name = "accuracy")]
+struct Options {
+    /// How many fresh processes a case is run in. What a GPU reserves depends on how threads happen to interleave.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    processes: u64,
+    /// Runs only the cases whose names contain this.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    cases: String,
+    /// Lists the cases and runs none.
+    #[arg(long)]
+    list: bool,
+    /// Writes all numbers to a file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Predicts what a step of a model reserves at these batch sizes, and runs none: `--scan cnn 200 300 10`.
+    #[arg(long, num_args = 4, value_names = ["MODEL", "FROM", "TO", "STEP"])]
+    scan: Option<Vec<String>>,
+    /// Runs one case in this process.
+    #[arg(long, hide = true)]
+    process: Option<String>,
+    /// Says what the device is.
+    #[arg(long, hide = true)]
+    probe: bool,
+    /// What `cargo bench` passes.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What a prediction may be of the most that was measured, where the cases are run as a test.
+const LIMITS: std::ops::RangeInclusive<f64> = 0.99..=1.10;
+/// The processes of a case there.
+const FEW_PROCESSES: u64 = 2;
+
+/// Does what the command line asks for.
+pub fn run() -> anyhow::Result<()> {
+    // `cargo test` passes the arguments of its own harness, and not this one.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return test();
+    }
+    let options = Options::parse();
+    if let Some(name) = &options.process {
+        let case = Case::named(name).with_context(|| format!("there is no case `{name}`"))?;
+        println!("{}", process::run(&case)?);
+        return Ok(());
+    }
+    if options.probe {
+        println!("device: {}", target::name().context("there is no device")?);
+        return Ok(());
+    }
+    if let Some(scan) = &options.scan {
+        return self::scan(scan);
+    }
+    let cases: Vec<Case> =
+        CASES.iter().copied().filter(|case| case.to_string().contains(&options.cases)).collect();
+    ensure!(!cases.is_empty(), "no case contains `{}`; `--list` names all", options.cases);
+    if options.list {
+        cases
+            .iter()
+            .for_each(|case| println!("{case}{}", if case.cliff { " (near a cliff)" } else { "" }));
+        return Ok(());
+    }
+    let device = device()
+        .context("there is no device to measure on; install a driver, or Mesa's lavapipe")?;
+    let comparison = compare(device, &cases, options.processes)?;
+    println!("{}", comparison.table());
+    if let Some(file) = &options.json {
+        let text = serde_json::to_string_pretty(&comparison.json())?;
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    let in_use = comparison.cases.iter().filter(|case| case.in_use_is_exact()).count();
+    println!("bytes in use after a step are as predicted in {in_use} of {} cases", cases.len());
+    println!("{comparison}");
+    Ok(())
+}
+
+/// Runs a few cases and holds them to the limits, unless `cargo test` was asked for something else.
+fn test() -> anyhow::Result<()> {
+    let names: Vec<String> =
+        std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    if !names.is_empty() && !names.iter().any(|name| "accuracy".contains(name.as_str())) {
+        println!("not run: accuracy (other tests were asked for)");
+        return Ok(());
+    }
+    let Some(device) = device() else {
+        println!("not run: accuracy of {} (no device)", FEW.join(", "));
+        return Ok(());
+    };
+    let cases: Option<Vec<Case>> = FEW.iter().map(|name| Case::named(name)).collect();
+    let cases = cases.context("`FEW` names a case that does not exist")?;
+    let comparison = compare(device, &cases, FEW_PROCESSES)?;
+    println!("{}\n{comparison}", comparison.table());
+    for compared in &comparison.cases {
+        let (case, ratio) = (compared.case, compared.ratio());
+        ensure!(LIMITS.contains(&ratio), "{case}: {ratio:.3} of what was measured was predicted");
+        ensure!(
+            compared.in_use_is_exact(),
+            "{case}: other bytes than predicted are in use after a step"
+        );
+    }
+    Ok(())
+}
+
+/// Runs every case in so many processes of its own, one at a time.
+fn compare(target: String, cases: &[Case], processes: u64) -> anyhow::Result<Comparison> {
+    let style = "{wide_bar} {pos}/{len} {msg} ({eta} left)";
+    let bar = ProgressBar::new(cases.len() as u64 * processes)
+        .with_style(ProgressStyle::with_template(style)?);
+    let mut compared = Vec::new();
+    for case in cases {
+        bar.set_message(case.to_string());
+        let mut found = Vec::new();
+        for _ in 0..processes {
+            let output = itself(&["--process", &case.to_string()])?;
+            found.push(
+                Found::parse(&output)
+                    .with_context(|| format!("{case} found nothing:\n{output}"))?,
+            );
+            bar.inc(1);
+        }
+        compared.push(Compared { case: *case, found });
+    }
+    bar.finish_and_clear();
+    Ok(Comparison { target, cases: compared })
+}
+
+/// What the first device is, if there is one. Asked in another process: without a driver, asking panics.
+fn device() -> Option<String> {
+    let output = itself(&["--probe"]).ok()?;
+    let name = output.lines().find_map(|line| line.strip_prefix("device: "))?;
+    Some(name.replace(' ', "-"))
+}
+
+/// Runs this program with these arguments; gives what it printed.
+fn itself(arguments: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new(std::env::current_exe()?).args(arguments).arg("--bench").output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` failed ({}):\n{text}{error}", arguments.join(" "), output.status);
+    }
+    Ok(text)
+}
+
+/// Prints what a step reserves by the items of its batch, a line where that changes.
+fn scan(arguments: &[String]) -> anyhow::Result<()> {
+    let [model, from, to, step] = arguments else { bail!("`--scan` takes four values") };
+    let number = |text: &String| {
+        text.parse::<usize>().with_context(|| format!("`{text}` is not a number of items"))
+    };
+    let (from, to, step) = (number(from)?, number(to)?, number(step)?.max(1));
+    let mut last = Bytes::ZERO;
+    for items in (from..=to).step_by(step) {
+        let bytes = process::predict(model, items)?;
+        if bytes != last {
+            println!("{model} from {items} items on: {bytes}");
+            last = bytes;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! How exact predictions are on a GPU: whole training runs of every model of the zoo, each in fresh processes, against
+//! what these processes reserve.
+//!
+//! ```sh
+//! CUDARC_CUDA_VERSION=13000 cargo bench --profile dev --features vulkan --bench accuracy -- --processes 10
+//! ```
+//!
+//! runs all cases on the first Vulkan device, which may be Mesa's lavapipe on a machine without a GPU; a release build
+//! takes three times as long there and predicts the same. With `--features cuda` the same command runs them on an NVIDIA
+//! device. With burn's autotune, add `burn/autotune` to the features and set `RUST_MIN_STACK=16777216`.
+//!
+//! `cargo test --features vulkan --bench accuracy` runs a few of the cases and fails where a prediction is too low, or too
+//! high by more than a tenth. Without a device it says in one line what was not run.
+
+#[cfg(any(feature = "vulkan", feature = "cuda"))]
+mod cases;
+#[cfg(any(feature = "vulkan", feature = "cuda"))]
+mod command;
+#[cfg(any(feature = "vulkan", feature = "cuda"))]
+mod comparison;
+#[cfg(any(feature = "vulkan", feature = "cuda"))]
+mod process;
+#[cfg(any(feature = "vulkan", feature = "cuda"))]
+mod target;
+#[cfg(any(feature = "vulkan", feature = "cuda"))]
+#[path = "../../tests/zoo/mod.rs"]
+mod zoo;
+
+#[cfg(any(feature = "vulkan", feature = "cuda"))]
+fn main() -> anyhow::Result<()> {
+    command::run()
+}
+
+#[cfg(not(any(feature = "vulkan", feature = "cuda")))]
+fn main() {
+    println!("not run: accuracy (needs the feature `vulkan` or `cuda`)");
+}

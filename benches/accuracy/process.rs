@@ -1,0 +1,191 @@
+//! What a process of its own does: one training run as a user writes it, and what it held on the device.
+
+use std::fmt;
+
+use anyhow::{Context, bail};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataset::InMemDataset;
+use burn::module::AutodiffModule;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{Adam, AdamConfig};
+use burn::record::CompactRecorder;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{InferenceStep, LearningComponentsMarker, SupervisedTraining, TrainStep};
+use firebox::{Bytes, Learner};
+use firebox_dry::Dry;
+
+use crate::cases::Case;
+use crate::target::{Base, Training, held, properties};
+use crate::zoo::iterations::{record, train};
+use crate::zoo::{self, Numbered, Zoo};
+
+const EPOCHS: usize = 2;
+/// Whole batches an epoch.
+const BATCHES: usize = 2;
+const WORKERS: usize = 2;
+/// More than any case needs: batches are split as the case says.
+const BUDGET: Bytes = Bytes::gib(64);
+const SEED: u64 = 7;
+
+type Valid = <Training as AutodiffBackend>::InnerBackend;
+type Components<M> =
+    LearningComponentsMarker<Training, f64, M, OptimizerAdaptor<Adam, M, Training>>;
+
+/// A model of the zoo that can be trained here.
+trait Subject:
+    Zoo<Training>
+    + TrainStep<Input = <Self as Zoo<Training>>::Batch>
+    + AutodiffModule<Training, InnerModule = Self::Valid>
+    + fmt::Display
+    + 'static
+{
+    type Valid: Zoo<Valid> + InferenceStep<Input = <Self::Valid as Zoo<Valid>>::Batch>;
+
+    /// Sets the metrics that a user would look at.
+    fn metrics(
+        training: SupervisedTraining<Components<Self>>,
+    ) -> SupervisedTraining<Components<Self>>;
+}
+
+macro_rules! subjects {
+    ($($name:literal: $model:ident, $metrics:expr;)*) => {
+        $(impl Subject for zoo::$model<Training> {
+            type Valid = zoo::$model<Valid>;
+
+            fn metrics(
+                training: SupervisedTraining<Components<Self>>,
+            ) -> SupervisedTraining<Components<Self>> {
+                training.metrics($metrics)
+            }
+        })*
+
+        /// Runs a case in this process.
+        pub fn run(case: &Case) -> anyhow::Result<Found> {
+            match case.model {
+                $($name => measure::<zoo::$model<Training>>(case),)*
+                other => bail!("there is no model `{other}`; `--list` names the cases of all"),
+            }
+        }
+
+        /// What two iterations of a model on batches of so many items reserve on the device's twin without memory.
+        pub fn predict(model: &str, items: usize) -> anyhow::Result<Bytes> {
+            match model {
+                $($name => dry_run::<zoo::$model<Training>>(items),)*
+                other => bail!("there is no model `{other}`; `--list` names the cases of all"),
+            }
+        }
+    };
+}
+
+subjects! {
+    "mlp": Mlp, (AccuracyMetric::new(), LossMetric::new());
+    "cnn": Cnn, (AccuracyMetric::new(), LossMetric::new());
+    "resnet": ResNet, (AccuracyMetric::new(), LossMetric::new());
+    "unet": UNet, (LossMetric::new(),);
+    "encoder": Encoder, (AccuracyMetric::new(), LossMetric::new());
+    "gpt": Gpt, (AccuracyMetric::new(), LossMetric::new());
+    "lstm": Recurrent, (AccuracyMetric::new(), LossMetric::new());
+    "autoencoder": Autoencoder, (LossMetric::new(),);
+    "siamese": Siamese, (LossMetric::new(),);
+    "reader": Reader, (AccuracyMetric::new(), LossMetric::new());
+}
+
+/// What a process found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// What the Learner predicted.
+    pub predicted: Bytes,
+    /// What the process had reserved after training.
+    pub reserved: Bytes,
+    /// What two iterations leave alive, as predicted: model, optimizer and batch.
+    pub predicted_in_use: Bytes,
+    /// What they left alive.
+    pub in_use: Bytes,
+}
+
+const MARK: &str = "found:";
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { predicted, reserved, predicted_in_use, in_use } = self;
+        let numbers = [predicted, reserved, predicted_in_use, in_use].map(|bytes| bytes.get());
+        write!(f, "{MARK}")?;
+        numbers.iter().try_for_each(|number| write!(f, " {number}"))
+    }
+}
+
+impl Found {
+    /// Reads the line that a process printed.
+    pub fn parse(text: &str) -> Option<Self> {
+        let line = text.lines().find_map(|line| line.split(MARK).nth(1))?;
+        let numbers: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
+        let [predicted, reserved, predicted_in_use, in_use] = numbers[..] else { return None };
+        Some(Self {
+            predicted: Bytes::new(predicted),
+            reserved: Bytes::new(reserved),
+            predicted_in_use: Bytes::new(predicted_in_use),
+            in_use: Bytes::new(in_use),
+        })
+    }
+}
+
+fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
+    let trace = record::<Training, M>(items, 1, 1, &Default::default());
+    Ok(Dry::<Base>::new(properties()).replay(&trace)?.peak)
+}
+
+fn measure<M: Subject>(case: &Case) -> anyhow::Result<Found> {
+    Training::seed(&Default::default(), SEED);
+    let predicted = fit::<M>(case)?;
+    let reserved = held().reserved;
+    let (predicted_in_use, in_use) = step::<M>(case)?;
+    Ok(Found { predicted, reserved, predicted_in_use, in_use })
+}
+
+/// Trains as a user does, with loader threads, metrics and checkpoints; gives the predicted bytes.
+fn fit<M: Subject>(case: &Case) -> anyhow::Result<Bytes> {
+    let device = Default::default();
+    let folder = tempfile::tempdir()?;
+    let rest = if case.valid { case.items * 2 / 3 } else { 0 };
+    let valid_items = if case.valid { case.items + case.items / 3 } else { 0 };
+    let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
+    let train = DataLoaderBuilder::<Training, _, _>::new(Numbered::<M>::new())
+        .batch_size(case.items)
+        .shuffle(SEED)
+        .num_workers(WORKERS)
+        .build(numbers(BATCHES * case.items + rest));
+    let valid = DataLoaderBuilder::<Valid, _, _>::new(Numbered::<M::Valid>::new())
+        .batch_size(case.items)
+        .num_workers(WORKERS)
+        .build(numbers(valid_items));
+    let training = SupervisedTraining::new(folder.path(), train, valid)
+        .with_file_checkpointer(CompactRecorder::new())
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(EPOCHS);
+    let builder = Learner::builder().auto_batch().memory(BUDGET).quiet();
+    let builder = builder.micro_batch(case.micro.unwrap_or(case.items));
+    let model = M::new(&device);
+    let learner = builder.build(model, AdamConfig::new().init(), 1e-3);
+    let fitted = learner.fit(M::metrics(training)).map_err(|error| anyhow::anyhow!("{error}"))?;
+    Ok(fitted.report.context("no batch was trained on")?.predicted())
+}
+
+/// What is in use after two iterations, predicted and measured: the model, the optimizer's state and the batch.
+fn step<M: Subject>(case: &Case) -> anyhow::Result<(Bytes, Bytes)> {
+    let device = Default::default();
+    let items = case.micro.unwrap_or(case.items);
+    let pieces = case.items / items;
+    let trace = record::<Training, M>(items, pieces, pieces, &device);
+    let footprint = Dry::<Base>::new(properties()).replay(&trace)?;
+    let last = footprint.timeline.last().context("nothing was recorded")?;
+    let before = held().in_use;
+    let numbers: Vec<usize> = (0..items * pieces).collect();
+    let batch = M::batch(&numbers, &device);
+    let trained = train::<Training, M>(M::new(&device), &batch, items, pieces);
+    let in_use = held().in_use - before;
+    drop((trained, batch));
+    Ok((last.live, in_use))
+}

@@ -1,0 +1,81 @@
+//! The backend that is measured, and what its device says about its memory.
+
+use burn::backend::Autodiff;
+use burn::tensor::backend::Backend;
+use cubecl::Runtime as _;
+use cubecl::client::ComputeClient;
+use cubecl::ir::DeviceProperties;
+use cubecl::stream_id::StreamId;
+use firebox::{Bytes, Lazy};
+
+#[cfg(feature = "cuda")]
+mod backend {
+    pub type Base = burn::backend::Cuda;
+    pub type Runtime = cubecl::cuda::CudaRuntime;
+
+    /// The name of the first device, or nothing if there is none.
+    pub fn name() -> Option<String> {
+        let driver = ["/dev/nvidiactl", "/dev/dxg"];
+        driver.iter().any(|path| std::path::Path::new(path).exists()).then(|| "cuda".to_owned())
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod backend {
+    use cubecl::wgpu::{RuntimeOptions, Vulkan, WgpuDevice, init_setup};
+
+    pub type Base = burn::backend::Vulkan;
+    pub type Runtime = cubecl::wgpu::WgpuRuntime;
+
+    /// The name of the first device.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    pub fn name() -> Option<String> {
+        let setup = init_setup::<Vulkan>(&WgpuDevice::default(), RuntimeOptions::default());
+        let name = setup.adapter.get_info().name;
+        Some(if name.starts_with("llvmpipe") { "lavapipe".to_owned() } else { name })
+    }
+}
+
+pub use backend::{Base, Runtime, name};
+
+/// What the models of the zoo are trained on.
+pub type Training = Autodiff<Lazy<Base>>;
+
+/// The streams that CubeCL has. Each has pools of its own.
+const STREAMS: u64 = 128;
+
+/// What a process holds on the device, over all of its streams.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Held {
+    /// The pages.
+    pub reserved: Bytes,
+    /// The buffers on them.
+    pub in_use: Bytes,
+}
+
+/// Waits until the device is idle and tells what this process holds on it.
+pub fn held() -> Held {
+    let device = Default::default();
+    Base::sync(&device).expect("the device is healthy");
+    let client = client();
+    let mut held = Held::default();
+    for value in 0..STREAMS {
+        let usage = StreamId { value }.executes(|| client.memory_usage());
+        let usage = usage.expect("the device is healthy");
+        held.reserved += Bytes::new(usage.bytes_reserved);
+        held.in_use += Bytes::new(usage.bytes_in_use);
+    }
+    held
+}
+
+/// The properties of the device.
+pub fn properties() -> DeviceProperties {
+    client().properties().clone()
+}
+
+fn client() -> ComputeClient<Runtime> {
+    Runtime::client(&Default::default())
+}

@@ -1,0 +1,88 @@
+//! Two iterations of training as the Learner runs them, for the tests that compare footprints with each other and with
+//! a device.
+
+use std::collections::VecDeque;
+
+use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::TrainStep;
+use firebox::{LazyBackend, MicroBatch, Recorder, Trace, initialize, mark};
+
+use super::Zoo;
+
+/// How many outputs of earlier micro-steps burn's metrics thread may hold.
+const OUTPUTS_IN_FLIGHT: usize = 2;
+
+/// Trains `model` for two iterations of so many micro-steps, each on `items` items of `batch`. The optimizer steps on
+/// the weighted sum of the gradients. Gives what training leaves behind.
+pub fn train<B, M>(
+    model: M,
+    batch: &<M as Zoo<B>>::Batch,
+    items: usize,
+    micro_steps: usize,
+) -> (M, impl Optimizer<M, B> + use<B, M>)
+where
+    B: AutodiffBackend,
+    M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
+{
+    let mut model = model;
+    let mut optimizer = AdamConfig::new().init::<B, M>();
+    let mut outputs = VecDeque::new();
+
+    for _ in 0..2 {
+        let mut sum = GradientsParams::new();
+        for piece in 0..micro_steps {
+            let output = model.step(batch.range(piece * items..(piece + 1) * items));
+            if micro_steps == 1 {
+                sum = output.grads;
+            } else {
+                model.visit(&mut AddScaled { sum: &mut sum, gradients: output.grads });
+            }
+            outputs.push_back(output.item);
+            if outputs.len() > OUTPUTS_IN_FLIGHT {
+                outputs.pop_front();
+            }
+        }
+        model = optimizer.step(1e-3, model, sum);
+    }
+    (model, optimizer)
+}
+
+/// The trace of [`train`] on a batch of `pieces` times `items` items, recorded on the backend below `B`.
+pub fn record<B, M>(items: usize, pieces: usize, micro_steps: usize, device: &B::Device) -> Trace
+where
+    B: AutodiffBackend + LazyBackend,
+    M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
+{
+    let model = M::new(device);
+    initialize::<B, M>(&model);
+    let numbers: Vec<usize> = (0..items * pieces).collect();
+    let batch = M::batch(&numbers, device);
+    let recording = Recorder::new().record::<B::Base, _>(|| {
+        mark::<B::Base>("begin");
+        train(model, &batch, items, micro_steps)
+    });
+    let trace = recording.expect("this thread records nothing else").discard().trace;
+    assert_eq!(trace.check(), Ok(()));
+    trace
+}
+
+/// Adds half of each gradient to the sum: the weight is another one in training, and needs the same memory.
+struct AddScaled<'a> {
+    sum: &'a mut GradientsParams,
+    gradients: GradientsParams,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for AddScaled<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let Some(gradient) = self.gradients.remove::<B::InnerBackend, D>(param.id) else { return };
+        let gradient = gradient.mul_scalar(0.5);
+        let gradient = match self.sum.remove::<B::InnerBackend, D>(param.id) {
+            Some(sum) => sum.add(gradient),
+            None => gradient,
+        };
+        self.sum.register::<B::InnerBackend, D>(param.id, gradient);
+    }
+}
