@@ -170,7 +170,7 @@ fn fit<M: Subject>(case: &Case) -> anyhow::Result<Bytes> {
     let model = M::new(&device);
     let learner = builder.build(model, AdamConfig::new().init(), 1e-3);
     let fitted = learner.fit(M::metrics(training)).map_err(|error| anyhow::anyhow!("{error}"))?;
-    Ok(fitted.report.context("no batch was trained on")?.predicted())
+    Ok(fitted.memory.context("no batch was trained on")?.predicted)
 }
 
 /// What is in use after two iterations, predicted and measured: the model, the optimizer's state and the batch.

@@ -4,6 +4,7 @@ mod backend;
 mod call;
 mod describe;
 mod forms;
+mod handover;
 mod kind;
 mod known;
 mod loaders;
@@ -15,6 +16,7 @@ mod streams;
 mod tensor;
 
 pub use backend::{Lazy, LazyBackend};
+pub use handover::TrainingGuard;
 pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
 pub use known::forget_calls;
 pub use loaders::{LoaderGate, LoaderGuard, loader_streams};

@@ -11,6 +11,8 @@ use std::thread;
 
 use burn_backend::StreamId;
 
+use crate::handover::{Held, is_elsewhere};
+
 /// What burn names the threads of its `MultiThreadDataLoader`; the number of the worker follows.
 const THREAD_NAME: &str = "dataloader-";
 
@@ -83,16 +85,31 @@ pub(crate) fn worker_of_name(name: &str) -> Option<u16> {
 /// Runs a call of the backend: on a loader thread on the worker's stream, otherwise as it is.
 #[inline]
 pub(crate) fn on_stream<R>(call: impl FnOnce() -> R) -> R {
+    let _held = UntilDone;
     match current_worker() {
         None => call(),
         Some(worker) => stream_of_worker(worker).executes(call),
     }
 }
 
-/// The same for what the backend does later, whenever it is asked for the result.
-pub(crate) async fn poll_on_stream<F: Future>(result: F) -> F::Output {
+/// Leaves what a call has used to the training thread, when the call is done.
+struct UntilDone;
+
+impl Drop for UntilDone {
+    #[inline]
+    fn drop(&mut self) {
+        if is_elsewhere() {
+            drop(Held::take());
+        }
+    }
+}
+
+/// The same for what the backend does later, whenever it is asked for the result; `held` is what it uses.
+pub(crate) async fn poll_on_stream<F: Future>(held: Held, result: F) -> F::Output {
     let mut result = pin!(result);
-    poll_fn(|context| on_stream(|| result.as_mut().poll(context))).await
+    let output = poll_fn(|context| on_stream(|| result.as_mut().poll(context))).await;
+    drop(held);
+    output
 }
 
 #[cfg(test)]
@@ -123,7 +140,8 @@ mod tests {
             let streams = on_thread("dataloader-3", || {
                 let own = StreamId::current();
                 let called = on_stream(StreamId::current);
-                let polled = block_on(poll_on_stream(async { StreamId::current() }));
+                let polled =
+                    block_on(poll_on_stream(Held::default(), async { StreamId::current() }));
                 assert_eq!(StreamId::current(), own, "the thread has its own stream back");
                 assert!(is_loader_thread());
                 [called, polled]

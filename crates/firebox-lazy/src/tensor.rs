@@ -13,6 +13,7 @@ use burn_backend::{Backend, TensorMetadata};
 use burn_std::{DType, Shape};
 use firebox_trace::{Bytes, TensorIndex};
 
+use crate::handover;
 use crate::kind::{Kind, Value};
 use crate::loaders::Loaded;
 use crate::session;
@@ -170,7 +171,11 @@ impl<B: Backend, K: Kind<B>> Drop for Node<B, K> {
         if session != 0 {
             session::tensor_freed::<B>(session, index);
         }
-        if streams::is_loader_thread() {
+        if handover::is_elsewhere() {
+            if let Some(value) = self.value.take() {
+                handover::leave(value);
+            }
+        } else if streams::is_loader_thread() {
             // burn's fusion notes the end of a tensor on the stream of the thread that drops it.
             let value = self.value.take();
             streams::on_stream(|| drop(value));
@@ -229,11 +234,15 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     ///
     /// If a recording made this tensor and was not run. The message says what happened to the recording.
     pub fn into_inner(self) -> K::Primitive {
-        match Arc::try_unwrap(self.node) {
+        let value = match Arc::try_unwrap(self.node) {
             Ok(node) if node.value.get().is_none() => node.refuse(),
             Ok(node) => node.consume().expect("checked above"),
             Err(node) => node.value.get().unwrap_or_else(|| node.refuse()).clone(),
+        };
+        if handover::is_elsewhere() {
+            handover::hold(value.clone());
         }
+        value
     }
 
     /// A reference to the tensor of the backend.

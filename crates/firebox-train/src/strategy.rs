@@ -11,13 +11,13 @@ use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
     LearningComponentsMarker, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
     TrainLoader, TrainStep, TrainingComponents, TrainingItem, ValidLoader,
 };
-use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, restore};
+use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, TrainingGuard, restore};
 use firebox_plan::Accumulating;
 use firebox_trace::Bytes;
 
@@ -90,6 +90,8 @@ where
         let train_loader = train_loader.to_device(&device);
         let valid_loader = valid_loader.to_device(&device);
         learner.fork(&device);
+        // Only fusion counts owners to know which operation is the last to use a tensor.
+        let is_fused = <<B as LazyBackend>::Base as Backend>::name(&device).starts_with("fusion");
         let mut run = Run {
             strategy: self,
             learner,
@@ -99,6 +101,7 @@ where
             planner: None,
             device,
             saves: components.checkpointer.is_some(),
+            training: is_fused.then(TrainingGuard::enter),
             gate: LoaderGate::enter(),
             loader_limit: Bytes::ZERO,
             loader_items: 0,
@@ -192,6 +195,8 @@ where
     device: B::Device,
     /// Whether burn writes checkpoints.
     saves: bool,
+    /// Ends the tensors of the threads that burn has for metrics and checkpoints.
+    training: Option<TrainingGuard>,
     /// Holds loader threads back.
     gate: LoaderGuard,
     /// What each of them may have alive before it has to wait.
@@ -316,6 +321,9 @@ where
         let mut pending = None;
         let mut weights = 0.0;
         for range in ranges {
+            if let Some(training) = &self.training {
+                training.collect();
+            }
             micro_step.run(
                 range,
                 &mut |micro| learner.train_step(micro),
@@ -517,6 +525,9 @@ where
             };
             let processor = &mut self.processor;
             for range in ranges {
+                if let Some(training) = &self.training {
+                    training.collect();
+                }
                 micro_step.run(range, &mut |micro| model.step(micro), &mut |output, _| {
                     let (progress, epoch) = (progress.clone(), epoch.clone());
                     let item = TrainingItem::new(output, progress, epoch, Some(iteration), None);

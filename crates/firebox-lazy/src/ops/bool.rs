@@ -7,6 +7,7 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
 use crate::call::CallFrame;
+use crate::handover::Held;
 use crate::kind::{Bool, Int};
 use crate::loaders::upload;
 use crate::ops::{create, forward, into_data, move_to};
@@ -42,8 +43,10 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
         let (eager, settled) = match session::records::<B>() {
             true => (None, Some(argwhere_now(tensor, out_dtype))),
             false => {
-                let found = on_stream(|| B::bool_argwhere(tensor.into_inner(), out_dtype));
-                (Some(poll_on_stream(found)), None)
+                let tensor = tensor.into_inner();
+                let held = Held::take();
+                let found = on_stream(|| B::bool_argwhere(tensor, out_dtype));
+                (Some(poll_on_stream(held, found)), None)
             }
         };
         async move {

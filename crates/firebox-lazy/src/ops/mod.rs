@@ -112,7 +112,8 @@ macro_rules! into_data {
             tensor: $tensor<Self>,
         ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
             let tensor = $crate::session::read(tensor);
-            $crate::streams::poll_on_stream($crate::streams::on_stream(|| B::$name(tensor)))
+            let held = $crate::handover::Held::take();
+            $crate::streams::poll_on_stream(held, $crate::streams::on_stream(|| B::$name(tensor)))
         }
     };
 }

@@ -7,6 +7,7 @@ use burn_backend::{Backend, ExecutionError, Scalar, TensorData, TensorPrimitive}
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
+use crate::handover::Held;
 use crate::kind::Kind;
 use crate::loaders::upload;
 use crate::session;
@@ -134,7 +135,8 @@ impl<B: Backend> QTensorOps<Self> for Lazy<B> {
     }
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {
-        poll_on_stream(B::q_into_data(tensor.into_inner())).await
+        let tensor = tensor.into_inner();
+        poll_on_stream(Held::take(), B::q_into_data(tensor)).await
     }
 
     fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {

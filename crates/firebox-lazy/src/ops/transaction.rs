@@ -4,6 +4,7 @@ use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimiti
 use burn_backend::{Backend, ExecutionError};
 
 use crate::Lazy;
+use crate::handover::Held;
 use crate::session::read;
 use crate::streams::{on_stream, poll_on_stream};
 use crate::tensor::LazyTensor;
@@ -19,6 +20,6 @@ impl<B: Backend> TransactionOps<Self> for Lazy<B> {
             transaction.read_ints.into_iter().map(read).collect(),
             transaction.read_bools.into_iter().map(read).collect(),
         );
-        poll_on_stream(on_stream(|| B::tr_execute(transaction)))
+        poll_on_stream(Held::take(), on_stream(|| B::tr_execute(transaction)))
     }
 }
