@@ -92,9 +92,12 @@ pub use firebox_trace::{
     TensorInfo, Trace, Use,
 };
 pub use firebox_train::{
-    ByFunctions, ByMicroBatch, FitError, Fitted, LastState, Learner, LearnerBuilder, Phase,
-    PlanReport, PlanningCost, Reduction, Splitter, TrainError,
+    ByFunctions, ByMicroBatch, DeviceFailure, During, FitError, Fitted, LastState, Learner,
+    LearnerBuilder, Phase, PlanReport, PlanningCost, Reduction, Splitter, TrainError,
 };
+
+#[cfg(feature = "cuda")]
+pub use firebox_train::{DeviceUsage, NvidiaError, cuda_memory};
 
 #[cfg(doctest)]
 mod diagnostics;

@@ -12,13 +12,22 @@ mod gradients;
 mod micro_step;
 mod splitter;
 
+mod panics;
+mod watch;
+
+#[cfg(feature = "cuda")]
+mod nvidia;
+
 mod capture;
+mod checkpoints;
 mod error;
 mod report;
 
-pub use error::{FitError, LastState, Phase, TrainError};
+pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};
 pub use gradients::Reduction;
 pub use learner::{Fitted, Learner, LearnerBuilder, Unset};
+#[cfg(feature = "cuda")]
+pub use nvidia::{DeviceUsage, NvidiaError, cuda_memory};
 pub use planner::PlanningCost;
 pub use report::PlanReport;
 pub use splitter::{ByFunctions, ByMicroBatch, Splitter};

@@ -4,7 +4,7 @@
 //! single-device strategy, so that a batch that is run whole is trained on exactly as burn does.
 
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
@@ -12,6 +12,7 @@ use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
+use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
     LearningComponentsMarker, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
@@ -22,7 +23,8 @@ use firebox_plan::Accumulating;
 use firebox_trace::Bytes;
 
 use crate::capture::optimizer_record;
-use crate::error::{LastState, Phase, TrainError, panic_message};
+use crate::checkpoints::{checkpoint_written, end_checkpoints};
+use crate::error::{During, LastState, Phase, TrainError, panic_message};
 use crate::gradients::{GradientSum, Reduction};
 use crate::micro_step::MicroStep;
 use crate::planner::Planner;
@@ -30,6 +32,7 @@ use crate::rehearsal::{rehearse_training, rehearse_validation, validation_model}
 use crate::report::PlanReport;
 use crate::settings::{Settings, parameter_bytes};
 use crate::splitter::Splitter;
+use crate::watch::Watch;
 
 /// The components of burn's Learner for a model, an optimizer and a learning-rate scheduler.
 pub(crate) type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, O>;
@@ -37,7 +40,7 @@ pub(crate) type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, O>;
 /// What a run leaves beside the model.
 pub(crate) struct Outcome<M, R> {
     pub(crate) report: Option<PlanReport>,
-    pub(crate) failure: Option<(TrainError, LastState<M, R>)>,
+    pub(crate) failure: Option<(TrainError, Option<LastState<M, R>>)>,
 }
 
 impl<M, R> Default for Outcome<M, R> {
@@ -91,6 +94,7 @@ where
             interrupter: components.interrupter.clone(),
             accumulation: components.grad_accumulation.unwrap_or(1).max(1),
             planner: None,
+            watch: Watch::new(device),
             position: (starting_epoch, 0),
             batch_start: None,
             optimizer_lost: false,
@@ -99,7 +103,7 @@ where
         let mut checkpointer = components.checkpointer;
         let mut early_stopping = components.early_stopping;
         let store = components.event_store;
-        let mut epochs = || {
+        let epochs = || {
             for epoch in starting_epoch..=components.num_epochs {
                 let progress = Progress::new(epoch, components.num_epochs);
                 run.train_epoch(&*train_loader, &progress)?;
@@ -118,19 +122,16 @@ where
             }
             Ok(())
         };
-        let result = epochs();
-        // Waits for the last checkpoint to be on disk, or to fail.
-        drop(checkpointer);
+        let result = match catch_unwind(AssertUnwindSafe(epochs)) {
+            Ok(result) => result.map_err(|error| run.watch.explain(error)),
+            Err(panic) => Err(run.watch.check().err().unwrap_or_else(|| resume_unwind(panic))),
+        };
+        end_checkpoints(checkpointer, run.watch.may_have_lost_checkpointers());
         let result = result.and_then(|()| checkpoint_written(&components.interrupter));
         if let Err(cause) = result {
-            run.give_back_statistics();
-            let optimizer = match run.optimizer_lost {
-                true => None,
-                false => optimizer_record(&run.learner, &store),
-            };
-            let (epoch, iteration) = run.position;
-            let state = LastState { model: run.learner.model(), optimizer, epoch, iteration };
-            self.outcome().failure = Some((cause, state));
+            let state = catch_unwind(AssertUnwindSafe(|| run.last_state(&cause, &store)));
+            run.watch.come_to_rest_after(&cause);
+            self.outcome().failure = Some((cause, state.ok().flatten()));
         }
         (run.learner.model(), run.processor)
     }
@@ -147,22 +148,10 @@ where
     }
 }
 
-/// A failed save trips the interrupter with the checkpointer's error as its message; a user's stop says anything
-/// else. burn leaves no other trace of it.
-fn checkpoint_written(interrupter: &Interrupter) -> Result<(), TrainError> {
-    const CHECKPOINTER: [&str; 3] = ["I/O Error: `", "Recorder error: `", "Unknown error: `"];
-    match interrupter.get_message() {
-        Some(message) if CHECKPOINTER.iter().any(|prefix| message.starts_with(prefix)) => {
-            Err(TrainError::Checkpoint { message })
-        }
-        _ => Ok(()),
-    }
-}
-
 /// A training run in progress.
 struct Run<'a, B, LR, M, O, ST, SV>
 where
-    B: AutodiffBackend,
+    B: AutodiffBackend + LazyBackend,
     LR: LrScheduler + 'static,
     M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
     M::InnerModule: InferenceStep,
@@ -175,6 +164,7 @@ where
     /// How many loader batches make a batch of the optimizer.
     accumulation: usize,
     planner: Option<Planner>,
+    watch: Watch<<B as LazyBackend>::Base>,
     /// The epoch, and the loader batches of it that the model has learned from.
     position: (usize, usize),
     /// The model before the first micro-step since the last optimizer step, if it has running statistics.
@@ -277,6 +267,7 @@ where
             backend: PhantomData,
         };
         let learner = &self.learner;
+        let watch = &self.watch;
         let processor = &mut self.processor;
         let lr = learner.lr_current();
         let mut event = |item| {
@@ -292,6 +283,7 @@ where
                 range,
                 &mut |micro| learner.train_step(micro),
                 &mut |output, weight| {
+                    watch.heard_nothing()?;
                     if let Some(earlier) = pending.replace(output.item) {
                         event(earlier);
                     }
@@ -369,6 +361,7 @@ where
             }
             _ => Bytes::ZERO,
         };
+        self.watch.begin_batch(During::MicroSteps, items, &planned.plan);
         Ok((planned.plan.ranges().collect(), planned.held, sum))
     }
 
@@ -384,14 +377,34 @@ where
             Reduction::Mean | Reduction::Sum => 1.0,
         };
         let grads = sum.finish(&self.learner.model(), rest);
+        self.watch.check()?;
+        self.watch.begin(During::OptimizerStep);
         let learner = &mut self.learner;
         catch_unwind(AssertUnwindSafe(|| learner.optimizer_step(grads))).map_err(|panic| {
             self.optimizer_lost = true;
             TrainError::OptimizerPanicked { message: panic_message(&*panic) }
         })?;
+        self.watch.check()?;
+        self.watch.begin(During::MicroSteps);
         self.position.1 = iteration;
         self.batch_start = None;
         Ok(())
+    }
+
+    /// What training can go on from after `cause`.
+    fn last_state(
+        &mut self,
+        cause: &TrainError,
+        store: &EventStoreClient,
+    ) -> Option<LastState<M, O::Record>> {
+        if cause.loses_the_model() {
+            return None;
+        }
+        self.give_back_statistics();
+        let optimizer =
+            if self.optimizer_lost { None } else { optimizer_record(&self.learner, store) };
+        let (epoch, iteration) = self.position;
+        Some(LastState { model: self.learner.model(), optimizer, epoch, iteration })
     }
 
     /// Gives the model the running statistics that it had at the last optimizer step.
@@ -429,6 +442,7 @@ where
             }
             let planned = planner.planned(Phase::Validation, items).expect("made above");
             let (ranges, held) = (planned.plan.ranges().collect::<Vec<_>>(), planned.held);
+            self.watch.begin_batch(During::Validation, items, &planned.plan);
             let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
                 phase: Phase::Validation,
                 planner,
@@ -452,6 +466,7 @@ where
                 break;
             }
         }
+        self.watch.check()?;
         self.processor.process_valid(LearnerEvent::EndEpoch(epoch.items_processed));
         Ok(())
     }
