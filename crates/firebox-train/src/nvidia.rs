@@ -12,7 +12,7 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 /// The memory of a device, and who holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceUsage {
-    /// All of it, as the driver counts it; a little less than what is printed on the card.
+    /// All of it, as the driver counts it.
     pub total: Bytes,
     /// What any program can still allocate now.
     pub free: Bytes,
@@ -49,8 +49,7 @@ pub enum NvidiaError {
 
 /// The memory of the CUDA device of this number, as burn's `CudaDevice` counts them.
 ///
-/// Asking takes CUDA's primary context of the device. Where there is none yet it is made and given back, which takes
-/// some 100 ms and leaves nothing behind.
+/// Asking takes CUDA's primary context of the device. Where there is none yet it is made, and given back afterwards.
 ///
 /// ```no_run
 /// let usage = firebox_train::cuda_memory(0)?;
