@@ -92,10 +92,13 @@ pub use firebox_trace::{
     TensorInfo, Trace, Use,
 };
 pub use firebox_train::{
-    BesideBytes, ByFunctions, ByMicroBatch, DeviceMemory, FitError, Fitted, LastState, Learner,
-    LearnerBuilder, MemoryUse, Phase, PlanReport, PlanningCost, PoolUsage, Reduction, Splitter,
-    TrainError,
+    BesideBytes, ByFunctions, ByMicroBatch, DeviceFailure, DeviceMemory, During, FitError, Fitted,
+    LastState, Learner, LearnerBuilder, MemoryUse, Phase, PlanReport, PlanningCost, PoolUsage,
+    Reduction, Splitter, TrainError,
 };
+
+#[cfg(feature = "cuda")]
+pub use firebox_train::{DeviceUsage, NvidiaError, cuda_memory};
 
 #[cfg(doctest)]
 mod diagnostics;

@@ -268,6 +268,7 @@ fn execute<B: BackendIr>(runner: &Runner<B>, instruction: &Instruction) {
         Instruction::Run(operation) => runner.register_op(operation.as_ref().clone()),
         Instruction::Upload(tensor) => upload(runner, tensor),
         Instruction::Read(tensor) => drop(block_on(runner.read_tensor_async(tensor.clone()))),
+        Instruction::Drain => runner.sync().expect("a dry device does not fail"),
     }
 }
 

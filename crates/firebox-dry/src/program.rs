@@ -16,6 +16,8 @@ pub(crate) enum Instruction {
     Upload(TensorIr),
     /// Read the values of a tensor.
     Read(TensorIr),
+    /// Run what burn has queued.
+    Drain,
 }
 
 /// A trace, ready to be run as often as it takes.
@@ -73,6 +75,7 @@ impl Compiler<'_> {
                 tensor.status = status(read.last);
                 vec![Instruction::Read(tensor)]
             }
+            Step::Mark(mark) if mark == Step::DRAIN => vec![Instruction::Drain],
             Step::Mark(_) => Vec::new(),
         }
     }

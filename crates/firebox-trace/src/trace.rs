@@ -204,6 +204,12 @@ pub enum Step {
     Mark(String),
 }
 
+impl Step {
+    /// The text of a [`Mark`](Self::Mark) that says: here the program waits until its operations are issued to the device, so
+    /// that nothing before is run together with anything behind.
+    pub const DRAIN: &str = "drain";
+}
+
 /// What a recording wrote down.
 ///
 /// Invariants, which [`check`](Trace::check) verifies: a tensor is made before it is used and used by nothing after

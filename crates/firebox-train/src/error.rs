@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use firebox_batch::MicroBatchError;
 use firebox_lazy::{RecordError, Survivor};
-use firebox_plan::{BudgetError, HostMemoryError, PlanError};
+use firebox_plan::{BudgetError, HostMemoryError, Plan, PlanError};
 use firebox_trace::{Bytes, Items};
 
 /// The phase of an epoch.
@@ -23,6 +23,69 @@ impl fmt::Display for Phase {
             Self::Training => "training",
             Self::Validation => "validation",
         })
+    }
+}
+
+/// What the Learner did when the device failed, and so what is left of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum During {
+    /// Forward and backward passes. The model is that of the last whole optimizer step.
+    MicroSteps,
+    /// The optimizer step: parameters may be half computed.
+    OptimizerStep,
+    /// Validation. The model is that of the last whole optimizer step.
+    Validation,
+}
+
+impl fmt::Display for During {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::MicroSteps => "the micro-steps",
+            Self::OptimizerStep => "the optimizer step",
+            Self::Validation => "validation",
+        })
+    }
+}
+
+/// A device that did not do what it was asked, most likely for want of memory.
+#[derive(Clone, Debug)]
+pub struct DeviceFailure {
+    /// What failed.
+    pub during: During,
+    /// The size of the loader's batch; `None` if no batch had begun.
+    pub items: Option<Items>,
+    /// How the batch was split, with the predicted peak; `None` if there was no plan yet.
+    pub plan: Option<Plan>,
+    /// What the device's allocator has reserved for the training thread after the failure; excludes other threads and
+    /// other programs. `None` where the backend does not tell.
+    pub measured: Option<Bytes>,
+    /// The first message of the device.
+    pub message: String,
+}
+
+impl fmt::Display for DeviceFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { during, items, plan, measured, message } = self;
+        write!(f, "the device failed in {during}")?;
+        if let Some(items) = items {
+            write!(f, " of a batch of {items}")?;
+        }
+        if let Some(plan) = plan {
+            write!(f, " ({plan}; predicted {}", plan.peak())?;
+            match measured {
+                Some(measured) => write!(f, ", reserved {measured})")?,
+                None => write!(f, ")")?,
+            }
+        }
+        write!(f, ": {message}; ")?;
+        if *during == During::OptimizerStep {
+            write!(f, "the model is lost, go on from the last checkpoint; ")?;
+        }
+        write!(
+            f,
+            "if it ran out of memory, start again in a new process with a lower budget, as in `.memory(..)`, or with \
+             nothing else on the device"
+        )
     }
 }
 
@@ -95,6 +158,10 @@ pub enum TrainError {
     /// The budget is none.
     #[error(transparent)]
     Budget(#[from] BudgetError),
+    /// The memory of an NVIDIA device cannot be read.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Nvidia(#[from] crate::nvidia::NvidiaError),
     /// The memory of the host cannot be read.
     #[error(transparent)]
     HostMemory(#[from] HostMemoryError),
@@ -151,6 +218,9 @@ pub enum TrainError {
         /// The panic's message.
         message: String,
     },
+    /// The device did not do what it was asked. No optimizer step was made of what it left.
+    #[error("{0}")]
+    DeviceFailed(Box<DeviceFailure>),
     /// A checkpoint could not be written.
     #[error(
         "a checkpoint could not be written: {message}; check the folder and the space on its disk"
@@ -159,6 +229,13 @@ pub enum TrainError {
         /// What burn's checkpointer said.
         message: String,
     },
+}
+
+impl TrainError {
+    /// Whether parameters may be half computed.
+    pub(crate) fn loses_the_model(&self) -> bool {
+        matches!(self, Self::DeviceFailed(failure) if failure.during == During::OptimizerStep)
+    }
 }
 
 fn list(survivors: &[Survivor]) -> String {
@@ -198,7 +275,11 @@ impl<M, R> FitError<M, R> {
         &self.cause
     }
 
-    /// The cause, and the state after the last whole optimizer step. `None` if training had not begun.
+    /// The cause, and the state after the last whole optimizer step. `None` if training had not begun, or if the
+    /// device failed in an optimizer step, which leaves no state.
+    ///
+    /// After [`TrainError::DeviceFailed`] the state is still on the device that failed. Its values are those of the
+    /// last whole step, but reading them may panic.
     pub fn into_parts(self) -> (TrainError, Option<LastState<M, R>>) {
         let state = self.state.map(|state| state.into_inner().unwrap_or_else(|e| e.into_inner()));
         (self.cause, state)

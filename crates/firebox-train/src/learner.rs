@@ -1,6 +1,7 @@
 //! The Learner and its builder: what a user writes.
 
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
 use burn::module::{AutodiffModule, Module};
@@ -138,8 +139,10 @@ pub struct Fitted<M> {
     pub model: M,
     /// burn's renderer, for an evaluation that follows.
     pub renderer: Box<dyn MetricsRenderer>,
-    /// How batches were split. `None` if no batch was trained on, as when training resumes after its last epoch.
+    /// How the first batch was split. `None` if no batch was trained on, as when training resumes after its last epoch.
     pub report: Option<PlanReport>,
+    /// The plans of all sizes of batches, training and validation, in the order in which they were made.
+    pub plans: Vec<PlanReport>,
     /// What memory was predicted, and what was measured where the device's allocator can be asked. `None` as above.
     pub memory: Option<MemoryUse>,
 }
@@ -190,7 +193,7 @@ where
             })?
             .clone();
         let quiet = Settings { quiet: true, ..settings.clone() };
-        Ok(quiet.report::<B, M>(&self.model, &planner, &planned))
+        Ok(quiet.report::<B, M>(&self.model, &planner, (Phase::Training, &planned), &[]))
     }
 
     /// Trains. `training` is burn's own, with everything that was set on it; its training strategy is replaced.
@@ -199,8 +202,13 @@ where
     ///
     /// Before training, if no split of a batch fits, the model lives on several devices or keeps tensors where
     /// planning cannot restore them. During training, if a step panics, a batch cannot be cut, or a checkpoint
-    /// cannot be written; the error then carries the state after the last whole optimizer step. A user's interrupt
-    /// is no error.
+    /// cannot be written; the error then carries the state after the last whole optimizer step. If the device fails, as
+    /// when its memory runs out all the same, see [`TrainError::DeviceFailed`]. A user's interrupt is no error.
+    ///
+    /// # Panic hook
+    ///
+    /// The first call puts a panic hook before the program's own, and calls that for every panic. It listens to threads
+    /// of the device while a Learner trains.
     pub fn fit(
         self,
         training: SupervisedTraining<Components<B, LR, M, O>>,
@@ -217,16 +225,19 @@ where
             components: PhantomData,
         };
         let learner = burn::train::Learner::new(self.model, self.optim, self.lr_scheduler);
-        let result = training
-            .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
-            .launch(learner);
+        let training =
+            training.with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)));
+        // After a failure of the device burn's metrics thread may be gone, and burn panics when it finds out.
+        let result = catch_unwind(AssertUnwindSafe(|| training.launch(learner)));
         let mut outcome = outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match outcome.failure.take() {
-            Some((cause, state)) => Err(FitError::new(cause, Some(state))),
-            None => Ok(Fitted {
+        match (outcome.failure.take(), result) {
+            (Some((cause, state)), _) => Err(FitError::new(cause, state)),
+            (None, Err(panic)) => resume_unwind(panic),
+            (None, Ok(result)) => Ok(Fitted {
                 model: result.model,
                 renderer: result.renderer,
-                report: outcome.report.take(),
+                report: outcome.plans.first().cloned(),
+                plans: std::mem::take(&mut outcome.plans),
                 memory: outcome.memory.take(),
             }),
         }

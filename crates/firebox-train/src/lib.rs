@@ -13,18 +13,25 @@ mod gradients;
 mod micro_step;
 mod splitter;
 
-mod capture;
-mod device;
-mod error;
+mod panics;
+mod watch;
+
 #[cfg(feature = "cuda")]
 mod nvidia;
+
+mod capture;
+mod checkpoints;
+mod device;
+mod error;
 mod report;
 
 pub use beside::BesideBytes;
 pub use device::{DeviceMemory, PoolUsage, RuntimeMemory};
-pub use error::{FitError, LastState, Phase, TrainError};
+pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};
 pub use gradients::Reduction;
 pub use learner::{Fitted, Learner, LearnerBuilder, Unset};
+#[cfg(feature = "cuda")]
+pub use nvidia::{DeviceUsage, NvidiaError, cuda_memory};
 pub use planner::PlanningCost;
 pub use report::{MemoryUse, PlanReport};
 pub use splitter::{ByFunctions, ByMicroBatch, Splitter};

@@ -1,1 +1,166 @@
-//! The memory of an NVIDIA GPU, as its driver tells it.
+//! What an NVIDIA device has, and who holds it: asked of the driver and of NVML, without touching burn's device.
+//!
+//! burn's allocator knows only what it reserved itself, for one thread. What decides whether the next page can be had is
+//! what the card has free, whoever holds the rest.
+
+use cudarc::driver::{CudaContext, DriverError};
+use firebox_plan::MemoryInfo;
+use firebox_trace::Bytes;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+
+use crate::error::TrainError;
+
+/// The memory of a device, and who holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceUsage {
+    /// All of it, as the driver counts it.
+    pub total: Bytes,
+    /// What any program can still allocate now.
+    pub free: Bytes,
+    /// What this process holds, CUDA's context included. `None` where NVML is missing or does not tell, as in a container
+    /// with process numbers of its own or under WSL.
+    pub held_by_process: Option<Bytes>,
+    /// What other processes hold, and what the driver keeps for itself: all that is neither free nor this process's.
+    /// `None` where `held_by_process` is.
+    pub held_by_others: Option<Bytes>,
+}
+
+/// Why the memory of an NVIDIA device cannot be told.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NvidiaError {
+    /// The driver's library is not there.
+    #[error(
+        "there is no NVIDIA driver: the library `libcuda` cannot be loaded; install the driver, or in a container pass \
+         the device through"
+    )]
+    NoDriver,
+    /// The driver refused.
+    #[error(
+        "the NVIDIA driver cannot tell the memory of device {device}: {cause}; see whether `nvidia-smi` lists it and \
+         whether `CUDA_VISIBLE_DEVICES` hides it"
+    )]
+    Driver {
+        /// The number of the device, as CUDA counts the visible ones.
+        device: usize,
+        /// What the driver said.
+        cause: String,
+    },
+}
+
+/// The memory of the CUDA device of this number, as burn's `CudaDevice` counts them.
+///
+/// Asking takes CUDA's primary context of the device. Where there is none yet it is made, and given back afterwards.
+///
+/// ```no_run
+/// let usage = firebox_train::cuda_memory(0)?;
+/// println!("{} of {} are free", usage.free, usage.total);
+/// # Ok::<(), firebox_train::NvidiaError>(())
+/// ```
+///
+/// # Errors
+///
+/// If there is no driver, or no such device.
+pub fn cuda_memory(device: usize) -> Result<DeviceUsage, NvidiaError> {
+    if !driver_is_there() {
+        return Err(NvidiaError::NoDriver);
+    }
+    // Asking makes the context current; on a thread of its own that concerns nobody else.
+    let asked = std::thread::scope(|scope| scope.spawn(|| ask(device)).join());
+    let cause = match asked {
+        Ok(Ok(usage)) => return Ok(usage),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => crate::error::panic_message(&*panic),
+    };
+    Err(NvidiaError::Driver { device, cause })
+}
+
+/// The memory of the CUDA device of this number, as a budget takes it.
+pub(crate) fn memory_info(device: usize) -> Result<MemoryInfo, TrainError> {
+    let usage = cuda_memory(device)?;
+    Ok(MemoryInfo::new(usage.total, usage.free, format!("CUDA device {device}")))
+}
+
+/// Whether the driver's library can be loaded. cudarc panics at its first call if it cannot.
+#[allow(unsafe_code, reason = "cudarc declares the question unsafe")]
+fn driver_is_there() -> bool {
+    // SAFETY: loads the driver's library and lets go of it, as every program that uses CUDA does.
+    unsafe { cudarc::driver::sys::is_culib_present() }
+}
+
+fn ask(device: usize) -> Result<DeviceUsage, DriverError> {
+    let context = CudaContext::new(device)?;
+    let (free, total) = context.mem_get_info()?;
+    let bytes = |size: usize| Bytes::new(size as u64);
+    let (free, total) = (bytes(free), bytes(total));
+    let held_by_process = held_by_process(&uuid(context.uuid()?.bytes));
+    let held_by_others = held_by_process.map(|own| total - free - own);
+    Ok(DeviceUsage { total, free, held_by_process, held_by_others })
+}
+
+/// The name by which NVML knows a device. Numbers would not do: `CUDA_VISIBLE_DEVICES` changes CUDA's, not NVML's.
+fn uuid(bytes: [std::ffi::c_char; 16]) -> String {
+    let mut text = String::from("GPU");
+    for (index, byte) in bytes.iter().enumerate() {
+        if matches!(index, 0 | 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text += &format!("{:02x}", *byte as u8);
+    }
+    text
+}
+
+/// What NVML says that this process holds on the device of this name.
+fn held_by_process(uuid: &str) -> Option<Bytes> {
+    let nvml = Nvml::init().ok()?;
+    let device = nvml.device_by_uuid(uuid).ok()?;
+    let own = std::process::id();
+    let mut processes = device.running_compute_processes().ok()?;
+    // A process that also draws is listed among those that draw.
+    processes.extend(device.running_graphics_processes().unwrap_or_default());
+    processes.iter().find(|process| process.pid == own).and_then(used)
+}
+
+fn used(process: &ProcessInfo) -> Option<Bytes> {
+    match process.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some(Bytes::new(bytes)),
+        UsedGpuMemory::Unavailable => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_named_as_nvml_names_it() {
+        let bytes = std::array::from_fn(|index| (index as u8 * 17) as std::ffi::c_char);
+        assert_eq!(uuid(bytes), "GPU-00112233-4455-6677-8899-aabbccddeeff");
+    }
+
+    #[test]
+    fn without_a_device_there_is_an_error_and_no_panic() {
+        // There is no machine with so many.
+        match cuda_memory(4711) {
+            Err(NvidiaError::NoDriver) => assert!(!driver_is_there()),
+            Err(NvidiaError::Driver { device, cause }) => {
+                assert!(device == 4711 && !cause.is_empty());
+            }
+            Ok(usage) => panic!("{usage:?}"),
+        }
+    }
+
+    #[test]
+    fn the_parts_are_the_whole() {
+        let Ok(usage) = cuda_memory(0) else {
+            println!("not run: the_parts_are_the_whole (no NVIDIA device)");
+            return;
+        };
+        assert!(usage.free <= usage.total, "{usage:?}");
+        if let (Some(own), Some(others)) = (usage.held_by_process, usage.held_by_others) {
+            assert_eq!(own + others + usage.free, usage.total);
+        }
+    }
+}

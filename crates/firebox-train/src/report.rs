@@ -8,6 +8,7 @@ use firebox_plan::Plan;
 use firebox_trace::{Bytes, CategoryBytes, Estimate, Paging, TensorInfo};
 
 use crate::beside::BesideBytes;
+use crate::error::Phase;
 use crate::planner::{Planned, PlanningCost};
 
 /// The plan of a training run: how its batches are split and what that needs. Displays as a table.
@@ -15,6 +16,8 @@ use crate::planner::{Planned, PlanningCost};
 pub struct PlanReport {
     /// The backend and the device.
     pub device: String,
+    /// What the batch is for.
+    pub phase: Phase,
     /// The memory that training may use.
     pub budget: Bytes,
     /// The split of the loader's batch.
@@ -40,10 +43,11 @@ pub struct PlanReport {
 }
 
 impl PlanReport {
-    pub(crate) fn new(device: String, budget: Bytes, planned: &Planned) -> Self {
+    pub(crate) fn new(device: String, budget: Bytes, phase: Phase, planned: &Planned) -> Self {
         let Planned { plan, rehearsed, cost, .. } = planned;
         Self {
             device,
+            phase,
             budget,
             plan: plan.clone(),
             categories: rehearsed.footprint.categories,
@@ -68,9 +72,17 @@ impl PlanReport {
         self.plan.largest().get()
     }
 
+    /// The plan in a line.
+    pub fn line(&self) -> String {
+        let Self { phase, plan, estimate, .. } = self;
+        let peak = self.predicted();
+        format!("{phase} batches of {}: {plan}, predicted peak {peak} ({estimate})", plan.batch())
+    }
+
     /// A warning where splitting changes what the model computes: running statistics are those of a micro-batch.
     pub fn warning(&self) -> Option<String> {
-        if self.plan.is_whole() || self.running_state.is_empty() {
+        let trains = self.phase == Phase::Training;
+        if !trains || self.plan.is_whole() || self.running_state.is_empty() {
             return None;
         }
         let mut modules: Vec<&str> = self

@@ -8,7 +8,7 @@ use firebox_plan::{Budget, MemoryInfo, Sizing};
 use firebox_trace::Bytes;
 
 use crate::device::DeviceMemory;
-use crate::error::TrainError;
+use crate::error::{Phase, TrainError};
 use crate::gradients::Reduction;
 use crate::planner::{Planned, Planner};
 use crate::report::PlanReport;
@@ -55,28 +55,32 @@ impl Settings {
         })
     }
 
-    /// Reports a plan, and says it unless told to be quiet.
+    /// Reports a plan, and says it unless told to be quiet: the first one as a table, later ones in a line.
     pub(crate) fn report<B: LazyBackend, M: Module<B>>(
         &self,
         model: &M,
         planner: &Planner,
-        planned: &Planned,
+        (phase, planned): (Phase, &Planned),
+        earlier: &[PlanReport],
     ) -> PlanReport {
         let device = model.devices()[0].clone();
         let device = format!("{}, {device:?}", backend_name::<B, M>(model));
-        let report = PlanReport::new(device, planner.budget, planned);
-        if self.quiet {
-            log::info!("{report}");
-        } else {
-            eprintln!("{report}");
-        }
-        if let Some(warning) = report.warning() {
-            log::warn!("{warning}");
-            if !self.quiet {
-                eprintln!("warning: {warning}");
-            }
+        let report = PlanReport::new(device, planner.budget, phase, planned);
+        let text = if earlier.is_empty() { report.to_string() } else { report.line() };
+        self.say(log::Level::Info, &text);
+        if let Some(warning) = report.warning()
+            && earlier.iter().all(|report| report.warning().is_none())
+        {
+            self.say(log::Level::Warn, &format!("warning: {warning}"));
         }
         report
+    }
+
+    fn say(&self, level: log::Level, text: &str) {
+        log::log!(level, "{text}");
+        if !self.quiet {
+            eprintln!("{text}");
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! single-device strategy, so that a batch that is run whole is trained on exactly as burn does.
 
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
@@ -12,6 +12,7 @@ use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
     LearningComponentsMarker, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
@@ -23,8 +24,9 @@ use firebox_trace::Bytes;
 
 use crate::beside::Beside;
 use crate::capture::optimizer_record;
+use crate::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::device::DeviceMemory;
-use crate::error::{LastState, Phase, TrainError, panic_message};
+use crate::error::{During, LastState, Phase, TrainError, panic_message};
 use crate::gradients::{GradientSum, Reduction};
 use crate::micro_step::MicroStep;
 use crate::planner::Planner;
@@ -32,6 +34,7 @@ use crate::rehearsal::{rehearse_training, rehearse_validation, validation_model}
 use crate::report::{MemoryUse, PlanReport};
 use crate::settings::{Settings, parameter_bytes};
 use crate::splitter::Splitter;
+use crate::watch::Watch;
 
 /// How many batches after a new plan are compared with its prediction: an optimizer's state is there from the second on.
 const MEASURED_BATCHES: usize = 3;
@@ -41,14 +44,14 @@ pub(crate) type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, O>;
 
 /// What a run leaves beside the model.
 pub(crate) struct Outcome<M, R> {
-    pub(crate) report: Option<PlanReport>,
+    pub(crate) plans: Vec<PlanReport>,
     pub(crate) memory: Option<MemoryUse>,
-    pub(crate) failure: Option<(TrainError, LastState<M, R>)>,
+    pub(crate) failure: Option<(TrainError, Option<LastState<M, R>>)>,
 }
 
 impl<M, R> Default for Outcome<M, R> {
     fn default() -> Self {
-        Self { report: None, memory: None, failure: None }
+        Self { plans: Vec::new(), memory: None, failure: None }
     }
 }
 
@@ -99,13 +102,14 @@ where
             interrupter: components.interrupter.clone(),
             accumulation: components.grad_accumulation.unwrap_or(1).max(1),
             planner: None,
-            device,
+            device: device.clone(),
             saves: components.checkpointer.is_some(),
             training: is_fused.then(TrainingGuard::enter),
             gate: LoaderGate::enter(),
             loader_limit: Bytes::ZERO,
             loader_items: 0,
             unmeasured: 0,
+            watch: Watch::new(device),
             position: (starting_epoch, 0),
             batch_start: None,
             optimizer_lost: false,
@@ -116,7 +120,7 @@ where
         let mut checkpointer = components.checkpointer;
         let mut early_stopping = components.early_stopping;
         let store = components.event_store;
-        let mut epochs = || {
+        let epochs = || {
             for epoch in starting_epoch..=components.num_epochs {
                 let progress = Progress::new(epoch, components.num_epochs);
                 run.train_epoch(&*train_loader, &progress)?;
@@ -135,19 +139,16 @@ where
             }
             Ok(())
         };
-        let result = epochs();
-        // Waits for the last checkpoint to be on disk, or to fail.
-        drop(checkpointer);
+        let result = match catch_unwind(AssertUnwindSafe(epochs)) {
+            Ok(result) => result.map_err(|error| run.watch.explain(error)),
+            Err(panic) => Err(run.watch.check().err().unwrap_or_else(|| resume_unwind(panic))),
+        };
+        end_checkpoints(checkpointer, run.watch.may_have_lost_checkpointers());
         let result = result.and_then(|()| checkpoint_written(&components.interrupter));
         if let Err(cause) = result {
-            run.give_back_statistics();
-            let optimizer = match run.optimizer_lost {
-                true => None,
-                false => optimizer_record(&run.learner, &store),
-            };
-            let (epoch, iteration) = run.position;
-            let state = LastState { model: run.learner.model(), optimizer, epoch, iteration };
-            self.outcome().failure = Some((cause, state));
+            let state = catch_unwind(AssertUnwindSafe(|| run.last_state(&cause, &store)));
+            run.watch.come_to_rest_after(&cause);
+            self.outcome().failure = Some((cause, state.ok().flatten()));
         }
         (run.learner.model(), run.processor)
     }
@@ -164,22 +165,10 @@ where
     }
 }
 
-/// A failed save trips the interrupter with the checkpointer's error as its message; a user's stop says anything
-/// else. burn leaves no other trace of it.
-fn checkpoint_written(interrupter: &Interrupter) -> Result<(), TrainError> {
-    const CHECKPOINTER: [&str; 3] = ["I/O Error: `", "Recorder error: `", "Unknown error: `"];
-    match interrupter.get_message() {
-        Some(message) if CHECKPOINTER.iter().any(|prefix| message.starts_with(prefix)) => {
-            Err(TrainError::Checkpoint { message })
-        }
-        _ => Ok(()),
-    }
-}
-
 /// A training run in progress.
 struct Run<'a, B, LR, M, O, ST, SV>
 where
-    B: AutodiffBackend,
+    B: AutodiffBackend + LazyBackend,
     LR: LrScheduler + 'static,
     M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
     M::InnerModule: InferenceStep,
@@ -205,6 +194,7 @@ where
     loader_items: usize,
     /// How many batches are yet to be compared with a prediction.
     unmeasured: usize,
+    watch: Watch<<B as LazyBackend>::Base>,
     /// The epoch, and the loader batches of it that the model has learned from.
     position: (usize, usize),
     /// The model before the first micro-step since the last optimizer step, if it has running statistics.
@@ -310,6 +300,7 @@ where
             backend: PhantomData,
         };
         let learner = &self.learner;
+        let watch = &self.watch;
         let processor = &mut self.processor;
         let lr = learner.lr_current();
         let mut event = |item| {
@@ -328,6 +319,7 @@ where
                 range,
                 &mut |micro| learner.train_step(micro),
                 &mut |output, weight| {
+                    watch.heard_nothing()?;
                     if let Some(earlier) = pending.replace(output.item) {
                         event(earlier);
                     }
@@ -377,7 +369,6 @@ where
         };
         if planner.planned(Phase::Training, items).is_none() {
             planner.beside = beside;
-            let first = self.strategy.outcome().report.is_none();
             let learner = &self.learner;
             let accumulates = self.accumulation > 1;
             let planned = planner.plan(
@@ -390,12 +381,7 @@ where
             )?;
             let limit = planned.rehearsed.loader_limit;
             self.unmeasured = MEASURED_BATCHES;
-            if first {
-                let planned = planned.clone();
-                let report =
-                    self.strategy.settings.report::<B, M>(&learner.model(), planner, &planned);
-                self.strategy.outcome().report = Some(report);
-            }
+            self.report(Phase::Training, items);
             self.let_loaders_ahead(limit);
         }
         let planner = self.planner.as_ref().expect("made above");
@@ -406,6 +392,7 @@ where
             }
             _ => Bytes::ZERO,
         };
+        self.watch.begin_batch(During::MicroSteps, items, &planned.plan);
         Ok((planned.plan.ranges().collect(), planned.held, sum))
     }
 
@@ -421,14 +408,29 @@ where
             Reduction::Mean | Reduction::Sum => 1.0,
         };
         let grads = sum.finish(&self.learner.model(), rest);
+        self.watch.check()?;
+        self.watch.begin(During::OptimizerStep);
         let learner = &mut self.learner;
         catch_unwind(AssertUnwindSafe(|| learner.optimizer_step(grads))).map_err(|panic| {
             self.optimizer_lost = true;
             TrainError::OptimizerPanicked { message: panic_message(&*panic) }
         })?;
+        self.watch.check()?;
+        self.watch.begin(During::MicroSteps);
         self.position.1 = iteration;
         self.batch_start = None;
         Ok(())
+    }
+
+    /// Says how batches of this size are run from now on.
+    fn report(&self, phase: Phase, items: usize) {
+        let planner = self.planner.as_ref().expect("a plan was made");
+        let planned = planner.planned(phase, items).expect("a plan was made");
+        let plans = &mut self.strategy.outcome().plans;
+        let model = self.learner.model();
+        let settings = &self.strategy.settings;
+        let report = settings.report::<B, M>(&model, planner, (phase, planned), plans);
+        plans.push(report);
     }
 
     /// What goes on beside the steps on batches of `items` items.
@@ -469,6 +471,22 @@ where
         }
     }
 
+    /// What training can go on from after `cause`.
+    fn last_state(
+        &mut self,
+        cause: &TrainError,
+        store: &EventStoreClient,
+    ) -> Option<LastState<M, O::Record>> {
+        if cause.loses_the_model() {
+            return None;
+        }
+        self.give_back_statistics();
+        let optimizer =
+            if self.optimizer_lost { None } else { optimizer_record(&self.learner, store) };
+        let (epoch, iteration) = self.position;
+        Some(LastState { model: self.learner.model(), optimizer, epoch, iteration })
+    }
+
     /// Gives the model the running statistics that it had at the last optimizer step.
     fn give_back_statistics(&mut self) {
         if let Some(start) = self.batch_start.take()
@@ -507,11 +525,13 @@ where
                     })?;
                 let limit = planned.rehearsed.loader_limit;
                 self.unmeasured = MEASURED_BATCHES;
+                self.report(Phase::Validation, items);
                 self.let_loaders_ahead(limit);
             }
             let planner = self.planner.as_mut().expect("training comes before validation");
             let planned = planner.planned(Phase::Validation, items).expect("made above");
             let (ranges, held) = (planned.plan.ranges().collect::<Vec<_>>(), planned.held);
+            self.watch.begin_batch(During::Validation, items, &planned.plan);
             let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
                 phase: Phase::Validation,
                 planner,
@@ -539,6 +559,7 @@ where
                 break;
             }
         }
+        self.watch.check()?;
         self.measure();
         self.processor.process_valid(LearnerEvent::EndEpoch(epoch.items_processed));
         Ok(())

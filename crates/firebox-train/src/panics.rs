@@ -1,0 +1,156 @@
+//! Hears the panics of a device's service threads, which nobody else hears: CubeCL catches them and goes on.
+//!
+//! A panic hook is the only place where they show. It belongs to the process, so there is one for all Learners. It
+//! calls the hook that was there before, for every panic, and listens only while somebody listens.
+
+use std::panic::{PanicHookInfo, set_hook, take_hook};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use burn_backend::DeviceId;
+
+/// What was heard while a [`Listener`] lived.
+#[derive(Debug, Default)]
+struct Heard {
+    /// The first panic of a service thread of the device.
+    first: Option<String>,
+    /// Whether a thread without a name panicked, as burn's checkpointers are.
+    unnamed: bool,
+}
+
+/// Listens for panics of the service threads of one device, until it is dropped.
+pub(crate) struct Listener {
+    heard: Arc<Mutex<Heard>>,
+}
+
+/// Who listens, and to which device.
+static LISTENERS: Mutex<Vec<(DeviceId, Weak<Mutex<Heard>>)>> = Mutex::new(Vec::new());
+/// Alive as long as the hook is.
+static HOOK: Mutex<Weak<()>> = Mutex::new(Weak::new());
+
+impl Listener {
+    pub(crate) fn new(device: DeviceId) -> Self {
+        install();
+        let heard = Arc::new(Mutex::new(Heard::default()));
+        lock(&LISTENERS).push((device, Arc::downgrade(&heard)));
+        Self { heard }
+    }
+
+    /// The message of the first panic that was heard.
+    pub(crate) fn heard(&self) -> Option<String> {
+        lock(&self.heard).first.clone()
+    }
+
+    /// Whether a thread without a name panicked.
+    pub(crate) fn unnamed_thread_panicked(&self) -> bool {
+        lock(&self.heard).unnamed
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let own = Arc::as_ptr(&self.heard);
+        lock(&LISTENERS).retain(|(_, listener)| listener.as_ptr() != own);
+    }
+}
+
+/// Puts the hook before the one that is there, unless it is still alive: burn, or the program, may have put theirs
+/// before ours, or have thrown it away.
+fn install() {
+    let mut alive = lock(&HOOK);
+    if alive.strong_count() > 0 || std::thread::panicking() {
+        return;
+    }
+    let token = Arc::new(());
+    *alive = Arc::downgrade(&token);
+    let earlier = take_hook();
+    set_hook(Box::new(move |info| {
+        let _alive = &token;
+        listen(info);
+        earlier(info);
+    }));
+}
+
+fn listen(info: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let service = thread.name().and_then(served_device);
+    if service.is_none() && thread.name().is_some() {
+        return;
+    }
+    for (device, listener) in lock(&LISTENERS).iter() {
+        let Some(listener) = listener.upgrade() else { continue };
+        let mut heard = lock(&listener);
+        match service {
+            None => heard.unnamed = true,
+            Some(service) if service == *device => {
+                heard.first.get_or_insert_with(|| message(info));
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// The device that a thread of this name serves. cubecl-common calls them `DSU-<type>-<index>` (burn's fusion) and
+/// `DSD-<type>-<index>` (the server), in `device/handle/channel.rs`.
+fn served_device(thread: &str) -> Option<DeviceId> {
+    let id = thread.strip_prefix("DSU-").or_else(|| thread.strip_prefix("DSD-"))?;
+    let (kind, index) = id.split_once('-')?;
+    Some(DeviceId { type_id: kind.parse().ok()?, index_id: index.parse().ok()? })
+}
+
+fn message(info: &PanicHookInfo<'_>) -> String {
+    let text = info.payload_as_str().unwrap_or("no message");
+    let text = without_backtrace(text);
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("without a name");
+    match info.location() {
+        Some(place) => format!("thread {thread}, {}:{}: {text}", place.file(), place.line()),
+        None => format!("thread {thread}: {text}"),
+    }
+}
+
+/// CubeCL's errors end in a backtrace.
+pub(crate) fn without_backtrace(message: &str) -> &str {
+    let marks = ["Backtrace:", "backtrace:", "No backtrace available"];
+    let end = marks.iter().filter_map(|mark| message.find(mark)).min();
+    message[..end.unwrap_or(message.len())].trim()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: DeviceId = DeviceId { type_id: 9, index_id: 3 };
+
+    /// Panics on a thread of this name.
+    fn panic_on(name: &str) {
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let thread = thread.spawn(|| panic!("no memory")).expect("threads can be started");
+        thread.join().expect_err("it panicked");
+    }
+
+    #[test]
+    fn only_panics_of_the_own_device_are_heard() {
+        let listener = Listener::new(DEVICE);
+        for other in ["DSD-9-4", "DSU-8-3", "DSD-9", "train-worker", "DSD-a-b"] {
+            panic_on(other);
+        }
+        assert_eq!(listener.heard(), None);
+        panic_on("DSD-9-3");
+        let heard = listener.heard().expect("a panic");
+        assert!(heard.starts_with("thread DSD-9-3, "), "{heard}");
+        assert!(heard.ends_with(": no memory"), "{heard}");
+        panic_on("DSU-9-3");
+        assert_eq!(listener.heard(), Some(heard), "the first one counts");
+    }
+
+    #[test]
+    fn a_panic_that_nobody_listened_to_is_not_heard_later() {
+        drop(Listener::new(DeviceId { type_id: 9, index_id: 5 }));
+        panic_on("DSU-9-5");
+        assert_eq!(Listener::new(DeviceId { type_id: 9, index_id: 5 }).heard(), None);
+    }
+}

@@ -1,0 +1,163 @@
+//! Whether the device did what it was asked: the Learner asks before and after every optimizer step.
+//!
+//! On burn's GPU backends a failed allocation is no error of any call. The device's thread panics, CubeCL catches the
+//! panic, kernels that miss the buffer are left out, and later ones compute with what happened to be in memory. So the
+//! Learner hears those panics ([`Listener`]), and asks the server for its own list of errors. Both come late, because
+//! operations wait in two queues; [`Watch::check`] first waits until the queues are empty.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use burn_backend::{Backend, DeviceOps};
+use cubecl_common::stream_id::StreamId;
+use firebox_plan::Plan;
+use firebox_trace::Items;
+
+use crate::device::DeviceMemory;
+use crate::error::{DeviceFailure, During, TrainError, panic_message};
+use crate::panics::{Listener, without_backtrace};
+
+/// How long a device that failed is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Watches the device that a Learner trains on.
+pub(crate) struct Watch<B: Backend> {
+    device: B::Device,
+    listener: Listener,
+    during: During,
+    /// The batch that is being worked on.
+    batch: Option<(Items, Plan)>,
+}
+
+impl<B: DeviceMemory> Watch<B> {
+    pub(crate) fn new(device: B::Device) -> Self {
+        let listener = Listener::new(device.id());
+        Self { device, listener, during: During::MicroSteps, batch: None }
+    }
+
+    /// Says what a failure would be part of from here on.
+    pub(crate) fn begin(&mut self, during: During) {
+        self.during = during;
+    }
+
+    /// The same for a batch.
+    pub(crate) fn begin_batch(&mut self, during: During, items: usize, plan: &Plan) {
+        self.during = during;
+        if self.batch.as_ref().is_none_or(|(old, _)| old.get() != items) {
+            self.batch = Some((Items::new(items), plan.clone()));
+        }
+    }
+
+    /// Fails if something is known to have gone wrong already. Waits for nothing.
+    pub(crate) fn heard_nothing(&self) -> Result<(), TrainError> {
+        self.listener.heard().map_or(Ok(()), |message| Err(self.failure(message)))
+    }
+
+    /// Fails if anything that this thread has asked of the device was not done. Waits until it is issued, not until it
+    /// is computed.
+    pub(crate) fn check(&self) -> Result<(), TrainError> {
+        self.settled().map_err(|message| self.failure(message))
+    }
+
+    /// What stopped training: the device, if it failed, or else `error`.
+    pub(crate) fn explain(&self, error: TrainError) -> TrainError {
+        match error {
+            TrainError::DeviceFailed(_) => error,
+            error => self.check().err().unwrap_or(error),
+        }
+    }
+
+    /// Whether the device failed, and took a thread without a name with it, as burn's checkpointers are.
+    pub(crate) fn may_have_lost_checkpointers(&self) -> bool {
+        self.listener.heard().is_some() && self.listener.unnamed_thread_panicked()
+    }
+
+    /// Waits until a device that failed has nothing left to do, for [`PATIENCE`] at most: a program that ends while a
+    /// software device still computes may crash on its way out.
+    pub(crate) fn come_to_rest_after(&self, cause: &TrainError) {
+        if !matches!(cause, TrainError::DeviceFailed(_)) {
+            return;
+        }
+        let (device, stream) = (self.device.clone(), StreamId::current());
+        let (done, wait) = mpsc::channel();
+        // Its errors are those of the failure that is being reported.
+        let sync = move || {
+            let _ = catch_unwind(AssertUnwindSafe(|| stream.executes(|| B::sync(&device))));
+            let _ = done.send(());
+        };
+        let waiting = std::thread::Builder::new().name("firebox-rest".to_owned()).spawn(sync);
+        if waiting.is_err() || wait.recv_timeout(PATIENCE).is_err() {
+            log::error!(
+                "the device still works {PATIENCE:?} after it failed; it is not waited for"
+            );
+        }
+    }
+
+    fn settled(&self) -> Result<(), String> {
+        let answer = catch_unwind(AssertUnwindSafe(|| queues::settle::<B>(&self.device)));
+        let answer = match answer {
+            Ok(answer) => answer.map_err(|error| without_backtrace(&error.to_string()).to_owned()),
+            Err(panic) => Err(panic_message(&*panic)),
+        };
+        // The panic tells the cause, the server's answer only that there is one.
+        self.listener.heard().map_or(answer, Err)
+    }
+
+    fn failure(&self, message: String) -> TrainError {
+        let usage = catch_unwind(AssertUnwindSafe(|| B::pool_usage(&self.device)));
+        TrainError::DeviceFailed(Box::new(DeviceFailure {
+            during: self.during,
+            items: self.batch.as_ref().map(|(items, _)| *items),
+            plan: self.batch.as_ref().map(|(_, plan)| plan.clone()),
+            measured: usage.ok().flatten().map(|usage| usage.reserved),
+            message,
+        }))
+    }
+}
+
+/// The two queues of a CubeCL device: burn's fusion, and the server behind it.
+///
+/// `Backend::sync` empties them, too, but then waits for the device, which would have nothing to do until the next
+/// operation arrives. Which runtime serves a device follows from the type of the device.
+mod queues {
+    use burn_backend::{Backend, ExecutionError};
+
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    use {
+        burn_cubecl::{CubeRuntime, fusion::FusionCubeRuntime},
+        burn_fusion::client::GlobalFusionClient,
+        std::any::Any,
+    };
+
+    /// Waits until all that this thread has asked is issued to the device.
+    pub(super) fn settle<B: Backend>(device: &B::Device) -> Result<(), ExecutionError> {
+        #[cfg(feature = "wgpu")]
+        if let Some(result) = settle_on::<B, cubecl::wgpu::WgpuRuntime>(device) {
+            return result;
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(result) = settle_on::<B, cubecl::cuda::CudaRuntime>(device) {
+            return result;
+        }
+        B::sync(device)
+    }
+
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    fn settle_on<B, R>(device: &B::Device) -> Option<Result<(), ExecutionError>>
+    where
+        B: Backend,
+        R: CubeRuntime,
+    {
+        let fuses = B::name(device).starts_with("fusion");
+        let device = (device as &dyn Any).downcast_ref::<R::CubeDevice>()?.clone();
+        let client = R::client(&device);
+        let result = if fuses {
+            let fusion = GlobalFusionClient::<FusionCubeRuntime<R>>::load(&device);
+            fusion.sync(move || client.flush())
+        } else {
+            client.flush()
+        };
+        Some(result.map_err(|error| ExecutionError::WithContext { reason: error.to_string() }))
+    }
+}

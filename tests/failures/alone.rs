@@ -1,0 +1,40 @@
+//! What burn alone makes of a failed allocation: a plausible loss, and a `sync` that says nothing. This is why the
+//! Learner watches.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::TrainStep;
+use cubecl::wgpu::WgpuDevice;
+
+use crate::task::{Net, batch};
+
+/// Says the losses of training steps on batches that fit, that do not, and that fit again, and whether `sync` was
+/// content.
+pub fn losses<B: AutodiffBackend<Device = WgpuDevice>>(device: &WgpuDevice) {
+    let model = Net::<B>::new(device);
+    for items in [8, 100, 8] {
+        let step = || TrainStep::step(&model, batch(items)).item.loss.into_scalar().elem::<f32>();
+        let loss = catch_unwind(AssertUnwindSafe(step)).unwrap_or(f32::NAN);
+        let synced = catch_unwind(AssertUnwindSafe(|| B::sync(device)));
+        println!("answer: {items} {loss} {}", matches!(synced, Ok(Ok(()))));
+    }
+}
+
+/// Checks that the step that failed looks like the others.
+#[track_caller]
+pub fn check(said: Option<String>) {
+    let Some(said) = said else { return };
+    let answers: Vec<Vec<&str>> = said
+        .lines()
+        .filter_map(|line| line.split("answer: ").nth(1))
+        .map(|answer| answer.split(' ').collect())
+        .collect();
+    assert_eq!(answers.len(), 3, "{said}");
+    for answer in &answers {
+        let loss: f32 = answer[1].parse().expect("a number");
+        assert!((0.5..2.0).contains(&loss) && answer[2] == "true", "burn noticed: {said}");
+    }
+    assert_eq!(answers[0], answers[2], "what fits is computed as before");
+}
