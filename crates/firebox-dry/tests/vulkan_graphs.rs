@@ -85,7 +85,10 @@ fn upload(rows: usize, device: &WgpuDevice) -> Rows {
 }
 
 /// Runs a program on tensors that exist, and gives those that are left.
-fn run(ops: &[Op], mut tensors: Vec<Rows>, device: &WgpuDevice) -> Vec<Rows> {
+fn run(ops: &[Op], existing: Vec<Rows>, device: &WgpuDevice) -> Vec<Rows> {
+    // A trace knows of the tensors that it meets.
+    let mut tensors: Vec<Rows> = existing.iter().map(|rows| rows.clone() + 1.0).collect();
+    tensors.extend(existing);
     for op in ops {
         let pick = |index: &usize| tensors[index % tensors.len()].clone();
         let made = match op {
