@@ -171,13 +171,22 @@ fn device() -> Option<String> {
 
 /// Runs this program with these arguments; gives what it printed.
 fn itself(arguments: &[&str]) -> anyhow::Result<String> {
-    let output = Command::new(std::env::current_exe()?).args(arguments).arg("--bench").output()?;
+    let mut command = Command::new(std::env::current_exe()?);
+    let output = command.args(arguments).arg("--bench").env("RUST_BACKTRACE", "0").output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         let error = String::from_utf8_lossy(&output.stderr);
-        bail!("`{}` failed ({}):\n{text}{error}", arguments.join(" "), output.status);
+        let end = first_panic(&error).unwrap_or(&error);
+        bail!("`{}` failed ({}): {end}", arguments.join(" "), output.status);
     }
     Ok(text)
+}
+
+/// The first panic of a process, place and message: those that follow are its consequences.
+fn first_panic(error: &str) -> Option<&str> {
+    let panic = &error[error.find("panicked at ")?..];
+    let end = panic.match_indices('\n').nth(1).map_or(panic.len(), |(at, _)| at);
+    Some(&panic[..end])
 }
 
 /// Prints what a step reserves by the items of its batch, a line where that changes.
