@@ -8,13 +8,15 @@ use firebox::Bytes;
 use serde_json::{Value, json};
 
 use crate::cases::Case;
-use crate::process::Found;
+use crate::process::{Found, Left};
 
 /// What the processes of a case found.
 pub struct Compared {
     pub case: Case,
     /// At least one.
     pub found: Vec<Found>,
+    /// How the processes ended that died instead, and were run again.
+    pub died: Vec<String>,
 }
 
 impl Compared {
@@ -41,16 +43,20 @@ impl Compared {
         self.predicted() == self.most()
     }
 
-    /// Whether what is in use after a step was predicted to the byte, in all processes.
+    fn left(&self) -> impl Iterator<Item = Left> {
+        self.found.iter().filter_map(|found| found.left)
+    }
+
+    /// Whether what is in use after a step was predicted to the byte, wherever it was measured.
     pub fn in_use_is_exact(&self) -> bool {
-        self.found.iter().all(|found| found.predicted_in_use == found.in_use)
+        self.left().count() > 0 && self.left().all(|left| left.predicted == left.measured)
     }
 
     fn row(&self) -> Vec<String> {
         let mark = |mark: bool, text: &str| if mark { text.to_owned() } else { String::new() };
-        let in_use = match self.found.iter().find(|found| found.predicted_in_use != found.in_use) {
-            None => "=".to_owned(),
-            Some(found) => format!("{} not {}", found.predicted_in_use, found.in_use),
+        let in_use = match self.left().find(|left| left.predicted != left.measured) {
+            None => mark(self.in_use_is_exact(), "="),
+            Some(left) => format!("{} not {}", left.predicted, left.measured),
         };
         vec![
             self.case.to_string(),
@@ -73,8 +79,9 @@ impl Compared {
             "near_a_cliff": self.case.cliff,
             "predicted": all(|found| found.predicted),
             "reserved": all(|found| found.reserved),
-            "predicted_in_use": all(|found| found.predicted_in_use),
-            "in_use": all(|found| found.in_use),
+            "in_use": self.left().map(|left| left.measured.get()).collect::<Vec<_>>(),
+            "predicted_in_use": self.left().map(|left| left.predicted.get()).collect::<Vec<_>>(),
+            "died": self.died,
         })
     }
 }

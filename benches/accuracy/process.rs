@@ -61,10 +61,10 @@ macro_rules! subjects {
             }
         })*
 
-        /// Runs a case in this process.
-        pub fn run(case: &Case) -> anyhow::Result<Found> {
+        /// Runs a case in this process, and two more iterations if what they leave is asked for.
+        pub fn run(case: &Case, left: bool) -> anyhow::Result<Found> {
             match case.model {
-                $($name => measure::<zoo::$model<Training>>(case),)*
+                $($name => measure::<zoo::$model<Training>>(case, left),)*
                 other => bail!("there is no model `{other}`; `--list` names the cases of all"),
             }
         }
@@ -99,20 +99,26 @@ pub struct Found {
     pub predicted: Bytes,
     /// What the process had reserved after training.
     pub reserved: Bytes,
-    /// What two iterations leave alive, as predicted: model, optimizer and batch.
-    pub predicted_in_use: Bytes,
-    /// What they left alive.
-    pub in_use: Bytes,
+    /// What two iterations leave alive, if that was asked for.
+    pub left: Option<Left>,
+}
+
+/// What is in use after two iterations: the model, the optimizer's state and the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    pub predicted: Bytes,
+    pub measured: Bytes,
 }
 
 const MARK: &str = "found:";
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { predicted, reserved, predicted_in_use, in_use } = self;
-        let numbers = [predicted, reserved, predicted_in_use, in_use].map(|bytes| bytes.get());
-        write!(f, "{MARK}")?;
-        numbers.iter().try_for_each(|number| write!(f, " {number}"))
+        write!(f, "{MARK} {} {}", self.predicted.get(), self.reserved.get())?;
+        match self.left {
+            Some(left) => write!(f, " {} {}", left.predicted.get(), left.measured.get()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -120,14 +126,16 @@ impl Found {
     /// Reads the line that a process printed.
     pub fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.split(MARK).nth(1))?;
-        let numbers: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
-        let [predicted, reserved, predicted_in_use, in_use] = numbers[..] else { return None };
-        Some(Self {
-            predicted: Bytes::new(predicted),
-            reserved: Bytes::new(reserved),
-            predicted_in_use: Bytes::new(predicted_in_use),
-            in_use: Bytes::new(in_use),
-        })
+        let number = |word: &str| word.parse().ok().map(Bytes::new);
+        let numbers: Option<Vec<Bytes>> = line.split_whitespace().map(number).collect();
+        match numbers?[..] {
+            [predicted, reserved] => Some(Self { predicted, reserved, left: None }),
+            [predicted, reserved, left, measured] => {
+                let left = Some(Left { predicted: left, measured });
+                Some(Self { predicted, reserved, left })
+            }
+            _ => None,
+        }
     }
 }
 
@@ -136,12 +144,12 @@ fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
     Ok(Dry::<Base>::new(properties()).replay(&trace)?.peak)
 }
 
-fn measure<M: Subject>(case: &Case) -> anyhow::Result<Found> {
+fn measure<M: Subject>(case: &Case, left: bool) -> anyhow::Result<Found> {
     Training::seed(&Default::default(), SEED);
     let predicted = fit::<M>(case)?;
     let reserved = held().reserved;
-    let (predicted_in_use, in_use) = step::<M>(case)?;
-    Ok(Found { predicted, reserved, predicted_in_use, in_use })
+    let left = if left { Some(step::<M>(case)?) } else { None };
+    Ok(Found { predicted, reserved, left })
 }
 
 /// Trains as a user does, with loader threads, metrics and checkpoints; gives the predicted bytes.
@@ -174,8 +182,8 @@ fn fit<M: Subject>(case: &Case) -> anyhow::Result<Bytes> {
     Ok(fitted.memory.context("no batch was trained on")?.predicted)
 }
 
-/// What is in use after two iterations, predicted and measured: the model, the optimizer's state and the batch.
-fn step<M: Subject>(case: &Case) -> anyhow::Result<(Bytes, Bytes)> {
+/// Runs two iterations, on a device without memory and on the real one.
+fn step<M: Subject>(case: &Case) -> anyhow::Result<Left> {
     let device = Default::default();
     let items = case.micro.unwrap_or(case.items);
     let pieces = case.items / items;
@@ -186,7 +194,7 @@ fn step<M: Subject>(case: &Case) -> anyhow::Result<(Bytes, Bytes)> {
     let numbers: Vec<usize> = (0..items * pieces).collect();
     let batch = M::batch(&numbers, &device);
     let trained = train::<Training, M>(M::new(&device), &batch, items, pieces);
-    let in_use = held().in_use - before;
+    let measured = held().in_use - before;
     drop((trained, batch));
-    Ok((last.live, in_use))
+    Ok(Left { predicted: last.live, measured })
 }

@@ -79,7 +79,7 @@ pub struct ResNet<B: Backend> {
 
 impl<B: Backend> Zoo<B> for ResNet<B> {
     const NAME: &'static str = "resnet";
-    const ITEMS: usize = 400;
+    const ITEMS: usize = 250;
     type Batch = Images<B>;
 
     fn new(device: &B::Device) -> Self {
