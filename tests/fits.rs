@@ -1,7 +1,8 @@
-//! The search of the example `fits`: what it finds fits, one item more does not, and more memory never fits less.
+//! The search of the example `fits`: what it finds fits, one item more does not, and twice the memory fits more.
 
 #[path = "../examples/fits/models/cnn.rs"]
 mod cnn;
+#[allow(dead_code, reason = "written for the example")]
 #[path = "../examples/fits/search.rs"]
 mod search;
 
@@ -26,7 +27,7 @@ fn a_batch_is_found_that_fits_and_is_the_largest() {
     let card = |gib| Card::new("a card", Bytes::gib(gib), Capability::new(8, 6), 64);
     let rehearsals = Rehearsals::<B, _>::new(Cnn::new(28), &card(2)).expect("a dry device");
     let mut before = 0;
-    for gib in [2, 3, 6, 12] {
+    for gib in [2, 4, 8] {
         let card = card(gib);
         let fit = largest_batch(&card, &rehearsals).expect("the model trains");
         assert!(fit.batch > before, "{} fit in {gib} GiB, {before} in less", fit.batch);

@@ -2,7 +2,8 @@
 //!
 //! Two iterations with Adam are recorded for each size that is asked about, and replayed on the card's dry device. The
 //! first guess follows from two sizes and a straight line; from there the search doubles its steps until it has a size
-//! that fits and a larger one that does not, and halves the range between them.
+//! that fits and a larger one that does not, and halves the range between them. A few larger sizes are tried as well,
+//! because the pages of one more item can be so large that the pages of many more are smaller.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +20,9 @@ use firebox::{
 
 /// No card of today trains on more items at once.
 const MOST_ITEMS: usize = 1 << 22;
+
+/// How many sizes above the first answer are tried.
+const OTHER_SIZES: usize = 4;
 
 /// What a model reserves for a byte of its tensors, for the first guess only.
 const RESERVED_PER_USED: f64 = 1.25;
@@ -113,8 +117,8 @@ where
     }
 }
 
-/// The largest batch of which a training step fits `card`: it fits, and one item more does not. A batch that is larger
-/// still may fit again, where it needs other pages.
+/// The largest batch found of which a training step fits `card`: it fits, and one item more does not. No proof that no
+/// larger batch fits: not all were tried.
 pub fn largest_batch<B, S>(card: &Card, rehearsals: &Rehearsals<B, S>) -> anyhow::Result<Fit>
 where
     B: LazyBackend<Base = DryCuda> + AutodiffBackend<Device = DryDevice<Cuda>>,
@@ -136,7 +140,21 @@ where
         (Some(one), Some(two)) => guess(typical, &one, &two, budget),
         _ => typical,
     };
-    let batch = climb(start, |items| Ok::<_, anyhow::Error>(ask(items)?.peak <= budget))?;
+    let mut batch = climb(start, |items| Ok::<_, anyhow::Error>(ask(items)?.peak <= budget))?;
+    // What a larger batch needs can be less, where it needs other pages. No batch fits whose buffers do not.
+    let in_use =
+        |footprint: &Footprint| footprint.paging.as_ref().map_or(Bytes::ZERO, |p| p.in_use);
+    let per_item = ask(batch.max(1))?;
+    let most = (batch as f64 * budget.ratio(in_use(&per_item))) as usize;
+    for part in (1..=OTHER_SIZES).rev() {
+        let size = batch + (most.saturating_sub(batch)) * part / OTHER_SIZES;
+        if size > batch + 1 && ask(size)?.peak <= budget {
+            batch = climb(size, |items| {
+                Ok::<_, anyhow::Error>(items <= batch || ask(items)?.peak <= budget)
+            })?;
+            break;
+        }
+    }
     let (footprint, next) = (known.remove(&batch), known.remove(&(batch + 1)));
     Ok(Fit { card: card.clone(), budget, batch, footprint, next })
 }

@@ -8,7 +8,7 @@ use crate::search::Fit;
 /// One line a card.
 pub fn of(found: &[Fit]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_preset(presets::ASCII_MARKDOWN);
     table.set_header([
         "card",
         "memory",

@@ -6,7 +6,7 @@
 //! Multiprocessors are what `deviceQuery` or the driver printed on such a card, where a public issue has it; otherwise
 //! the published CUDA cores over the cores of one multiprocessor (64 in capability 7.5, 128 in 8.6 and 8.9), which is
 //! how the T4, the RTX 3060 and the RTX 4070 got theirs; the RTX 3070, the RTX 3090, the A10, the L40S and the H100
-//! have them from published specifications. The H200's is the H100's, which has the same chip; it was not looked up.
+//! have them from published specifications. The H200 was asked itself.
 //!
 //! The memory is what a CUDA program is told on Linux, which is less than the number on the box by what the driver and
 //! error correction keep. It is the "total capacity" in a message of PyTorch, to a hundredth of a GiB, or the bytes
