@@ -95,19 +95,19 @@ for name in "${parts[@]}"; do
             else part accuracy 480 "$bin/accuracy" --processes 10; fi ;;
         largest)
             if [ -n "$dry" ]; then
-                part largest 400 "$bin/gpu" largest --model small-gpt --memory 160MiB --steps 3 --stride 40 --limit 120
+                part largest 400 "$bin/gpu" largest --model cnn --memory 64MiB --steps 2 --stride 100 --limit 180
             else
                 part largest 300 "$bin/gpu" largest --model cnn,gpt --memory 4GiB,16GiB
             fi ;;
         ratio)
-            if [ -n "$dry" ]; then part ratio 120 "$bin/gpu" ratio --model small-gpt --rounds 1 --items 2
+            if [ -n "$dry" ]; then part ratio 240 "$bin/gpu" ratio --model cnn --rounds 1 --items 2
             else part ratio 120 "$bin/gpu" ratio; fi ;;
         plan)
-            if [ -n "$dry" ]; then part plan 120 "$bin/gpu" plan-time --model small-gpt --items 16 --memory 256MiB
+            if [ -n "$dry" ]; then part plan 120 "$bin/gpu" plan-time --model small-gpt --items 16 --memory 512MiB
             else part plan 90 "$bin/gpu" plan-time; fi ;;
         out-of-memory)
             if [ -n "$dry" ]; then
-                part out-of-memory 200 "$bin/gpu" out-of-memory --model small-gpt --items 64 --limit 90
+                part out-of-memory 200 "$bin/gpu" out-of-memory --model cnn --items 2000 --limit 150
             else
                 part out-of-memory 120 "$bin/gpu" out-of-memory --limit 50
             fi ;;
