@@ -39,13 +39,13 @@ impl Search {
             return Ok(());
         }
         let mut result = format!("result: bench=largest target={}", real::NAME);
-        let (mut least, mut most) = (f64::INFINITY, 0.0_f64);
+        let mut shares = Vec::new();
         for model in models {
             for budget in budgets {
                 match self.one(*model, *budget) {
                     Ok(found) => {
                         let share = found.planned as f64 / found.largest as f64;
-                        (least, most) = (least.min(share), most.max(share));
+                        shares.push(share);
                         println!(
                             "{} in {budget}: planned {} ({} predicted), largest {}, share {share:.3}",
                             model.name(),
@@ -58,7 +58,11 @@ impl Search {
                 }
             }
         }
-        result += &format!(" least={least:.3} most={most:.3}");
+        shares.sort_by(f64::total_cmp);
+        result += &format!(" cases={}", shares.len());
+        if let [least, ..] = shares[..] {
+            result += &format!(" least={least:.3} most={:.3}", shares[shares.len() - 1]);
+        }
         println!("{result}");
         Ok(())
     }
@@ -83,10 +87,13 @@ impl Search {
                 }
             }
         } else {
-            while !fits(largest)? {
+            loop {
                 largest = (largest as f64 / (1.0 + self.stride / 100.0)) as usize;
                 if largest == 0 {
                     bail!("not one item was measured to fit");
+                }
+                if fits(largest)? {
+                    break;
                 }
             }
         }
