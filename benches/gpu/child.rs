@@ -64,10 +64,12 @@ impl Ended {
         self.number("measured:", key).map(Bytes::new)
     }
 
-    /// The last thing that was said, or that it was killed.
+    /// How it ended and the error that it gave, or else the last thing that it said.
     pub fn reason(&self) -> String {
-        let last = self.text.lines().rev().map(str::trim).find(|line| !line.is_empty());
-        let last: String = last.unwrap_or("nothing was said").chars().take(300).collect();
+        let mut lines = self.text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let error = lines.clone().find(|line| line.starts_with("Error: "));
+        let last = error.or_else(|| lines.next_back()).unwrap_or("nothing was said");
+        let last: String = last.chars().take(300).collect();
         match self.status {
             None => format!("killed after {:.0} s; {last}", self.time.as_secs_f64()),
             Some(status) => format!("{status}; {last}"),
