@@ -7,10 +7,10 @@ use firebox::{Budget, Bytes};
 use crate::child::Ended;
 use crate::model::Subject;
 use crate::real;
-use crate::trial::Trial;
+use crate::trial::{Trial, UNNOTICED};
 
-/// Prints how each trial ended, and a line for scripts: an end with an error is what is wanted, a success that should
-/// not have been, a crash or a hang is not.
+/// Prints how each trial ended, and a line for scripts: an end with an error is what is wanted; a success that should
+/// not have been, a failure that only this bench noticed, a crash or a hang is not.
 pub fn run(model: Subject, items: &[usize], limit: Duration) -> anyhow::Result<()> {
     if real::NAME == "flex" {
         println!("not run: out-of-memory (the host's memory would run out)");
@@ -36,6 +36,7 @@ fn outcome(ended: &Ended) -> &'static str {
     match ended.status.map(|status| status.code()) {
         None => "hang",
         Some(Some(0)) => "success",
+        Some(Some(1)) if ended.text.contains(UNNOTICED) => "unnoticed",
         // What a `main` that returns an error exits with.
         Some(Some(1)) => "error",
         Some(Some(101)) => "panic",

@@ -19,6 +19,9 @@ use crate::real::{self, Device, Real};
 
 type B = Autodiff<Lazy<Real>>;
 
+/// What a trial says whose training came to its end although the device had failed.
+pub const UNNOTICED: &str = "the device failed, and training did not notice";
+
 /// Two batches of training, in micro-batches of a given size or as planned.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Trial {
@@ -101,7 +104,7 @@ impl Trial {
             .renderer(CliMetricsRenderer::new())
             .num_epochs(1);
         let fitted = learner.fit(training)?;
-        Real::sync(device).map_err(|error| anyhow::anyhow!("the device failed: {error:?}"))?;
+        Real::sync(device).map_err(|error| anyhow::anyhow!("{UNNOTICED}: {error:?}"))?;
         let report = fitted.report.as_ref();
         let (micro_batch, predicted) =
             report.map_or((0, Bytes::ZERO), |report| (report.micro_batch(), report.predicted()));
