@@ -77,6 +77,8 @@
 //!
 //! The loader's batch size stays what it was: it is the batch of one optimizer step.
 
+pub mod dry;
+
 pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally};
 pub use firebox_lazy::{
     Discarded, Lazy, LazyBackend, LazyTensor, RecordError, Recorder, Recording, Rehearsal,
@@ -88,7 +90,7 @@ pub use firebox_plan::{
 };
 pub use firebox_trace::{
     Bytes, Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint, Heap,
-    Items, Label, MemoryModel, Moment, OpIndex, Origin, Step, StructuralHash, TensorIndex,
+    Items, Label, MemoryModel, Moment, OpIndex, Origin, Paging, Step, StructuralHash, TensorIndex,
     TensorInfo, Trace, Use,
 };
 pub use firebox_train::{

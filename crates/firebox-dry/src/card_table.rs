@@ -1,13 +1,18 @@
 //! The table of cards.
 //!
-//! Capabilities and multiprocessors are as commonly published, and were not checked against NVIDIA's page "CUDA GPUs",
-//! its data sheets and its white papers, which are the sources to check them with; shared memory follows from the
-//! capability, see [`Capability::shared_memory`].
+//! Capabilities were checked against NVIDIA's page "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus);
+//! shared memory follows from the capability, see [`Capability::shared_memory`].
+//!
+//! Multiprocessors are what `deviceQuery` or the driver printed on such a card, where a public issue has it; otherwise
+//! the published CUDA cores over the cores of one multiprocessor (64 in capability 7.5, 128 in 8.6 and 8.9), which is
+//! how the T4, the RTX 3060 and the RTX 4070 got theirs; the RTX 3070, the RTX 3090, the A10, the L40S and the H100
+//! have them from published specifications. The H200 was asked itself.
 //!
 //! The memory is what a CUDA program is told on Linux, which is less than the number on the box by what the driver and
-//! error correction keep. It is the "total capacity" in a message of PyTorch, as users have attached them to the
-//! public issues that are named beside the cards, to a hundredth of a GiB. Drivers differ by a few hundredths; of
-//! several numbers the lowest is taken. For a card on the machine, ask the driver instead.
+//! error correction keep. It is the "total capacity" in a message of PyTorch, to a hundredth of a GiB, or the bytes
+//! that `deviceQuery` printed, as users have attached them to the public issues that are named beside the cards.
+//! Drivers differ by a few hundredths; of several numbers the lowest is taken. Two numbers are estimates, and say so.
+//! For a card on the machine, ask the driver instead.
 
 use std::sync::LazyLock;
 
@@ -24,26 +29,30 @@ pub(crate) static CARDS: LazyLock<Vec<Card>> = LazyLock::new(|| {
     vec![
         // Zheng-Chong/CatVTON#133.
         card("T4", 14.56, (7, 5), 40),
-        // An estimate: no such message was found.
+        // Kunhao-Liu/StyleGaussian#12.
         card("RTX 3060 12GB", 11.75, (8, 6), 28),
         // sshan-zhao/GASDA#19; akshitac8/OW-DETR#46 has 7.78.
         card("RTX 3070", 7.76, (8, 6), 46),
         // GaoLii/DSP#10.
         card("RTX 3090", 23.70, (8, 6), 82),
-        // An estimate: no such message was found.
+        // An estimate. nvidia-smi has 12,282 MiB (meta-llama/llama#466), of which a program is told less.
         card("RTX 4070", 11.70, (8, 9), 46),
-        // pinokiofactory/flux-webui#11; ali-vilab/VGen#104 has 23.64.
+        // pinokiofactory/flux-webui#11; ali-vilab/VGen#104 has 23.64. Multiprocessors: pc2/GPUInspector.jl#11.
         card("RTX 4090", 23.61, (8, 9), 128),
-        // TrajectoryCrafter/TrajectoryCrafter#20; Wan-Video/Wan2.1#465 has 31.37.
+        // TrajectoryCrafter/TrajectoryCrafter#20; Wan-Video/Wan2.1#465 has 31.37. deviceQuery has
+        // 33,677,180,928 bytes and 170 multiprocessors in aikitoria/open-gpu-kernel-modules#1.
         card("RTX 5090", 31.36, (12, 0), 170),
-        // An estimate: no such message was found.
-        card("A10", 22.00, (8, 6), 72),
-        // TianheWu/CoSeR#10.
-        card("A100 40GB", 39.50, (8, 0), 108),
-        // lianqi1008/Control-GIC#6; levihsu/OOTDiffusion#235 has 79.25.
+        // An estimate. nvidia-smi has 23,028 MiB (modal-labs/modal-client#2797); of the L4's 23,034 MiB a
+        // program is told 22,491.
+        card("A10", 21.95, (8, 6), 72),
+        // deviceQuery: 42,298,834,944 bytes, 108 multiprocessors (bottlerocket-os/bottlerocket#3873).
+        // TianheWu/CoSeR#10 has 39.50.
+        card("A100 40GB", 39.39, (8, 0), 108),
+        // lianqi1008/Control-GIC#6; levihsu/OOTDiffusion#235 has 79.25. 81,049 MiB and 108 multiprocessors:
+        // ekondis/mixbench#47.
         card("A100 80GB", 79.14, (8, 0), 108),
-        // An estimate: no such message was found.
-        card("L4", 22.00, (8, 9), 58),
+        // deviceQuery: 23,583,784,960 bytes, 58 multiprocessors (bottlerocket-os/bottlerocket-kernel-kit#139).
+        card("L4", 21.96, (8, 9), 58),
         // stepfun-ai/Step-Video-T2V#8.
         card("L40S", 44.42, (8, 9), 142),
         // vllm-project/vllm#27508.

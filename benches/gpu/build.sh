@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Builds what run.sh runs on a machine with a GPU and without cargo, and packs it: stripped, compressed, in
+# target-gpu-pack/. The CUDA version must not be above the one that the driver there knows (nvidia-smi names it).
+#
+#   benches/gpu/build.sh                   CUDA
+#   benches/gpu/build.sh vulkan dev        another backend and profile, for a dry run
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+features="${1:-cuda}"
+profile="${2:-release}"
+export CUDARC_CUDA_VERSION="${CUDARC_CUDA_VERSION:-13000}"
+pack="target-gpu-pack"
+most=$((64 << 20))
+
+# What is built: benches that exist, and on CUDA the tests of the device.
+targets=(--bench gpu)
+if [ -e benches/accuracy ] || [ -e benches/accuracy.rs ]; then targets+=(--bench accuracy); fi
+if [ "$features" = cuda ]; then targets+=(--test cuda); fi
+messages=$(mktemp)
+trap 'rm -f "$messages"' EXIT
+cargo build --workspace --profile "$profile" --features "$features" "${targets[@]}" \
+    --message-format=json-render-diagnostics > "$messages"
+
+rm -rf "$pack"
+mkdir -p "$pack"
+# cargo names the executables with a hash; the name of the target is in the same message.
+grep '"executable":"' "$messages" \
+    | sed -E 's/.*"target":\{[^}]*"name":"([^"]+)".*"executable":"([^"]+)".*/\1 \2/' \
+    | while read -r name path; do
+        cp "$path" "$pack/$name"
+        strip "$pack/$name"
+        echo "$name: $(stat -c %s "$pack/$name") bytes stripped"
+    done
+for target in "${targets[@]}"; do
+    case $target in
+        --*) ;;
+        *) [ -x "$pack/$target" ] || { echo "cargo said nothing of $target: look at its messages" >&2; exit 1; } ;;
+    esac
+done
+echo "features=$features profile=$profile cuda=$CUDARC_CUDA_VERSION commit=$(git rev-parse --short HEAD)" > "$pack/about"
+tar -C "$pack" -cf - . | xz -T0 -6 > "$pack.tar.xz"
+rm -rf "${pack:?}"/*
+mv "$pack.tar.xz" "$pack/pack.tar.xz"
+size=$(stat -c %s "$pack/pack.tar.xz")
+echo "$pack/pack.tar.xz: $size bytes"
+if [ "$size" -ge "$most" ]; then
+    echo "the pack is above $most bytes, and will not travel: build fewer targets" >&2
+    exit 1
+fi

@@ -1,0 +1,45 @@
+//! What happens when a step needs more memory than there is: trials whose budget is a lie.
+
+use std::time::Duration;
+
+use firebox::{Budget, Bytes};
+
+use crate::child::Ended;
+use crate::model::Subject;
+use crate::real;
+use crate::trial::{Trial, UNNOTICED};
+
+/// Prints how each trial ended, and a line for scripts: an end with an error is what is wanted; a success that should
+/// not have been, a failure that only this bench noticed, a crash or a hang is not.
+pub fn run(model: Subject, items: &[usize], limit: Duration) -> anyhow::Result<()> {
+    if real::NAME == "flex" {
+        println!("not run: out-of-memory (the host's memory would run out)");
+        return Ok(());
+    }
+    let mut result = format!("result: bench=out-of-memory target={}", real::NAME);
+    for items in items {
+        let memory = Budget::Bytes(Bytes::gib(1 << 20));
+        let (batch, micro_batch) = (*items, Some(*items));
+        let trial = Trial { model, batch, micro_batch, memory, plan_only: false };
+        let ended = Ended::of(trial, limit)?;
+        let outcome = outcome(&ended);
+        let seconds = ended.time.as_secs_f64();
+        println!("{} of {items}: {outcome} in {seconds:.1} s: {}", model.name(), ended.reason());
+        result += &format!(" items{items}={outcome}");
+    }
+    println!("{result}");
+    Ok(())
+}
+
+/// One word.
+fn outcome(ended: &Ended) -> &'static str {
+    match ended.status.map(|status| status.code()) {
+        None => "hang",
+        Some(Some(0)) => "success",
+        Some(Some(1)) if ended.text.contains(UNNOTICED) => "unnoticed",
+        // What a `main` that returns an error exits with.
+        Some(Some(1)) => "error",
+        Some(Some(101)) => "panic",
+        Some(_) => "crash",
+    }
+}

@@ -1,0 +1,109 @@
+//! How large a batch of a model fits on which card: a table over all cards that firebox knows, without a GPU.
+//!
+//! ```text
+//! cargo run --release --example fits
+//! cargo run --release --example fits -- --model gpt --sequence 512 --card 4090 --card h100
+//! ```
+//!
+//! A training step with Adam is recorded on a device without memory and replayed on one of each card. No weight and
+//! no batch is ever allocated. What a loader, metrics and checkpoints hold beside the step is not in the numbers.
+//!
+//! The last line is for scripts: the model, how many cards were asked about, the seconds, and the batch by card.
+
+mod models;
+mod search;
+mod table;
+
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use burn::backend::Autodiff;
+use clap::{Parser, ValueEnum};
+use firebox::Lazy;
+use firebox::dry::{Card, DryCuda};
+use indicatif::{ProgressBar, ProgressStyle};
+use rayon::prelude::*;
+
+use crate::models::{Cnn, Gpt, ResNet};
+use crate::search::{Fit, Rehearsals, Subject};
+
+type B = Autodiff<Lazy<DryCuda>>;
+
+/// How large a batch of a model fits on which card.
+#[derive(Parser)]
+struct Options {
+    /// The model.
+    #[arg(long, value_enum, default_value_t = Model::Cnn)]
+    model: Model,
+    /// Only this card; may be given several times. Default: all.
+    #[arg(long)]
+    card: Vec<String>,
+    /// The width and height of an image in pixels. Default: 28 for `cnn`, 224 for `resnet18`.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(8..=1024))]
+    image: Option<u32>,
+    /// The length of a text in tokens, for `gpt`.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    sequence: u32,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Model {
+    /// Two convolutions with batch normalization, two linear layers; grey images of 28 × 28 pixels.
+    Cnn,
+    /// ResNet-18 on colour images of 224 × 224 pixels.
+    Resnet18,
+    /// Twelve layers, 768 wide, a vocabulary of 8,192.
+    Gpt,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let image = |default| options.image.map_or(default, |pixels| pixels as usize);
+    match options.model {
+        Model::Cnn => run("cnn", Cnn::<B>::new(image(28)), &options),
+        Model::Resnet18 => run("resnet18", ResNet::<B>::new(image(224)), &options),
+        Model::Gpt => run("gpt", Gpt::<B>::new(options.sequence as usize), &options),
+    }
+}
+
+/// Searches on all cards at once, and prints what was found.
+fn run<S: Subject<B>>(name: &str, subject: S, options: &Options) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let cards = cards(&options.card)?;
+    let rehearsals = Rehearsals::new(subject, &cards[0])?;
+    let progress = ProgressBar::new(cards.len() as u64);
+    progress.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} cards, {elapsed}")?);
+    let found = cards.par_iter().map(|card| {
+        let fit = search::largest_batch(card, &rehearsals);
+        progress.inc(1);
+        fit.with_context(|| format!("no footprint on {}", card.name()))
+    });
+    let found: Vec<Fit> = found.collect::<anyhow::Result<_>>()?;
+    progress.finish_and_clear();
+
+    println!("{}, a training step with Adam:", rehearsals.title());
+    println!("{}", table::of(&found));
+    let seconds = started.elapsed().as_secs_f64();
+    print!("result: model={name} cards={} seconds={seconds:.1}", found.len());
+    for fit in &found {
+        print!(" {}={}", fit.card.name().to_lowercase().replace(' ', "-"), fit.batch);
+    }
+    println!();
+    Ok(())
+}
+
+/// The cards of these names, or all of the table.
+fn cards(names: &[String]) -> anyhow::Result<Vec<Card>> {
+    if names.is_empty() {
+        return Ok(Card::all().to_vec());
+    }
+    let mut cards = Vec::new();
+    for name in names {
+        let Some(card) = Card::named(name) else {
+            let known: Vec<&str> = Card::all().iter().map(Card::name).collect();
+            bail!("no card is called `{name}`; choose from: {}", known.join(", "));
+        };
+        cards.push(card);
+    }
+    Ok(cards)
+}

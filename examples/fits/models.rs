@@ -1,0 +1,17 @@
+//! The models that the example asks about.
+
+mod cnn;
+mod gpt;
+mod resnet;
+
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::prelude::*;
+
+pub use cnn::Cnn;
+pub use gpt::Gpt;
+pub use resnet::ResNet;
+
+/// The mean cross-entropy of `logits`, `[items, classes]`.
+fn cross_entropy<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
+    CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, targets)
+}

@@ -1,0 +1,90 @@
+//! The table that the example prints.
+
+use comfy_table::{CellAlignment, Table, presets};
+use firebox::{Bytes, Footprint, Paging};
+
+use crate::search::Fit;
+
+/// One line a card.
+pub fn of(found: &[Fit]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "card",
+        "memory",
+        "budget",
+        "batch",
+        "reserved",
+        "in use",
+        "pages",
+        "unused",
+        "largest buffer",
+        "one item more",
+    ]);
+    for fit in found {
+        let card =
+            [fit.card.name().to_owned(), fit.card.memory().to_string(), fit.budget.to_string()];
+        let pages = fit.footprint.as_ref().and_then(|footprint| footprint.paging.as_ref());
+        table.add_row(card.into_iter().chain(batch(fit.batch, pages)).chain([next(fit)]));
+    }
+    for column in 1..9 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// The batch and how its memory is cut.
+fn batch(items: usize, paging: Option<&Paging>) -> [String; 6] {
+    let Some(paging) = paging else { return [const { String::new() }; 6].map(|_| "-".into()) };
+    [
+        items.to_string(),
+        paging.reserved.to_string(),
+        paging.in_use.to_string(),
+        pages(paging),
+        format!("{:.0} %", 100.0 * paging.fragmentation()),
+        share(paging),
+    ]
+}
+
+/// How many pages there are, and of them the largest.
+fn pages(paging: &Paging) -> String {
+    let all: usize = paging.pages.values().sum();
+    match paging.pages.last_key_value() {
+        Some((size, count)) => format!("{all}, {count} of {size}"),
+        None => all.to_string(),
+    }
+}
+
+/// The largest buffer, as a share of the largest that the card can hold.
+fn share(paging: &Paging) -> String {
+    let share = 100.0 * paging.largest_buffer.ratio(paging.largest_page);
+    format!("{} ({share:.0} % of the limit)", paging.largest_buffer)
+}
+
+/// Why one item more does not fit.
+fn next(fit: &Fit) -> String {
+    let Some(next) = &fit.next else { return "not asked".into() };
+    match &next.paging {
+        Some(paging) if paging.is_refused() => {
+            format!("a buffer of {} is over a quarter of the card", paging.largest_buffer)
+        }
+        _ => format!("{} over the budget{}", next.peak - fit.budget, opened(fit, next)),
+    }
+}
+
+/// The page that one item more opens, if there is one such page.
+fn opened(fit: &Fit, next: &Footprint) -> String {
+    let (Some(now), Some(then)) =
+        (fit.footprint.as_ref().and_then(|now| now.paging.as_ref()), &next.paging)
+    else {
+        return String::new();
+    };
+    let count = |paging: &Paging, size: &Bytes| paging.pages.get(size).copied().unwrap_or(0);
+    let more = |size: &&Bytes| count(then, size) > count(now, size);
+    match then.pages.keys().rev().find(more) {
+        Some(size) => format!(": a page of {size}"),
+        None => String::new(),
+    }
+}

@@ -1,0 +1,47 @@
+//! The search of the example `fits`: what it finds fits, one item more does not, and twice the memory fits more.
+
+#[path = "../examples/fits/models/cnn.rs"]
+mod cnn;
+#[allow(dead_code, reason = "written for the example")]
+#[path = "../examples/fits/search.rs"]
+mod search;
+
+use burn::backend::Autodiff;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::prelude::*;
+use firebox::dry::{Capability, Card, Dry, DryCuda};
+use firebox::{Bytes, Lazy};
+
+use cnn::Cnn;
+use search::{Rehearsals, largest_batch};
+
+type B = Autodiff<Lazy<DryCuda>>;
+
+/// The mean cross-entropy of `logits`, `[items, classes]`.
+fn cross_entropy<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
+    CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, targets)
+}
+
+#[test]
+fn a_batch_is_found_that_fits_and_is_the_largest() {
+    let card = |gib| Card::new("a card", Bytes::gib(gib), Capability::new(8, 6), 64);
+    let rehearsals = Rehearsals::<B, _>::new(Cnn::new(28), &card(2)).expect("a dry device");
+    let mut before = 0;
+    for gib in [2, 4, 8] {
+        let card = card(gib);
+        let fit = largest_batch(&card, &rehearsals).expect("the model trains");
+        assert!(fit.batch > before, "{} fit in {gib} GiB, {before} in less", fit.batch);
+        before = fit.batch;
+
+        // The answer is asked for again: it does not hang on what was asked before.
+        let model = Dry::<DryCuda>::new(card.properties());
+        let peak = |items| {
+            let trace = rehearsals.trace(items).expect("the model records");
+            model.replay(&trace).expect("the model trains").peak
+        };
+        assert!(peak(fit.batch) <= fit.budget);
+        assert!(peak(fit.batch + 1) > fit.budget);
+        assert_eq!(fit.footprint.map(|footprint| footprint.peak), Some(peak(fit.batch)));
+        assert_eq!(fit.next.map(|next| next.peak), Some(peak(fit.batch + 1)));
+    }
+}
