@@ -15,7 +15,7 @@ use firebox_trace::{
 };
 
 use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked, stream_of};
-use crate::program::{Instruction, Program};
+use crate::program::{Instruction, Program, Templates};
 use crate::target::Target;
 use crate::translate::Types;
 use crate::twin::DryTwin;
@@ -49,6 +49,10 @@ pub struct Dry<B: DryTwin> {
 
 /// How often a trace is replayed at the most.
 pub const MOST_REPLAYS: usize = 6;
+
+/// How often the traces of a process follow each other at the most until they open no page any more: where a buffer is put
+/// depends on the gaps that earlier steps have left.
+const MOST_ROUNDS: usize = 4;
 
 /// How much the guess that stands in for a replay that failed is widened: between tensors and what the allocator
 /// reserves for them lay a factor of up to 2.4 when it was measured.
@@ -97,25 +101,23 @@ impl<B: DryTwin> Dry<B> {
         self.replay_after(&[], trace)
     }
 
-    /// The footprint of `trace` in a process that has run the traces of `before` and holds nothing of them any more: their
-    /// pages stay open and count. The traces are run twice in turn, since what the last one leaves behind is what the
-    /// first one finds when it comes again.
+    /// The footprint of `trace` in a process that has run the traces of `before`: their pages stay open and count. The traces
+    /// are run in turn until they open no page any more. A parameter or a part of the optimizer's state that one of them
+    /// leaves is what the next one finds under the same label.
     ///
     /// # Panics
     ///
     /// As [`replay`](Self::replay).
     pub fn replay_after(&self, before: &[&Trace], trace: &Trace) -> Result<Footprint, ReplayError> {
-        let before: Vec<Program> =
-            before.iter().map(|trace| Program::new(trace, self.types)).collect();
-        let program = Program::new(trace, self.types);
+        let mut life = Life::new([before, &[trace]].concat(), self.types);
         let mut lease = Lease::<B::Target>::take(&self.properties)?;
         let mut last: Option<Replay> = None;
         let mut most: Option<Replay> = None;
         for _ in 0..MOST_REPLAYS {
             self.replays.fetch_add(1, Ordering::Relaxed);
-            let replay = Replay::run::<B>(&mut lease, &before, &program)?;
+            let replay = life.run::<B>(&mut lease)?;
             if last.as_ref().is_some_and(|last| last.usage.peak == replay.usage.peak) {
-                return Ok(self.report(trace, replay, program.unaccounted, Estimate::UpperBound));
+                return Ok(self.report(trace, replay, life.unaccounted(), Estimate::UpperBound));
             }
             if most.as_ref().is_none_or(|most| most.usage.peak < replay.usage.peak) {
                 most = Some(replay.clone());
@@ -123,7 +125,7 @@ impl<B: DryTwin> Dry<B> {
             last = Some(replay);
         }
         let most = most.expect("a trace is replayed at least once");
-        Ok(self.report(trace, most, program.unaccounted, Estimate::Heuristic))
+        Ok(self.report(trace, most, life.unaccounted(), Estimate::Heuristic))
     }
 
     fn report(
@@ -215,39 +217,80 @@ struct Replay {
     usage: Usage,
 }
 
-impl Replay {
-    fn run<B: DryTwin>(
-        lease: &mut Lease<B::Target>,
-        before: &[Program],
-        program: &Program,
-    ) -> Result<Self, Panicked> {
+/// The life of a process: traces, one after the other and round and round, as training and validation follow each other.
+struct Life<'a> {
+    traces: Vec<&'a Trace>,
+    types: Types,
+    /// For each trace.
+    templates: Vec<Templates>,
+    /// The programs of the rounds so far: each goes on with what the one before it left.
+    programs: Vec<Program>,
+}
+
+impl<'a> Life<'a> {
+    fn new(traces: Vec<&'a Trace>, types: Types) -> Self {
+        let templates = traces.iter().map(|_| Templates::new()).collect();
+        Self { traces, types, templates, programs: Vec::new() }
+    }
+
+    /// Lives once, until a round opens no page any more, at most [`MOST_ROUNDS`] rounds.
+    fn run<B: DryTwin>(&mut self, lease: &mut Lease<B::Target>) -> Result<Replay, Panicked> {
         let ((baseline, timeline), usage) = lease.run(|device| {
-            if before.is_empty() {
-                return pass::<B>(device, program);
+            let monitor = Monitor::of(device);
+            let runner = Runner::<B::Twin>::new(device.clone());
+            let mut memory = Default::default();
+            for round in 0..MOST_ROUNDS {
+                let before = monitor.reserved();
+                for place in 0..self.traces.len() {
+                    let program = self.program(round * self.traces.len() + place);
+                    memory = pass::<B>(device, &runner, &monitor, program);
+                }
+                if round > 0 && monitor.reserved() == before {
+                    break;
+                }
             }
-            // Round and round, as training and validation follow each other.
-            before.iter().for_each(|program| drop(pass::<B>(device, program)));
-            pass::<B>(device, program);
-            before.iter().for_each(|program| drop(pass::<B>(device, program)));
-            pass::<B>(device, program)
+            drop(runner);
+            B::Twin::sync(device).expect("a dry device does not fail");
+            memory
         })?;
-        Ok(Self { baseline, timeline, usage })
+        Ok(Replay { baseline, timeline, usage })
+    }
+
+    fn program(&mut self, number: usize) -> &Program {
+        if number == self.programs.len() {
+            let place = number % self.traces.len();
+            let (trace, templates) = (self.traces[place], &mut self.templates[place]);
+            let program = Program::new(trace, self.types, templates, self.programs.last());
+            self.programs.push(program);
+        }
+        &self.programs[number]
+    }
+
+    /// The names of the calls that cannot be run.
+    fn unaccounted(&self) -> Vec<String> {
+        self.programs
+            .get(self.traces.len() - 1)
+            .map(|program| program.unaccounted.clone())
+            .unwrap_or_default()
     }
 }
 
-/// Runs a program on tensors of its own, and lets go of all of them; gives the bytes of what existed before, and the
-/// memory at each step.
-fn pass<B: DryTwin>(device: &DryDevice<B::Target>, program: &Program) -> (Bytes, Vec<Moment>) {
-    let monitor = Monitor::of(device);
-    let runner = Runner::<B::Twin>::new(device.clone());
+/// Runs a program, and gives the bytes of what existed before and the memory at each step.
+fn pass<B: DryTwin>(
+    device: &DryDevice<B::Target>,
+    runner: &Runner<B::Twin>,
+    monitor: &Monitor<B::Target>,
+    program: &Program,
+) -> (Bytes, Vec<Moment>) {
+    program.discarded.iter().for_each(|instruction| execute(runner, instruction));
     for (tensor, worker) in &program.existing {
-        stream_of(*worker).executes(|| upload(&runner, tensor));
+        stream_of(*worker).executes(|| upload(runner, tensor));
     }
     let baseline = monitor.usage().in_use;
     let mut timeline = Vec::with_capacity(program.steps.len());
     let mut live = baseline;
     for step in &program.steps {
-        step.iter().for_each(|instruction| execute(&runner, instruction));
+        step.iter().for_each(|instruction| execute(runner, instruction));
         if step.is_empty() {
             live = monitor.usage().in_use;
         }
@@ -258,7 +301,7 @@ fn pass<B: DryTwin>(device: &DryDevice<B::Target>, program: &Program) -> (Bytes,
     if let Some(last) = timeline.last_mut() {
         *last = Moment { live: monitor.usage().in_use, peak: monitor.reserved() };
     }
-    drop(runner);
+    program.ends.iter().for_each(|instruction| execute(runner, instruction));
     B::Twin::sync(device).expect("a dry device does not fail");
     (baseline, timeline)
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use burn_backend::tensor::IndexingUpdateOp;
 use burn_ir::{BaseOperationIr, FloatOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
-use firebox_trace::{Call, DescriptionIndex, Step, TensorIndex, Trace};
+use firebox_trace::{Call, Category, DescriptionIndex, Label, Step, TensorIndex, Trace};
 
 use crate::translate::{Template, Types};
 
@@ -20,58 +20,137 @@ pub(crate) enum Instruction {
     Drain,
 }
 
-/// A trace, ready to be run as often as it takes.
+/// A trace, ready to be run.
 pub(crate) struct Program {
-    /// The tensors that exist before the first step, and the loader thread in whose pools each of them lies.
+    /// The tensors to make before the first step, each with the loader thread on whose stream it lies. Those that an earlier
+    /// program left behind are not among them.
     pub(crate) existing: Vec<(TensorIr, Option<u16>)>,
+    /// What an earlier program left behind and this one does not go on with: to be freed before the first step.
+    pub(crate) discarded: Vec<Instruction>,
     /// The instructions of each step.
     pub(crate) steps: Vec<Vec<Instruction>>,
+    /// What is alive after the last step and is not gone on with: batches, outputs.
+    pub(crate) ends: Vec<Instruction>,
+    /// What a program that follows can go on with.
+    pub(crate) left: Vec<Left>,
     /// The names of the calls that cannot be run, each once.
     pub(crate) unaccounted: Vec<String>,
+    /// The first tensor number that is free.
+    next: u64,
+}
+
+/// The descriptions of a trace, ready to be numbered.
+pub(crate) type Templates = HashMap<DescriptionIndex, Template>;
+
+/// A parameter, or a part of the optimizer's state, at the end of a program.
+#[derive(Clone, Debug)]
+pub(crate) struct Left {
+    label: Label,
+    tensor: TensorIr,
 }
 
 impl Program {
-    /// Compiles `trace` for a target with these element types.
+    /// Compiles `trace` for a target with these element types, to run behind `earlier`.
+    ///
+    /// A parameter or a part of the optimizer's state that exists before the trace is what the earlier program has left of
+    /// the same name, form and kind.
     ///
     /// # Panics
     ///
     /// If the trace contradicts itself.
-    pub(crate) fn new(trace: &Trace, types: Types) -> Self {
-        let existing = trace.existing();
-        let existing =
-            existing.map(|tensor| (made(trace, tensor, &types), trace.tensor(tensor).worker));
-        let existing = existing.collect();
+    pub(crate) fn new(
+        trace: &Trace,
+        types: Types,
+        templates: &mut Templates,
+        earlier: Option<&Self>,
+    ) -> Self {
+        let mut left: Vec<Left> = earlier.map(|program| program.left.clone()).unwrap_or_default();
+        let first = earlier.map_or(0, |program| program.next);
         let mut compiler = Compiler {
             trace,
             types,
-            templates: HashMap::new(),
-            next: trace.tensors.len() as u64,
+            templates,
+            first,
+            taken_over: HashMap::new(),
+            next: first + trace.tensors.len() as u64,
             unaccounted: Vec::new(),
         };
+        let mut existing = Vec::new();
+        for tensor in trace.existing() {
+            let form = compiler.made(tensor);
+            let is_same = |left: &Left| {
+                trace.tensor(tensor).label.as_ref() == Some(&left.label)
+                    && left.tensor.shape == form.shape
+                    && left.tensor.dtype == form.dtype
+            };
+            match left.iter().position(is_same) {
+                Some(at) => {
+                    let taken = left.remove(at);
+                    compiler.taken_over.insert(tensor, taken.tensor.id);
+                }
+                None => existing.push((form, trace.tensor(tensor).worker)),
+            }
+        }
         let steps = trace.steps.iter().map(|step| compiler.step(step)).collect();
-        Self { existing, steps, unaccounted: compiler.unaccounted }
+        let discarded = left.into_iter().map(|left| drop_of(left.tensor)).collect();
+        let (left, ends) = compiler.end();
+        let Compiler { unaccounted, next, .. } = compiler;
+        Self { existing, discarded, steps, ends, left, unaccounted, next }
     }
 }
 
 struct Compiler<'a> {
     trace: &'a Trace,
     types: Types,
-    templates: HashMap<DescriptionIndex, Template>,
+    templates: &'a mut Templates,
+    /// The number of the trace's first tensor.
+    first: u64,
+    /// The numbers of the tensors that an earlier program has left.
+    taken_over: HashMap<TensorIndex, TensorId>,
     /// The next number for a tensor that only a description knows.
     next: u64,
     unaccounted: Vec<String>,
 }
 
 impl Compiler<'_> {
+    fn global(&self, tensor: TensorIndex) -> TensorId {
+        let own = || TensorId::new(self.first + u64::from(tensor.0));
+        self.taken_over.get(&tensor).copied().unwrap_or_else(own)
+    }
+
+    /// A tensor of the trace as it is when it is made.
+    fn made(&self, tensor: TensorIndex) -> TensorIr {
+        let info = self.trace.tensor(tensor);
+        let dtype = self.types.translate(info.dtype);
+        TensorIr::uninit(self.global(tensor), info.shape.clone(), dtype)
+    }
+
+    /// What is alive at the end: what a following program may go on with, and the ends of all else.
+    fn end(&self) -> (Vec<Left>, Vec<Instruction>) {
+        let (mut left, mut ends) = (Vec::new(), Vec::new());
+        for tensor in self.trace.survivors() {
+            let label = self.trace.tensor(tensor).label.as_ref().filter(|label| {
+                matches!(label.category, Category::Parameter | Category::OptimizerState)
+            });
+            match label {
+                Some(label) => {
+                    left.push(Left { label: label.clone(), tensor: self.made(tensor) });
+                }
+                None => ends.push(self.free(tensor)),
+            }
+        }
+        (left, ends)
+    }
+
     fn step(&mut self, step: &Step) -> Vec<Instruction> {
         match step {
             Step::Call(call) => self.call(call),
             Step::Upload { output, .. } => {
-                vec![Instruction::Upload(made(self.trace, *output, &self.types))]
+                vec![Instruction::Upload(self.made(*output))]
             }
             Step::Free(tensor) => vec![self.free(*tensor)],
             Step::Read(read) => {
-                let mut tensor = made(self.trace, read.tensor, &self.types);
+                let mut tensor = self.made(read.tensor);
                 tensor.status = status(read.last);
                 vec![Instruction::Read(tensor)]
             }
@@ -85,15 +164,14 @@ impl Compiler<'_> {
         if description.operations.iter().any(is_unknown_to_the_runner) {
             return self.stand_in(call);
         }
-        let template = self
-            .templates
-            .entry(call.description)
-            .or_insert_with(|| Template::new(&description.operations, &self.types));
         let inputs = call.inputs.iter().map(|input| input.tensor).enumerate();
-        let inputs = inputs.map(|(number, tensor)| (number as u64, global(tensor)));
-        let outputs =
-            description.outputs.iter().copied().zip(call.outputs.iter().copied().map(global));
-        let mut numbers: HashMap<u64, TensorId> = inputs.chain(outputs).collect();
+        let inputs = inputs.map(|(number, tensor)| (number as u64, tensor));
+        let outputs = description.outputs.iter().copied().zip(call.outputs.iter().copied());
+        let numbers = inputs.chain(outputs);
+        let mut numbers: HashMap<u64, TensorId> =
+            numbers.map(|(local, tensor)| (local, self.global(tensor))).collect();
+        let new = || Template::new(&description.operations, &self.types);
+        let template = self.templates.entry(call.description).or_insert_with(new);
         let next = &mut self.next;
         let operations = template.number(|local| {
             *numbers.entry(local.value()).or_insert_with(|| {
@@ -113,7 +191,7 @@ impl Compiler<'_> {
         }
         // What the call owns dies with it, whether the description uses it or not.
         let owned = call.inputs.iter().filter(|input| input.last).map(|input| input.tensor);
-        let left = owned.filter(|tensor| !consumed.contains(&global(*tensor)));
+        let left = owned.filter(|tensor| !consumed.contains(&self.global(*tensor)));
         let left: Vec<TensorIndex> = left.collect();
         instructions.extend(left.into_iter().map(|tensor| self.free(tensor)));
         instructions
@@ -124,31 +202,24 @@ impl Compiler<'_> {
         if !self.unaccounted.iter().any(|name| *name == call.name) {
             self.unaccounted.push(call.name.to_string());
         }
-        let results = call.outputs.iter().map(|tensor| made(self.trace, *tensor, &self.types));
+        let results = call.outputs.iter().map(|tensor| self.made(*tensor));
         let owned = call.inputs.iter().filter(|input| input.last);
         let freed = owned.map(|input| self.free(input.tensor));
         results.map(Instruction::Upload).chain(freed).collect()
     }
 
     fn free(&self, tensor: TensorIndex) -> Instruction {
-        let mut tensor = made(self.trace, tensor, &self.types);
-        tensor.status = TensorStatus::ReadWrite;
-        Instruction::Run(Box::new(OperationIr::Drop(tensor)))
+        drop_of(self.made(tensor))
     }
 }
 
-fn global(tensor: TensorIndex) -> TensorId {
-    TensorId::new(tensor.0 as u64)
+fn drop_of(mut tensor: TensorIr) -> Instruction {
+    tensor.status = TensorStatus::ReadWrite;
+    Instruction::Run(Box::new(OperationIr::Drop(tensor)))
 }
 
 fn status(last: bool) -> TensorStatus {
     if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly }
-}
-
-/// A tensor of the trace as it is when it is made.
-fn made(trace: &Trace, tensor: TensorIndex, types: &Types) -> TensorIr {
-    let info = trace.tensor(tensor);
-    TensorIr::uninit(global(tensor), info.shape.clone(), types.translate(info.dtype))
 }
 
 /// Whether burn-router's runner would panic at the operation (`runner.rs` of burn-router).

@@ -119,7 +119,11 @@ fn a_footprint_says_what_its_pages_are_for() {
     let paging = footprint.paging.as_ref().expect("a GPU has pages");
     assert_eq!(footprint.categories.total(), footprint.peak);
     assert!(footprint.categories.get(Category::Activation) > Bytes::mib(12), "{footprint:?}");
-    assert!(footprint.baseline > Bytes::ZERO && footprint.baseline < Bytes::mib(2));
+    assert!(
+        footprint.baseline > Bytes::ZERO && footprint.baseline < Bytes::mib(2),
+        "{}",
+        footprint.baseline
+    );
     assert_eq!(footprint.timeline.len(), trace.steps.len());
     assert_eq!(footprint.timeline.last().map(|moment| moment.peak), Some(paging.reserved));
     assert_eq!(footprint.timeline[footprint.at.0 as usize].peak, paging.reserved);

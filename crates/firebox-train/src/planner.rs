@@ -220,6 +220,11 @@ impl Planner {
         Ok(())
     }
 
+    /// Whether planning has run parts of steps, which has opened pages.
+    pub(crate) fn has_run_steps(&self) -> bool {
+        self.reads
+    }
+
     /// The most that any plan is predicted to need.
     pub(crate) fn predicted(&self) -> Bytes {
         self.plans.values().map(|planned| planned.plan.peak()).max().unwrap_or_default()

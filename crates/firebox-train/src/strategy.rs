@@ -425,6 +425,9 @@ where
     /// Says how batches of this size are run from now on.
     fn report(&self, phase: Phase, items: usize) {
         let planner = self.planner.as_ref().expect("a plan was made");
+        if planner.has_run_steps() {
+            <B as LazyBackend>::Base::give_back(&self.device);
+        }
         let planned = planner.planned(phase, items).expect("a plan was made");
         let plans = &mut self.strategy.outcome().plans;
         let model = self.learner.model();
