@@ -238,12 +238,17 @@ impl<'a> Life<'a> {
         let ((baseline, timeline), usage) = lease.run(|device| {
             let monitor = Monitor::of(device);
             let runner = Runner::<B::Twin>::new(device.clone());
-            let mut memory = Default::default();
+            let mut memory = (Bytes::ZERO, Vec::new());
             for round in 0..MOST_ROUNDS {
                 let before = monitor.reserved();
                 for place in 0..self.traces.len() {
+                    let open = monitor.reserved();
                     let program = self.program(round * self.traces.len() + place);
-                    memory = pass::<B>(device, &runner, &monitor, program);
+                    let (baseline, moments) = pass::<B>(device, &runner, &monitor, program);
+                    if place + 1 == self.traces.len() {
+                        let grew = monitor.reserved() > open;
+                        memory = (baseline, merge(memory.1, moments, grew));
+                    }
                 }
                 if round > 0 && monitor.reserved() == before {
                     break;
@@ -273,6 +278,15 @@ impl<'a> Life<'a> {
             .map(|program| program.unaccounted.clone())
             .unwrap_or_default()
     }
+}
+
+/// What is alive as in the latest round; pages as in the latest that opened one, which tells where it was opened.
+fn merge(earlier: Vec<Moment>, latest: Vec<Moment>, opened: bool) -> Vec<Moment> {
+    if opened || earlier.is_empty() {
+        return latest;
+    }
+    let moments = earlier.into_iter().zip(latest);
+    moments.map(|(earlier, latest)| Moment { live: latest.live, peak: earlier.peak }).collect()
 }
 
 /// Runs a program, and gives the bytes of what existed before and the memory at each step.

@@ -53,6 +53,21 @@ impl TrainingGuard {
         Self { thread: PhantomData }
     }
 
+    /// Runs `work`, which queues operations, while no other thread gets at the queue.
+    ///
+    /// A thread that reads a tensor has burn's fusion run what is queued on the tensor's stream. In the middle of a step that
+    /// would cut operations apart that are otherwise run as one, by chance, and with them the memory that they need. So
+    /// other threads wait meanwhile; `work` should leave the queue empty, and must not wait for them.
+    ///
+    /// ```
+    /// let guard = firebox_lazy::TrainingGuard::enter();
+    /// assert_eq!(guard.alone(|| 1 + 1), 2);
+    /// ```
+    pub fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _turn = turn();
+        work()
+    }
+
     /// Lets go of the tensors that other threads have left so far. Outside a recording.
     pub fn collect(&self) {
         let left = std::mem::take(&mut *left());
@@ -66,6 +81,19 @@ impl Drop for TrainingGuard {
         IS_TRAINING.set(false);
         self.collect();
     }
+}
+
+/// Held by whoever queues operations, while there is a training thread.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until the training thread has left the queue empty, if this is another thread.
+#[inline]
+pub(crate) fn wait_for_turn() -> Option<MutexGuard<'static, ()>> {
+    is_elsewhere().then(turn)
 }
 
 fn left() -> MutexGuard<'static, Vec<Left>> {

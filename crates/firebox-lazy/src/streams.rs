@@ -11,7 +11,7 @@ use std::thread;
 
 use burn_backend::StreamId;
 
-use crate::handover::{Held, is_elsewhere};
+use crate::handover::{Held, is_elsewhere, wait_for_turn};
 
 /// What burn names the threads of its `MultiThreadDataLoader`; the number of the worker follows.
 const THREAD_NAME: &str = "dataloader-";
@@ -86,6 +86,7 @@ pub(crate) fn worker_of_name(name: &str) -> Option<u16> {
 #[inline]
 pub(crate) fn on_stream<R>(call: impl FnOnce() -> R) -> R {
     let _held = UntilDone;
+    let _turn = wait_for_turn();
     match current_worker() {
         None => call(),
         Some(worker) => stream_of_worker(worker).executes(call),

@@ -31,7 +31,27 @@ pub enum Probing {
     FromOne,
 }
 
-/// How to plan. Default: [`Sizing::Even`], [`Probing::FromWhole`].
+/// What to do where a slightly larger micro-batch needs far more memory, as on a GPU when it opens another page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cliffs {
+    /// Take the fewest micro-batches that fit. The default.
+    #[default]
+    Ignore,
+    /// Take a split with more steps if its largest micro-batch is at most a tenth smaller and needs at least a fifth less:
+    /// the rest of the memory stays free for others. The bounds are rough: below them the time that more steps cost
+    /// outweighs what is saved. Does not concern a batch that fits whole, nor [`Sizing::Fixed`].
+    Avoid,
+}
+
+impl Cliffs {
+    /// The largest part of a size that may be given up.
+    pub(crate) const SLIGHTLY: f64 = 0.1;
+    /// The least part of its memory that must be saved for that.
+    pub(crate) const FAR_LESS: f64 = 0.2;
+}
+
+/// How to plan. Default: [`Sizing::Even`], [`Probing::FromWhole`], [`Cliffs::Ignore`].
 ///
 /// ```
 /// use firebox_plan::{PlanOptions, Probing, Sizing};
@@ -47,12 +67,14 @@ pub struct PlanOptions {
     pub sizing: Sizing,
     /// In what order sizes are tried.
     pub probing: Probing,
+    /// What to do where a slightly larger micro-batch needs far more memory.
+    pub cliffs: Cliffs,
 }
 
 impl PlanOptions {
     /// The defaults.
     pub const fn new() -> Self {
-        Self { sizing: Sizing::Even, probing: Probing::FromWhole }
+        Self { sizing: Sizing::Even, probing: Probing::FromWhole, cliffs: Cliffs::Ignore }
     }
 
     /// Sets which micro-batch sizes a plan may use.
@@ -64,6 +86,12 @@ impl PlanOptions {
     /// Sets in what order sizes are tried.
     pub const fn probing(mut self, probing: Probing) -> Self {
         self.probing = probing;
+        self
+    }
+
+    /// Sets what to do where a slightly larger micro-batch needs far more memory.
+    pub const fn cliffs(mut self, cliffs: Cliffs) -> Self {
+        self.cliffs = cliffs;
         self
     }
 }

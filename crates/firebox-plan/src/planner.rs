@@ -13,7 +13,7 @@ use crate::checker;
 use crate::error::{DoesNotFit, FixedDoesNotFit, PlanError};
 use crate::ladder::Ladder;
 use crate::need::{Accumulating, Need};
-use crate::options::{PlanOptions, Probing, Sizing};
+use crate::options::{Cliffs, PlanOptions, Probing, Sizing};
 use crate::outcome::Plan;
 use crate::split::Split;
 
@@ -34,7 +34,8 @@ const NEIGHBOURS: usize = 4;
 /// plan with fewer steps fits under the same sizing.
 ///
 /// For footprints where a larger size may need less, fewer steps than those found may be possible, and where one item
-/// does not fit, only a few of the next larger sizes are tried. With [`Probing::FromOne`] nothing above the first size
+/// does not fit, only a few of the next larger sizes are tried. With [`Cliffs::Avoid`] there may be more steps than the
+/// fewest, and every size down to a tenth below the one that was found is asked for. With [`Probing::FromOne`] nothing above the first size
 /// that does not fit is tried.
 ///
 /// # How often it asks
@@ -87,6 +88,7 @@ pub fn plan<E>(
         batch: batch.get(),
         budget,
         probing: options.probing,
+        cliffs: options.cliffs,
         answers: Answers::new(footprint_of),
     };
     let split = match options.sizing {
@@ -106,6 +108,7 @@ struct Search<F> {
     batch: usize,
     budget: Bytes,
     probing: Probing,
+    cliffs: Cliffs,
     answers: Answers<F>,
 }
 
@@ -122,10 +125,37 @@ where
         for rung in rungs_to_settle(open, found) {
             let split = ladder.split(rung);
             if self.all_fit(&split)? {
-                return Ok(split);
+                return match self.cliffs {
+                    Cliffs::Ignore => Ok(split),
+                    Cliffs::Avoid => self.below_cliff(ladder, rung),
+                };
             }
         }
         Err(PlanError::DoesNotFit(self.one_item_does_not_fit()))
+    }
+
+    /// The split of a rung that fits, or the first below it that is slightly smaller and needs far less.
+    fn below_cliff(&mut self, ladder: &Ladder, rung: usize) -> Result<Split, PlanError<E>> {
+        let (size, peak) = (ladder.size(rung), self.peak(&ladder.split(rung)));
+        let least = (size as f64 * (1.0 - Cliffs::SLIGHTLY)).ceil() as usize;
+        let enough = peak.scale(1.0 - Cliffs::FAR_LESS);
+        for lower in rung + 1..ladder.len() {
+            if ladder.size(lower) < least {
+                break;
+            }
+            let split = ladder.split(lower);
+            if self.all_fit(&split)? && self.peak(&split) <= enough {
+                return Ok(split);
+            }
+        }
+        Ok(ladder.split(rung))
+    }
+
+    /// What a split needs whose sizes have all been asked for.
+    fn peak(&self, split: &Split) -> Bytes {
+        let known = |size| self.answers.known(size, split.accumulating());
+        let peaks = split.runs().filter_map(|run| known(run.size)).map(|answer| answer.need.peak);
+        peaks.max().unwrap_or_default()
     }
 
     /// Micro-batches of `size` items, verified.

@@ -5,7 +5,9 @@
 
 use std::convert::Infallible;
 
-use firebox_plan::{Accumulating, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan};
+use firebox_plan::{
+    Accumulating, Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan,
+};
 use firebox_trace::{Bytes, Items};
 
 const EVEN: PlanOptions = options(Sizing::Even, Probing::FromWhole);
@@ -184,6 +186,24 @@ fn a_fixed_size_where_not_even_one_item_fits() {
     // One item would fit as a batch of its own; but this batch has two.
     let error = one_item_needs(30, 1, 29);
     check(2, 29, fixed(2), affine(28, 1, 1), &error);
+}
+
+#[test]
+fn a_slightly_smaller_size_that_needs_far_less_is_preferred() {
+    const AVOID: PlanOptions = EVEN.cliffs(Cliffs::Avoid);
+    // A page of 60 MiB is opened from `edge` items on.
+    let paged = |edge: usize| {
+        move |items: usize, _: Accumulating| items as u64 + if items >= edge { 60 } else { 0 }
+    };
+    // 1000 = 7 x 143 is the first that fits 210 MiB, 8 x 125 is more than a tenth smaller.
+    check(1000, 210, EVEN, paged(143), "1000 = 6 x 143 + 1 x 142");
+    check(1000, 210, AVOID, paged(143), "1000 = 6 x 143 + 1 x 142");
+    // 12 x 84 needs 144, 13 x 77 needs 77.
+    check(1000, 144, EVEN, paged(80), "1000 = 4 x 84 + 8 x 83");
+    check(1000, 144, AVOID, paged(80), "1000 = 12 x 77 + 1 x 76");
+    // Without a cliff a smaller size saves no more than it is smaller.
+    check(1000, 100, AVOID, paged(2000), "1000 = 10 x 100");
+    check(100, 200, AVOID, paged(99), "100 = 1 x 100");
 }
 
 #[test]

@@ -9,8 +9,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn_backend::Backend;
+use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_cubecl::{BoolElement, CubeBackend, FloatElement, IntElement};
 use burn_fusion::Fusion;
+use burn_fusion::client::GlobalFusionClient;
 use burn_router::{BackendRouter, RunnerChannel};
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;
@@ -40,6 +42,13 @@ pub trait DeviceMemory: Backend {
     ///
     /// [`TrainError::UnknownMemory`] where there is nobody to ask, which is so on wgpu.
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
+
+    /// Whether operations are queued and run together, as burn's fusion does. Default: no.
+    const FUSES: bool = false;
+
+    /// Has the operations run that this thread has queued, as far as the backend [fuses](Self::FUSES) them. Does not wait for
+    /// the device.
+    fn drain(_device: &Self::Device) {}
 
     /// What the backend's allocator holds on `device` for this process, over all its streams. `None` where the backend has
     /// no allocator of its own, which is so on the CPU.
@@ -129,6 +138,12 @@ where
     I: IntElement,
     B: BoolElement,
 {
+    const FUSES: bool = true;
+
+    fn drain(device: &Self::Device) {
+        GlobalFusionClient::<FusionCubeRuntime<R>>::load(device).sync(|| ());
+    }
+
     fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
         Arc::new(Dry::<Self>::new(R::client(device).properties().clone()))
     }

@@ -4,16 +4,17 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
-use firebox_lazy::{LazyBackend, RecordError, restore};
+use firebox_lazy::{LazyBackend, RecordError, TrainingGuard, restore};
 use firebox_trace::{Bytes, Items};
 
+use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError, panic_message};
 use crate::planner::Planner;
 use crate::splitter::Splitter;
 
 /// Runs `step` on the items `range` of `batch`, or on parts of them if all do not fit, and hands every output with
 /// its weight to `sink`.
-pub(crate) struct MicroStep<'a, B, M, I, S> {
+pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
     pub(crate) phase: Phase,
     pub(crate) planner: &'a mut Planner,
     pub(crate) module: &'a M,
@@ -26,12 +27,33 @@ pub(crate) struct MicroStep<'a, B, M, I, S> {
     /// What is alive on top of that once the batch is split further than planned: the sum of the gradients, if the plan
     /// knows of none.
     pub(crate) sum: Bytes,
-    pub(crate) backend: std::marker::PhantomData<fn() -> B>,
+    /// The device, and what keeps other threads away from its queue.
+    pub(crate) queue: Queue<'a, B>,
+}
+
+/// The queue of a device that fuses operations, between the training thread and those that burn has for metrics and
+/// checkpoints.
+pub(crate) struct Queue<'a, B: LazyBackend> {
+    pub(crate) training: Option<&'a TrainingGuard>,
+    pub(crate) device: &'a B::Device,
+}
+
+impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
+    /// Runs `work` with nobody else at the queue, and empties it.
+    pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+        let Some(training) = self.training else { return work() };
+        training.alone(|| {
+            training.collect();
+            let result = work();
+            B::Base::drain(self.device);
+            result
+        })
+    }
 }
 
 impl<B, M, I, S> MicroStep<'_, B, M, I, S>
 where
-    B: LazyBackend,
+    B: LazyBackend<Base: DeviceMemory>,
     M: Module<B>,
     S: Splitter<I>,
 {
@@ -41,9 +63,19 @@ where
         step: &mut dyn FnMut(I) -> T,
         sink: &mut dyn FnMut(T, f64) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        let (micro, weight) = self.cut(range.clone())?;
-        match self.attempt(range.len(), micro, step) {
-            Ok(output) => sink(output, weight),
+        let mut attempt = |this: &mut Self| {
+            let (micro, weight) = this.cut(range.clone())?;
+            Ok((this.attempt(range.len(), micro, step)?, weight))
+        };
+        let result = match self.queue.training {
+            Some(training) => {
+                let queue = Queue::<B> { training: Some(training), device: self.queue.device };
+                queue.alone(|| attempt(self))
+            }
+            None => attempt(self),
+        };
+        match result {
+            Ok((output, weight)) => sink(output, weight),
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
             Err(error) => {
                 log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firebox_lazy::{RecordError, Recorder, forget_calls};
-use firebox_plan::{Accumulating, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan};
+use firebox_plan::{
+    Accumulating, Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan,
+};
 use firebox_trace::{Bytes, Category, Items, MemoryModel, StructuralHash, TensorInfo, Trace};
 
 use crate::beside::Beside;
@@ -108,7 +110,9 @@ impl Planner {
             let recorder = self.recorder(budget);
             let conditions = self.conditions(phase, &recorder);
             let probing = if reads { Probing::FromOne } else { Probing::FromWhole };
-            let options = PlanOptions::new().sizing(self.sizing).probing(probing);
+            // On the host a size that is a little smaller needs a little less.
+            let cliffs = if self.memory.is_on_host() { Cliffs::Ignore } else { Cliffs::Avoid };
+            let options = PlanOptions::new().sizing(self.sizing).probing(probing).cliffs(cliffs);
             let mut rehearsals: HashMap<(usize, Accumulating), Rehearsed> = HashMap::new();
             let result = plan(Items::new(items), budget, &options, |size, accumulating| {
                 let more = always_accumulating && phase == Phase::Training;

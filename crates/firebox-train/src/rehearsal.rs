@@ -109,12 +109,14 @@ where
                     let micro = micro(piece);
                     mark::<<LC::Backend as LazyBackend>::Base>(MICRO_STEP);
                     let output = learner.train_step(micro);
+                    mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
                     label_gradients(model, &output.grads, Category::Gradient);
                     let scale = if pieces == 1 { 1.0 } else { 0.5 };
                     sum.add(model, output.grads, scale);
                     if let (Accumulating::Yes, Some(sum)) = (accumulating, sum.get()) {
                         label_gradients(model, sum, Category::AccumulatedGradient);
                     }
+                    mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
                     outputs.push_back(output.item);
                     if outputs.len() > OUTPUTS_IN_FLIGHT {
                         outputs.pop_front();
@@ -160,6 +162,7 @@ where
                 let micro = splitter.range(batch, 0..items.get());
                 mark::<B::Base>(MICRO_STEP);
                 outputs.push_back(model.step(micro));
+                mark::<B::Base>(Step::DRAIN);
                 if outputs.len() > OUTPUTS_IN_FLIGHT {
                     outputs.pop_front();
                 }

@@ -11,7 +11,7 @@ use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
@@ -28,7 +28,7 @@ use crate::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::device::DeviceMemory;
 use crate::error::{During, LastState, Phase, TrainError, panic_message};
 use crate::gradients::{GradientSum, Reduction};
-use crate::micro_step::MicroStep;
+use crate::micro_step::{MicroStep, Queue};
 use crate::planner::Planner;
 use crate::rehearsal::{rehearse_training, rehearse_validation, validation_model};
 use crate::report::{MemoryUse, PlanReport};
@@ -93,8 +93,6 @@ where
         let train_loader = train_loader.to_device(&device);
         let valid_loader = valid_loader.to_device(&device);
         learner.fork(&device);
-        // Only fusion counts owners to know which operation is the last to use a tensor.
-        let is_fused = <<B as LazyBackend>::Base as Backend>::name(&device).starts_with("fusion");
         let mut run = Run {
             strategy: self,
             learner,
@@ -104,7 +102,7 @@ where
             planner: None,
             device: device.clone(),
             saves: components.checkpointer.is_some(),
-            training: is_fused.then(TrainingGuard::enter),
+            training: <B as LazyBackend>::Base::FUSES.then(TrainingGuard::enter),
             gate: LoaderGate::enter(),
             loader_limit: Bytes::ZERO,
             loader_items: 0,
@@ -297,8 +295,9 @@ where
             items: splitter.items(&batch)?,
             held,
             sum,
-            backend: PhantomData,
+            queue: queue(&self.training, &self.device),
         };
+        let queue = queue::<B>(&self.training, &self.device);
         let learner = &self.learner;
         let watch = &self.watch;
         let processor = &mut self.processor;
@@ -312,9 +311,6 @@ where
         let mut pending = None;
         let mut weights = 0.0;
         for range in ranges {
-            if let Some(training) = &self.training {
-                training.collect();
-            }
             micro_step.run(
                 range,
                 &mut |micro| learner.train_step(micro),
@@ -325,7 +321,7 @@ where
                     }
                     weights += weight;
                     if let Some(scale) = scale(weight, accumulated.reference, reduction) {
-                        accumulated.sum.add(&model, output.grads, scale);
+                        queue.alone(|| accumulated.sum.add(&model, output.grads, scale));
                     }
                     Ok(())
                 },
@@ -407,15 +403,17 @@ where
             Reduction::Mean if weight != reference => reference / weight,
             Reduction::Mean | Reduction::Sum => 1.0,
         };
-        let grads = sum.finish(&self.learner.model(), rest);
-        self.watch.check()?;
-        self.watch.begin(During::OptimizerStep);
-        let learner = &mut self.learner;
-        catch_unwind(AssertUnwindSafe(|| learner.optimizer_step(grads))).map_err(|panic| {
-            self.optimizer_lost = true;
-            TrainError::OptimizerPanicked { message: panic_message(&*panic) }
+        queue::<B>(&self.training, &self.device).alone(|| {
+            let grads = sum.finish(&self.learner.model(), rest);
+            self.watch.check()?;
+            self.watch.begin(During::OptimizerStep);
+            let learner = &mut self.learner;
+            catch_unwind(AssertUnwindSafe(|| learner.optimizer_step(grads))).map_err(|panic| {
+                self.optimizer_lost = true;
+                TrainError::OptimizerPanicked { message: panic_message(&*panic) }
+            })?;
+            self.watch.check()
         })?;
-        self.watch.check()?;
         self.watch.begin(During::MicroSteps);
         self.position.1 = iteration;
         self.batch_start = None;
@@ -544,13 +542,10 @@ where
                 items,
                 held,
                 sum: Bytes::ZERO,
-                backend: PhantomData,
+                queue: queue(&self.training, &self.device),
             };
             let processor = &mut self.processor;
             for range in ranges {
-                if let Some(training) = &self.training {
-                    training.collect();
-                }
                 micro_step.run(range, &mut |micro| model.step(micro), &mut |output, _| {
                     let (progress, epoch) = (progress.clone(), epoch.clone());
                     let item = TrainingItem::new(output, progress, epoch, Some(iteration), None);
@@ -567,6 +562,13 @@ where
         self.processor.process_valid(LearnerEvent::EndEpoch(epoch.items_processed));
         Ok(())
     }
+}
+
+fn queue<'a, B: LazyBackend>(
+    training: &'a Option<TrainingGuard>,
+    device: &'a B::Device,
+) -> Queue<'a, B> {
+    Queue { training: training.as_ref(), device }
 }
 
 /// The weight of a batch, if a mean can be taken over it.
