@@ -16,7 +16,8 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{LearningComponentsMarker, SupervisedTraining};
 use cubecl::wgpu::WgpuDevice;
 use firebox::{
-    Bytes, DeviceFailure, During, FitError, Fitted, LastState, Lazy, Learner, TrainError,
+    Bytes, DeviceFailure, DeviceMemory, During, FitError, Fitted, LastState, Lazy, Learner,
+    TrainError,
 };
 
 use crate::task::{Given, Net, Points, batch, weights};
@@ -82,7 +83,7 @@ impl<I: Backend> DataLoader<I, Points<I>> for Epochs<I> {
 /// Epochs of batches of these sizes, with a metric, and a validation on so many items.
 fn training<I, O>(folder: &Path, epochs: &[&[usize]], validated: usize) -> Training<I, O>
 where
-    I: Backend<Device = WgpuDevice>,
+    I: DeviceMemory<Device = WgpuDevice>,
     O: Optimizer<Net<Ad<I>>, Ad<I>> + 'static,
 {
     let sizes = epochs.iter().map(|sizes| sizes.to_vec()).collect();
@@ -102,7 +103,7 @@ type Adam<I> = OptimizerAdaptor<burn::optim::Adam, Net<Ad<I>>, Ad<I>>;
 
 fn fit<I>(model: &Net<Ad<I>>, training: Training<I, Adam<I>>) -> Outcome<I, Adam<I>>
 where
-    I: Backend<Device = WgpuDevice>,
+    I: DeviceMemory<Device = WgpuDevice>,
 {
     learner().build(model.clone(), AdamConfig::new().init(), 1e-2).fit(training)
 }
@@ -132,7 +133,7 @@ fn failure<T, M, R>(
 }
 
 /// The third of four batches needs a buffer that the device does not have.
-pub fn micro_steps<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
+pub fn micro_steps<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
     let good = fit(&model, training(folder.path(), &[&[8, 8]], 8)).expect("both batches fit");
@@ -147,7 +148,7 @@ pub fn micro_steps<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
 }
 
 /// The batch that fails whole is trained on in two micro-batches.
-pub fn split<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
+pub fn split<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
     let fitted = learner()
@@ -159,7 +160,7 @@ pub fn split<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
 }
 
 /// On a device that does not fail, the checks change nothing of what burn computes.
-pub fn equal<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
+pub fn equal<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
     let training = || training::<I, Adam<I>>(folder.path(), &[&[8, 48, 8], &[8, 48]], 8);
@@ -169,7 +170,7 @@ pub fn equal<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
 }
 
 /// Validation needs a buffer that the device does not have.
-pub fn validation<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
+pub fn validation<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
     let good = fit(&model, training(folder.path(), &[&[8]], 8)).expect("it fits");
@@ -181,7 +182,7 @@ pub fn validation<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
 }
 
 /// The second epoch fails; the checkpoint of the first is on disk.
-pub fn checkpoint<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
+pub fn checkpoint<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
     let good = fit(&model, training(folder.path(), &[&[8, 8]], 8)).expect("it fits");
@@ -223,7 +224,7 @@ impl<I: Backend> SimpleOptimizer<I> for Greedy {
 }
 
 /// The optimizer needs a buffer that the device does not have.
-pub fn optimizer<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
+pub fn optimizer<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
     let optimizer = OptimizerAdaptor::<Greedy, Net<Ad<I>>, Ad<I>>::from(Greedy);
@@ -235,7 +236,7 @@ pub fn optimizer<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
 }
 
 /// After a failure the panic hook is quiet, and calls the program's own as before.
-pub fn afterwards<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
+pub fn afterwards<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     micro_steps::<I>(device);
     let before = HOOK_CALLS.load(Ordering::Relaxed);
     let thread = std::thread::Builder::new().name("DSD-4-0".to_owned());
