@@ -1,9 +1,10 @@
 //! The search: the largest batch whose training step fits a card.
 //!
 //! Two iterations with Adam are recorded for each size that is asked about, and replayed on the card's dry device. The
-//! first guess follows from two sizes and a straight line; from there the search doubles its steps until it has a size
-//! that fits and a larger one that does not, and halves the range between them. A few larger sizes are tried as well,
-//! because the pages of one more item can be so large that the pages of many more are smaller.
+//! first guess follows from the tensors alone, without pages, by a straight line through two sizes; from there the
+//! search doubles its steps until it has a size that fits and a larger one that does not, and halves the range between
+//! them. A few larger sizes are tried as well, because the pages of one more item can be so large that the pages of
+//! many more are smaller.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,20 +13,20 @@ use burn::module::{AutodiffModule, Module};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use firebox::dry::{Card, Cuda, Dry, DryCuda, DryDevice, Lease};
+use firebox::dry::{Card, Cuda, Dry, DryCuda, DryDevice, Lease, ReplayError};
 use firebox::{
-    Budget, Bytes, Footprint, LazyBackend, MemoryInfo, Paging, Recorder, Trace, initialize,
-    rehearse,
+    Budget, Bytes, Estimate, Footprint, Heap, LazyBackend, MemoryInfo, MemoryModel, Recorder,
+    Trace, initialize, rehearse,
 };
 
 /// No card of today trains on more items at once.
 const MOST_ITEMS: usize = 1 << 22;
 
 /// How many sizes above the first answer are tried.
-const OTHER_SIZES: usize = 4;
+const OTHER_SIZES: usize = 3;
 
-/// What a model reserves for a byte of its tensors, for the first guess only.
-const RESERVED_PER_USED: f64 = 1.25;
+/// What a model reserves for a byte of the tensors that are alive, for the first guess only.
+const RESERVED_PER_LIVE: f64 = 1.4;
 
 /// A model that can be made on a device, with batches of any size.
 pub trait Subject<B: AutodiffBackend>: Send + Sync {
@@ -36,7 +37,7 @@ pub trait Subject<B: AutodiffBackend>: Send + Sync {
 
     /// What it is, in a few words.
     fn title(&self) -> String;
-    /// A small batch, whose memory is more than that of the weights' kernels.
+    /// A small batch as people train with.
     fn typical(&self) -> usize;
     /// The model.
     fn model(&self, device: &B::Device) -> Self::Model;
@@ -51,6 +52,8 @@ pub struct Rehearsals<B: AutodiffBackend, S: Subject<B>> {
     subject: S,
     /// The device that the model is on. It has no memory and runs nothing but the making of weights and batches.
     lease: Lease<Cuda>,
+    /// The bytes of live tensors at the peak, for a typical batch and for one of twice its size.
+    live: [Bytes; 2],
     /// A recording changes what clones of a model share, so one is made at a time.
     recording: Mutex<Recordings<S::Model>>,
 }
@@ -68,6 +71,8 @@ pub struct Fit {
     pub budget: Bytes,
     /// The largest batch that fits, or zero.
     pub batch: usize,
+    /// The most bytes of its tensors that are alive at once; of one item, if not even one fits.
+    pub live: Bytes,
     /// What it needs; `None` if not even one item fits.
     pub footprint: Option<Footprint>,
     /// What one item more needs; `None` if the search ended before.
@@ -85,7 +90,21 @@ where
         let model = subject.model(lease.device());
         initialize(&model);
         let recording = Mutex::new(Recordings { model, traces: HashMap::new() });
-        Ok(Self { subject, lease, recording })
+        let mut rehearsals = Self { subject, lease, live: [Bytes::ZERO; 2], recording };
+        let typical = rehearsals.subject.typical();
+        for times in [1, 2] {
+            let trace = rehearsals.trace(times * typical)?;
+            rehearsals.live[times - 1] = live(&trace);
+        }
+        Ok(rehearsals)
+    }
+
+    /// How many items there are where live tensors take `bytes`, by the straight line through two sizes; at least one.
+    fn items_in(&self, bytes: Bytes) -> usize {
+        let [one, two] = self.live.map(|bytes| bytes.get() as f64);
+        let typical = self.subject.typical() as f64;
+        let items = typical + (bytes.get() as f64 - one) / ((two - one) / typical);
+        items.clamp(1.0, MOST_ITEMS as f64) as usize
     }
 
     /// What the model is.
@@ -131,23 +150,16 @@ where
     let mut known: HashMap<usize, Footprint> = HashMap::new();
     let mut ask = |items: usize| -> anyhow::Result<Footprint> {
         if !known.contains_key(&items) {
-            known.insert(items, model.replay(rehearsals.trace(items)?.as_ref())?);
+            known.insert(items, footprint(&model, rehearsals.trace(items)?.as_ref())?);
         }
         Ok(known[&items].clone())
     };
-    let typical = rehearsals.subject.typical();
-    let start = match (ask(typical)?.paging, ask(2 * typical)?.paging) {
-        (Some(one), Some(two)) => guess(typical, &one, &two, budget),
-        _ => typical,
-    };
+    let start = rehearsals.items_in(budget.scale(1.0 / RESERVED_PER_LIVE));
     let mut batch = climb(start, |items| Ok::<_, anyhow::Error>(ask(items)?.peak <= budget))?;
-    // What a larger batch needs can be less, where it needs other pages. No batch fits whose buffers do not.
-    let in_use =
-        |footprint: &Footprint| footprint.paging.as_ref().map_or(Bytes::ZERO, |p| p.in_use);
-    let per_item = ask(batch.max(1))?;
-    let most = (batch as f64 * budget.ratio(in_use(&per_item))) as usize;
+    // What a larger batch needs can be less, where it needs other pages. None fits whose tensors alone do not.
+    let most = rehearsals.items_in(budget).max(batch);
     for part in (1..=OTHER_SIZES).rev() {
-        let size = batch + (most.saturating_sub(batch)) * part / OTHER_SIZES;
+        let size = batch + (most - batch) * part / OTHER_SIZES;
         if size > batch + 1 && ask(size)?.peak <= budget {
             batch = climb(size, |items| {
                 Ok::<_, anyhow::Error>(items <= batch || ask(items)?.peak <= budget)
@@ -156,20 +168,26 @@ where
         }
     }
     let (footprint, next) = (known.remove(&batch), known.remove(&(batch + 1)));
-    Ok(Fit { card: card.clone(), budget, batch, footprint, next })
+    let live = live(rehearsals.trace(batch.max(1))?.as_ref());
+    Ok(Fit { card: card.clone(), budget, batch, live, footprint, next })
 }
 
-/// Where the straight line through the bytes in use of `items` and of twice as many items meets the budget, or the
-/// largest buffer the largest page.
-fn guess(items: usize, one: &Paging, two: &Paging, budget: Bytes) -> usize {
-    let along = |low: Bytes, high: Bytes, limit: f64| {
-        let slope = (high - low).get() as f64 / items as f64;
-        if slope > 0.0 { items as f64 + (limit - low.get() as f64) / slope } else { f64::INFINITY }
-    };
-    let by_bytes = along(one.in_use, two.in_use, budget.get() as f64 / RESERVED_PER_USED);
-    let limit = one.largest_page.get() as f64;
-    let by_buffer = along(one.largest_buffer, two.largest_buffer, limit);
-    by_bytes.min(by_buffer).clamp(1.0, MOST_ITEMS as f64) as usize
+/// The most bytes of tensors that are alive at once.
+fn live(trace: &Trace) -> Bytes {
+    Heap::simple().footprint(trace).peak
+}
+
+/// What `trace` needs. What burn cannot run on a device without memory, it cannot run on the card either: without end.
+/// CubeCL 0.10 panics where a tensor is so large that its elements are counted with 64 bits.
+fn footprint(model: &Dry<DryCuda>, trace: &Trace) -> anyhow::Result<Footprint> {
+    match model.replay(trace) {
+        Err(ReplayError::Panicked(_)) => Ok(Footprint {
+            peak: Bytes::MAX,
+            estimate: Estimate::Heuristic,
+            ..Footprint::default()
+        }),
+        replayed => Ok(replayed?),
+    }
 }
 
 /// The size that fits and whose next does not, as found from `start`; zero if one item does not fit.

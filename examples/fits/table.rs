@@ -15,7 +15,7 @@ pub fn of(found: &[Fit]) -> Table {
         "budget",
         "batch",
         "reserved",
-        "in use",
+        "live tensors",
         "pages",
         "unused",
         "largest buffer",
@@ -24,8 +24,7 @@ pub fn of(found: &[Fit]) -> Table {
     for fit in found {
         let card =
             [fit.card.name().to_owned(), fit.card.memory().to_string(), fit.budget.to_string()];
-        let pages = fit.footprint.as_ref().and_then(|footprint| footprint.paging.as_ref());
-        table.add_row(card.into_iter().chain(batch(fit.batch, pages)).chain([next(fit)]));
+        table.add_row(card.into_iter().chain(batch(fit)).chain([next(fit)]));
     }
     for column in 1..9 {
         if let Some(column) = table.column_mut(column) {
@@ -35,15 +34,20 @@ pub fn of(found: &[Fit]) -> Table {
     table
 }
 
-/// The batch and how its memory is cut.
-fn batch(items: usize, paging: Option<&Paging>) -> [String; 6] {
-    let Some(paging) = paging else { return [const { String::new() }; 6].map(|_| "-".into()) };
+/// The batch and how its memory is cut. What live tensors never fill is lost between them, in pages of other sizes, and
+/// to what operations take besides.
+fn batch(fit: &Fit) -> [String; 6] {
+    let Some(paging) = fit.footprint.as_ref().and_then(|footprint| footprint.paging.as_ref())
+    else {
+        return [const { String::new() }; 6].map(|_| "-".into());
+    };
+    let unused = 100.0 * (1.0 - fit.live.ratio(paging.reserved));
     [
-        items.to_string(),
+        fit.batch.to_string(),
         paging.reserved.to_string(),
-        paging.in_use.to_string(),
+        fit.live.to_string(),
         pages(paging),
-        format!("{:.0} %", 100.0 * paging.fragmentation()),
+        format!("{unused:.0} %"),
         share(paging),
     ]
 }
@@ -70,6 +74,7 @@ fn next(fit: &Fit) -> String {
         Some(paging) if paging.is_refused() => {
             format!("a buffer of {} is over a quarter of the card", paging.largest_buffer)
         }
+        None => "burn panics".into(),
         _ => format!("{} over the budget{}", next.peak - fit.budget, opened(fit, next)),
     }
 }
