@@ -50,9 +50,6 @@ struct Options {
 const LIMITS: std::ops::RangeInclusive<f64> = 0.99..=1.10;
 /// The processes of a case there.
 const FEW_PROCESSES: u64 = 2;
-/// How often a process of a case may die and be run again. burn's checkpointer reads tensors on a thread of its own, and
-/// burn's fusion can lose a tensor that training drops meanwhile.
-const MOST_DEATHS: usize = 3;
 
 /// Does what the command line asks for.
 pub fn run() -> anyhow::Result<()> {
@@ -92,8 +89,6 @@ pub fn run() -> anyhow::Result<()> {
     }
     let in_use = comparison.cases.iter().filter(|case| case.in_use_is_exact()).count();
     println!("bytes in use after a step are as predicted in {in_use} of {} cases", cases.len());
-    let died: usize = comparison.cases.iter().map(|case| case.died.len()).sum();
-    println!("processes that died and were run again: {died}");
     println!("{comparison}");
     Ok(())
 }
@@ -133,21 +128,12 @@ fn compare(target: String, cases: &[Case], processes: u64) -> anyhow::Result<Com
     let mut compared = Vec::new();
     for case in cases {
         bar.set_message(case.to_string());
-        let (mut found, mut died) = (Vec::new(), Vec::new());
-        while (found.len() as u64) < processes {
-            match measure(case, found.is_empty()) {
-                Ok(measured) => {
-                    found.push(measured);
-                    bar.inc(1);
-                }
-                Err(error) if died.len() < MOST_DEATHS => died.push(error.to_string()),
-                Err(error) => return Err(error.context(format!("{case} dies again and again"))),
-            }
+        let mut found = Vec::new();
+        for _ in 0..processes {
+            found.push(measure(case, found.is_empty())?);
+            bar.inc(1);
         }
-        for error in &died {
-            bar.println(format!("run again, because a process died: {error}"));
-        }
-        compared.push(Compared { case: *case, found, died });
+        compared.push(Compared { case: *case, found });
     }
     bar.finish_and_clear();
     Ok(Comparison { target, cases: compared })

@@ -15,8 +15,6 @@ pub struct Compared {
     pub case: Case,
     /// At least one.
     pub found: Vec<Found>,
-    /// How the processes ended that died instead, and were run again.
-    pub died: Vec<String>,
 }
 
 impl Compared {
@@ -81,7 +79,6 @@ impl Compared {
             "reserved": all(|found| found.reserved),
             "in_use": self.left().map(|left| left.measured.get()).collect::<Vec<_>>(),
             "predicted_in_use": self.left().map(|left| left.predicted.get()).collect::<Vec<_>>(),
-            "died": self.died,
         })
     }
 }

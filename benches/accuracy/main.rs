@@ -5,8 +5,8 @@
 //! CUDARC_CUDA_VERSION=13000 cargo bench --profile dev --features vulkan --bench accuracy -- --processes 10
 //! ```
 //!
-//! runs all cases on the first Vulkan device, which may be Mesa's lavapipe on a machine without a GPU; a release build
-//! takes three times as long there and predicts the same. With `--features cuda` the same command runs them on an NVIDIA
+//! runs all cases on the first Vulkan device, which may be Mesa's lavapipe on a machine without a GPU. There a process takes
+//! about a minute, most of it to compile kernels, and a release build would take longer than it saves. With `--features cuda` the same command runs them on an NVIDIA
 //! device. With burn's autotune, add `burn/autotune` to the features and set `RUST_MIN_STACK=16777216`.
 //!
 //! `cargo test --features vulkan --bench accuracy` runs a few of the cases and fails where a prediction is too low, or too

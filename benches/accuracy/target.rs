@@ -67,9 +67,6 @@ pub fn held() -> Held {
         let usage = usage.expect("the device is healthy");
         held.reserved += Bytes::new(usage.bytes_reserved);
         held.in_use += Bytes::new(usage.bytes_in_use);
-        if usage.bytes_reserved > 0 {
-            eprintln!("stream {value}: {}", Bytes::new(usage.bytes_reserved));
-        }
     }
     held
 }
