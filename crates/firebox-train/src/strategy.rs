@@ -3,6 +3,9 @@
 //! Events, learning-rate steps, checkpoints, early stopping and interrupts come in the order of burn's own
 //! single-device strategy, so that a batch that is run whole is trained on exactly as burn does.
 
+mod account;
+mod validation;
+
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
@@ -22,7 +25,6 @@ use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, TrainingGuard, restore}
 use firebox_plan::Accumulating;
 use firebox_trace::Bytes;
 
-use crate::beside::Beside;
 use crate::capture::optimizer_record;
 use crate::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::device::DeviceMemory;
@@ -30,7 +32,7 @@ use crate::error::{During, LastState, Phase, TrainError, panic_message};
 use crate::gradients::{GradientSum, Reduction};
 use crate::micro_step::{MicroStep, Queue};
 use crate::planner::Planner;
-use crate::rehearsal::{rehearse_training, rehearse_validation, validation_model};
+use crate::rehearsal::rehearse_training;
 use crate::report::{MemoryUse, PlanReport};
 use crate::settings::{Settings, parameter_bytes};
 use crate::splitter::Splitter;
@@ -420,58 +422,6 @@ where
         Ok(())
     }
 
-    /// Says how batches of this size are run from now on.
-    fn report(&self, phase: Phase, items: usize) {
-        let planner = self.planner.as_ref().expect("a plan was made");
-        if planner.has_run_steps() {
-            <B as LazyBackend>::Base::give_back(&self.device);
-        }
-        let planned = planner.planned(phase, items).expect("a plan was made");
-        let plans = &mut self.strategy.outcome().plans;
-        let model = self.learner.model();
-        let settings = &self.strategy.settings;
-        let report = settings.report::<B, M>(&model, planner, (phase, planned), plans);
-        plans.push(report);
-    }
-
-    /// What goes on beside the steps on batches of `items` items.
-    fn beside(&self, items: usize) -> Beside {
-        let workers = self.gate.workers();
-        let batches = self.loader_items.div_ceil(items).div_ceil(workers.max(1));
-        let taken = self.gate.peak_of_worker();
-        Beside { workers, batches, limit: self.loader_limit, taken, saves: self.saves }
-    }
-
-    /// Lets loader threads work ahead by so much from now on; not at all below a first limit if they have made nothing.
-    fn let_loaders_ahead(&mut self, limit: Bytes) {
-        self.loader_limit = limit;
-        self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
-    }
-
-    /// Compares what the device's allocator holds with what was predicted, and plans with more caution from now on if it is
-    /// more.
-    fn measure(&mut self) {
-        let Some(planner) = &mut self.planner else { return };
-        let predicted = planner.predicted();
-        let mut outcome = self.strategy.outcome();
-        let memory = outcome.memory.get_or_insert_default();
-        memory.predicted = predicted;
-        let Some(usage) = <B as LazyBackend>::Base::pool_usage(&self.device) else { return };
-        let known = memory.measured.unwrap_or_default();
-        memory.measured = Some(known.max(usage.reserved));
-        if usage.reserved <= known {
-            return;
-        }
-        if usage.reserved > predicted {
-            log::warn!(
-                "the device has {usage}, and {predicted} were predicted: later plans leave that much more room"
-            );
-            planner.widen(predicted, usage.reserved);
-        } else {
-            log::info!("the device has {usage}, and {predicted} were predicted");
-        }
-    }
-
     /// What training can go on from after `cause`.
     fn last_state(
         &mut self,
@@ -495,72 +445,6 @@ where
         {
             log::error!("the running statistics are those of a part of a batch: {error}");
         }
-    }
-
-    fn valid_epoch(
-        &mut self,
-        loader: &dyn burn::data::dataloader::DataLoader<B::InnerBackend, ValidInput<M, B>>,
-        epoch: &Progress,
-    ) -> Result<(), TrainError> {
-        let model = validation_model(&self.learner);
-        self.loader_items = loader.num_items();
-        let mut iterator = loader.iter();
-        let mut iteration = 0;
-        while let Some(batch) = self.gate.waiting(|| iterator.next()) {
-            let progress = iterator.progress();
-            iteration += 1;
-            let splitter = &self.strategy.valid_splitter;
-            let items = splitter.items(&batch)?;
-            if items == 0 {
-                return Err(TrainError::EmptyBatch { phase: Phase::Validation });
-            }
-            let beside = self.beside(items);
-            let planner = self.planner.as_mut().expect("training comes before validation");
-            if planner.planned(Phase::Validation, items).is_none() {
-                planner.beside = beside;
-                let planned =
-                    planner.plan(Phase::Validation, items, false, |size, _, conditions| {
-                        rehearse_validation::<B::InnerBackend, _, _>(
-                            &model, splitter, &batch, size, conditions,
-                        )
-                    })?;
-                let limit = planned.rehearsed.loader_limit;
-                self.unmeasured = MEASURED_BATCHES;
-                self.report(Phase::Validation, items);
-                self.let_loaders_ahead(limit);
-            }
-            let planner = self.planner.as_mut().expect("training comes before validation");
-            let planned = planner.planned(Phase::Validation, items).expect("made above");
-            let (ranges, held) = (planned.plan.ranges().collect::<Vec<_>>(), planned.held);
-            self.watch.begin_batch(During::Validation, items, &planned.plan);
-            let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
-                phase: Phase::Validation,
-                planner,
-                module: &model,
-                splitter,
-                batch: &batch,
-                items,
-                held,
-                sum: Bytes::ZERO,
-                queue: queue(&self.training, &self.device),
-            };
-            let processor = &mut self.processor;
-            for range in ranges {
-                micro_step.run(range, &mut |micro| model.step(micro), &mut |output, _| {
-                    let (progress, epoch) = (progress.clone(), epoch.clone());
-                    let item = TrainingItem::new(output, progress, epoch, Some(iteration), None);
-                    processor.process_valid(LearnerEvent::ProcessedItem(item));
-                    Ok(())
-                })?;
-            }
-            if self.interrupter.should_stop() {
-                break;
-            }
-        }
-        self.watch.check()?;
-        self.measure();
-        self.processor.process_valid(LearnerEvent::EndEpoch(epoch.items_processed));
-        Ok(())
     }
 }
 

@@ -1,0 +1,79 @@
+//! What a run says and knows of its memory: its plans, what lives beside its steps, and how much of it was right.
+
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::optim::lr_scheduler::LrScheduler;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{InferenceStep, TrainStep};
+use firebox_lazy::LazyBackend;
+use firebox_trace::Bytes;
+
+use super::{Run, ValidInput};
+use crate::beside::Beside;
+use crate::device::DeviceMemory;
+use crate::error::Phase;
+use crate::splitter::Splitter;
+
+impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+    ST: Splitter<M::Input>,
+    SV: Splitter<ValidInput<M, B>>,
+{
+    /// Says how batches of this size are run from now on.
+    pub(super) fn report(&self, phase: Phase, items: usize) {
+        let planner = self.planner.as_ref().expect("a plan was made");
+        if planner.has_run_steps() {
+            <B as LazyBackend>::Base::give_back(&self.device);
+        }
+        let planned = planner.planned(phase, items).expect("a plan was made");
+        let plans = &mut self.strategy.outcome().plans;
+        let model = self.learner.model();
+        let settings = &self.strategy.settings;
+        let report = settings.report::<B, M>(&model, planner, (phase, planned), plans);
+        plans.push(report);
+    }
+
+    /// What goes on beside the steps on batches of `items` items.
+    pub(super) fn beside(&self, items: usize) -> Beside {
+        let workers = self.gate.workers();
+        let batches = self.loader_items.div_ceil(items).div_ceil(workers.max(1));
+        let taken = self.gate.peak_of_worker();
+        Beside { workers, batches, limit: self.loader_limit, taken, saves: self.saves }
+    }
+
+    /// Lets loader threads work ahead by so much from now on; not at all below a first limit if they have made nothing.
+    pub(super) fn let_loaders_ahead(&mut self, limit: Bytes) {
+        self.loader_limit = limit;
+        self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
+    }
+
+    /// Compares what the device's allocator holds with what was predicted, and plans with more caution from now on if it is
+    /// more.
+    pub(super) fn measure(&mut self) {
+        let Some(planner) = &mut self.planner else { return };
+        let predicted = planner.predicted();
+        let mut outcome = self.strategy.outcome();
+        let memory = outcome.memory.get_or_insert_default();
+        memory.predicted = predicted;
+        let Some(usage) = <B as LazyBackend>::Base::pool_usage(&self.device) else { return };
+        let known = memory.measured.unwrap_or_default();
+        memory.measured = Some(known.max(usage.reserved));
+        if usage.reserved <= known {
+            return;
+        }
+        if usage.reserved > predicted {
+            log::warn!(
+                "the device has {usage}, and {predicted} were predicted: later plans leave that much more room"
+            );
+            planner.widen(predicted, usage.reserved);
+        } else {
+            log::info!("the device has {usage}, and {predicted} were predicted");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The validation of an epoch: forward passes only, beside the optimizer's state.
+
+use burn::data::dataloader::{DataLoader, Progress};
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::optim::lr_scheduler::LrScheduler;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{EventProcessorTraining, InferenceStep, LearnerEvent, TrainStep, TrainingItem};
+use firebox_lazy::LazyBackend;
+use firebox_trace::Bytes;
+
+use super::{MEASURED_BATCHES, Run, ValidInput, queue};
+use crate::device::DeviceMemory;
+use crate::error::{During, Phase, TrainError};
+use crate::micro_step::MicroStep;
+use crate::rehearsal::{rehearse_validation, validation_model};
+use crate::splitter::Splitter;
+
+impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+    ST: Splitter<M::Input>,
+    SV: Splitter<ValidInput<M, B>>,
+{
+    pub(super) fn valid_epoch(
+        &mut self,
+        loader: &dyn DataLoader<B::InnerBackend, ValidInput<M, B>>,
+        epoch: &Progress,
+    ) -> Result<(), TrainError> {
+        let model = validation_model(&self.learner);
+        self.loader_items = loader.num_items();
+        let mut iterator = loader.iter();
+        let mut iteration = 0;
+        while let Some(batch) = self.gate.waiting(|| iterator.next()) {
+            let progress = iterator.progress();
+            iteration += 1;
+            let splitter = &self.strategy.valid_splitter;
+            let items = splitter.items(&batch)?;
+            if items == 0 {
+                return Err(TrainError::EmptyBatch { phase: Phase::Validation });
+            }
+            let beside = self.beside(items);
+            let planner = self.planner.as_mut().expect("training comes before validation");
+            if planner.planned(Phase::Validation, items).is_none() {
+                planner.beside = beside;
+                let planned =
+                    planner.plan(Phase::Validation, items, false, |size, _, conditions| {
+                        rehearse_validation::<B::InnerBackend, _, _>(
+                            &model, splitter, &batch, size, conditions,
+                        )
+                    })?;
+                let limit = planned.rehearsed.loader_limit;
+                self.unmeasured = MEASURED_BATCHES;
+                self.report(Phase::Validation, items);
+                self.let_loaders_ahead(limit);
+            }
+            let planner = self.planner.as_mut().expect("training comes before validation");
+            let planned = planner.planned(Phase::Validation, items).expect("made above");
+            let (ranges, held) = (planned.plan.ranges().collect::<Vec<_>>(), planned.held);
+            self.watch.begin_batch(During::Validation, items, &planned.plan);
+            let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
+                phase: Phase::Validation,
+                planner,
+                module: &model,
+                splitter,
+                batch: &batch,
+                items,
+                held,
+                sum: Bytes::ZERO,
+                queue: queue(&self.training, &self.device),
+            };
+            let processor = &mut self.processor;
+            for range in ranges {
+                micro_step.run(range, &mut |micro| model.step(micro), &mut |output, _| {
+                    let (progress, epoch) = (progress.clone(), epoch.clone());
+                    let item = TrainingItem::new(output, progress, epoch, Some(iteration), None);
+                    processor.process_valid(LearnerEvent::ProcessedItem(item));
+                    Ok(())
+                })?;
+            }
+            if self.interrupter.should_stop() {
+                break;
+            }
+        }
+        self.watch.check()?;
+        self.measure();
+        self.processor.process_valid(LearnerEvent::EndEpoch(epoch.items_processed));
+        Ok(())
+    }
+}
