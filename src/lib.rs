@@ -1,5 +1,6 @@
-//! firebox trains [`burn`] models within a budget of memory. On burn's CPU backend Flex the budget holds by prediction;
-//! of GPUs the memory is only guessed so far, and the guess says so.
+//! firebox trains [`burn`] models within a budget of memory, which holds by prediction: on burn's CPU backend Flex by a model
+//! of its allocations, on its GPU backends by a device without memory that runs the same fusion, kernels and allocator
+//! ([`dry`]).
 //!
 //! Put [`Lazy`] around the backend, derive [`MicroBatch`] for the batch, and train with this [`Learner`] in place of
 //! burn's: before a step runs, its operations are recorded, the memory that they need is computed from the record,

@@ -56,7 +56,8 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// The memory that training may use, parameters and optimizer state included. Default: [`Budget::free`], which
     /// is what the device has free when training starts, less a margin.
     ///
-    /// Excludes what the program holds beside training: the data set, batches that loader threads have prepared.
+    /// Batches that loader threads have prepared are part of it. Excludes what the program holds beside training, such as the
+    /// data set.
     pub fn memory(mut self, budget: impl Into<Budget>) -> Self {
         self.settings.budget = budget.into();
         self
