@@ -35,6 +35,8 @@ pub struct BesideBytes {
     pub outputs: Bytes,
     /// Parameters and optimizer state from which a checkpoint is being written, when the next step has replaced them.
     pub saving: Bytes,
+    /// A page for small buffers, which lie now here, now there.
+    pub chance: Bytes,
     /// The optimizer's state, where the step itself does not use it: in validation.
     pub idle_state: Bytes,
 }
@@ -47,6 +49,7 @@ impl BesideBytes {
             ("outputs for the metrics", self.outputs),
             ("a checkpoint being written", self.saving),
             ("optimizer state at rest", self.idle_state),
+            ("a page for small buffers", self.chance),
         ]
         .into_iter()
     }

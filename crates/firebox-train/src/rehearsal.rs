@@ -196,7 +196,8 @@ fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let optimizer_state = state_at_end(&trace);
     let (queued, loader_limit) = conditions.beside.add_queue(&mut trace);
-    let beside = BesideBytes {
+    let mut beside = BesideBytes {
+        chance: Bytes::ZERO,
         queued,
         outputs: outputs_held(&trace),
         saving: if conditions.beside.saves { saved_bytes(&trace) } else { Bytes::ZERO },
@@ -205,6 +206,9 @@ fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
     let idle = |tensor: &TensorInfo| TensorInfo { origin: Origin::Existing, ..tensor.clone() };
     trace.tensors.extend(idle_state.iter().map(idle));
     let mut footprint = memory.footprint_after(before, &trace);
+    beside.chance = page_by_chance(&footprint);
+    footprint.peak += beside.chance;
+    footprint.categories.add(Category::Temporary, beside.chance);
     let recording = recording_bytes(*memory, &trace, longest_micro_step(&trace));
     footprint.peak += recording + loop_bytes(*memory);
     footprint.categories.add(Category::Temporary, recording + loop_bytes(*memory));
@@ -229,6 +233,14 @@ fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
         trace: footprint.paging.is_some().then(|| Arc::new(trace)),
         footprint,
     }
+}
+
+/// The smallest page of the run: where small buffers go depends on what was there before, down to how the model was made,
+/// and one page more was the most that measured runs were found to need.
+fn page_by_chance(footprint: &Footprint) -> Bytes {
+    let paging = footprint.paging.as_ref().filter(|paging| !paging.is_refused());
+    let sizes = paging.into_iter().flat_map(|paging| paging.pages.keys());
+    sizes.copied().find(|size| *size > Bytes::ZERO).unwrap_or_default()
 }
 
 /// What a checkpoint is written from: the parameters, and the optimizer's state.
