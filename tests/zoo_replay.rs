@@ -66,7 +66,6 @@ macro_rules! models {
     ($($test:ident: $model:ident;)*) => {$(
         #[test]
         fn $test() {
-            check::<Fused<Cuda>, zoo::$model<Recording>>(small_cuda(), 4);
             check::<Fused<Cuda>, zoo::$model<Recording>>(small_cuda(), 8);
             check::<Fused<Wgpu>, zoo::$model<Recording>>(small_vulkan(), 8);
         }

@@ -49,7 +49,7 @@ struct Options {
 /// What a prediction may be of the most that was measured, where the cases are run as a test.
 const LIMITS: std::ops::RangeInclusive<f64> = 0.99..=1.10;
 /// The processes of a case there.
-const FEW_PROCESSES: u64 = 2;
+const FEW_PROCESSES: u64 = 1;
 
 /// Does what the command line asks for.
 pub fn run() -> anyhow::Result<()> {
