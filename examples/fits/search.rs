@@ -7,6 +7,7 @@
 //! many more are smaller.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{AutodiffModule, Module};
@@ -149,8 +150,8 @@ where
     let model = Dry::<DryCuda>::new(card.properties());
     let mut known: HashMap<usize, Footprint> = HashMap::new();
     let mut ask = |items: usize| -> anyhow::Result<Footprint> {
-        if !known.contains_key(&items) {
-            known.insert(items, footprint(&model, rehearsals.trace(items)?.as_ref())?);
+        if let Entry::Vacant(unknown) = known.entry(items) {
+            unknown.insert(footprint(&model, rehearsals.trace(items)?.as_ref())?);
         }
         Ok(known[&items].clone())
     };
