@@ -3,21 +3,21 @@
 use firebox_trace::{Bytes, Items};
 
 use crate::error::PlanError;
-use crate::need::{Accumulating, Need};
+use crate::need::{Accumulating, Need, Question};
 use crate::outcome::Answer;
 
 /// The function that knows footprints, and what it has said so far.
 pub(crate) struct Answers<F> {
-    footprint_of: F,
+    footprints_of: F,
     known: Vec<Answer>,
 }
 
 impl<F, E> Answers<F>
 where
-    F: FnMut(Items, Accumulating) -> Result<Need, E>,
+    F: FnMut(&[Question]) -> Vec<Result<Need, E>>,
 {
-    pub fn new(footprint_of: F) -> Self {
-        Self { footprint_of, known: Vec::new() }
+    pub fn new(footprints_of: F) -> Self {
+        Self { footprints_of, known: Vec::new() }
     }
 
     /// Whether `size` items fit the budget; asks if that is not known.
@@ -27,15 +27,35 @@ where
         accumulating: Accumulating,
         budget: Bytes,
     ) -> Result<bool, PlanError<E>> {
-        if let Some(answer) = self.known(size, accumulating) {
-            return Ok(answer.need.peak <= budget);
+        self.ask(&[size], accumulating)?;
+        let answer = self.known(size, accumulating).expect("it was asked for");
+        Ok(answer.need.peak <= budget)
+    }
+
+    /// Makes these sizes known, with one question for all that are not. A failure counts only where one size is asked for; of
+    /// several, not all may be needed.
+    pub fn ask(&mut self, sizes: &[usize], accumulating: Accumulating) -> Result<(), PlanError<E>> {
+        let mut questions: Vec<Question> = Vec::new();
+        for size in sizes {
+            let question = (Items::new(*size), accumulating);
+            if self.known(*size, accumulating).is_none() && !questions.contains(&question) {
+                questions.push(question);
+            }
         }
-        let items = Items::new(size);
-        let need = (self.footprint_of)(items, accumulating)
-            .map_err(|cause| PlanError::Footprint { items, cause })?;
-        let fits = need.peak <= budget;
-        self.known.push(Answer { items, accumulating, need });
-        Ok(fits)
+        if questions.is_empty() {
+            return Ok(());
+        }
+        let several = questions.len() > 1;
+        let needs = (self.footprints_of)(&questions);
+        assert_eq!(needs.len(), questions.len(), "a question was not answered");
+        for ((items, accumulating), need) in questions.into_iter().zip(needs) {
+            match need {
+                Ok(need) => self.known.push(Answer { items, accumulating, need }),
+                Err(_) if several => {}
+                Err(cause) => return Err(PlanError::Footprint { items, cause }),
+            }
+        }
+        Ok(())
     }
 }
 

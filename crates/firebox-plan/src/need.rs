@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use firebox_trace::{Bytes, Estimate};
+use firebox_trace::{Bytes, Estimate, Items};
 
 /// Whether a micro-batch is one of several, so that a sum of gradients is live while it runs.
 ///
@@ -65,6 +65,9 @@ pub struct Need {
     /// A buffer that the device can never hold, however much of it is free.
     pub oversized: Option<Oversized>,
 }
+
+/// What the planner asks for: a number of items, in a batch that is split or not.
+pub type Question = (Items, Accumulating);
 
 /// A buffer that is larger than any that a device can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -51,7 +51,7 @@ impl Cliffs {
     pub(crate) const FAR_LESS: f64 = 0.2;
 }
 
-/// How to plan. Default: [`Sizing::Even`], [`Probing::FromWhole`], [`Cliffs::Ignore`].
+/// How to plan. Default: [`Sizing::Even`], [`Probing::FromWhole`], [`Cliffs::Ignore`], one size at a time.
 ///
 /// ```
 /// use firebox_plan::{PlanOptions, Probing, Sizing};
@@ -60,7 +60,7 @@ impl Cliffs {
 /// let options = PlanOptions::new().sizing(Sizing::Fixed(Items::new(16))).probing(Probing::FromOne);
 /// assert_eq!(options.sizing, Sizing::Fixed(Items::new(16)));
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanOptions {
     /// Which micro-batch sizes a plan may use.
@@ -69,12 +69,25 @@ pub struct PlanOptions {
     pub probing: Probing,
     /// What to do where a slightly larger micro-batch needs far more memory.
     pub cliffs: Cliffs,
+    /// How many sizes may be asked for at once, see [`plan_at_once`](crate::plan_at_once).
+    pub at_once: usize,
+}
+
+impl Default for PlanOptions {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl PlanOptions {
     /// The defaults.
     pub const fn new() -> Self {
-        Self { sizing: Sizing::Even, probing: Probing::FromWhole, cliffs: Cliffs::Ignore }
+        Self {
+            sizing: Sizing::Even,
+            probing: Probing::FromWhole,
+            cliffs: Cliffs::Ignore,
+            at_once: 1,
+        }
     }
 
     /// Sets which micro-batch sizes a plan may use.
@@ -92,6 +105,12 @@ impl PlanOptions {
     /// Sets what to do where a slightly larger micro-batch needs far more memory.
     pub const fn cliffs(mut self, cliffs: Cliffs) -> Self {
         self.cliffs = cliffs;
+        self
+    }
+
+    /// Sets how many sizes may be asked for at once; at least one.
+    pub const fn at_once(mut self, sizes: usize) -> Self {
+        self.at_once = if sizes == 0 { 1 } else { sizes };
         self
     }
 }

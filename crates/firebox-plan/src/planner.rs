@@ -12,7 +12,7 @@ use crate::answers::Answers;
 use crate::checker;
 use crate::error::{DoesNotFit, FixedDoesNotFit, PlanError};
 use crate::ladder::Ladder;
-use crate::need::{Accumulating, Need};
+use crate::need::{Accumulating, Need, Question, Role};
 use crate::options::{Cliffs, PlanOptions, Probing, Sizing};
 use crate::outcome::Plan;
 use crate::split::Split;
@@ -76,7 +76,49 @@ pub fn plan<E>(
     batch: Items,
     budget: Bytes,
     options: &PlanOptions,
-    footprint_of: impl FnMut(Items, Accumulating) -> Result<Need, E>,
+    mut footprint_of: impl FnMut(Items, Accumulating) -> Result<Need, E>,
+) -> Result<Plan, PlanError<E>> {
+    // A later question may be needless once an earlier one has failed.
+    let options = options.at_once(1);
+    plan_at_once(batch, budget, &options, |questions| {
+        questions.iter().map(|(items, accumulating)| footprint_of(*items, *accumulating)).collect()
+    })
+}
+
+/// Plans as [`plan`] does, with up to [`PlanOptions::at_once`] sizes asked for by one call, which may find out about them in
+/// parallel. `footprints_of` answers all questions, in their order.
+///
+/// With more than one at once the first sizes that are asked for below the whole batch are guessed from what the whole batch
+/// [holds](Need::holding), and the search is not by halves but by as many parts; more sizes are asked for in all, by fewer
+/// calls.
+///
+/// # Errors
+/// As [`plan`].
+///
+/// # Panics
+/// As [`plan`], and if an answer is missing.
+///
+/// ```
+/// use firebox_plan::{Need, PlanOptions, Question, plan_at_once};
+/// use firebox_trace::{Bytes, Items};
+///
+/// let mut calls = 0;
+/// let footprints = |questions: &[Question]| {
+///     calls += 1;
+///     let need = |items: Items| Need::exact(Bytes::mib(20) + Bytes::mib(1) * items.get() as u64);
+///     questions.iter().map(|(items, _)| Ok::<_, std::convert::Infallible>(need(*items))).collect()
+/// };
+/// let options = PlanOptions::new().at_once(4);
+/// let plan = plan_at_once(Items::new(5000), Bytes::mib(60), &options, footprints)?;
+/// assert_eq!(plan.micro_batch(), Items::new(40));
+/// assert!(calls <= 6);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn plan_at_once<E>(
+    batch: Items,
+    budget: Bytes,
+    options: &PlanOptions,
+    footprints_of: impl FnMut(&[Question]) -> Vec<Result<Need, E>>,
 ) -> Result<Plan, PlanError<E>> {
     if batch.get() == 0 {
         return Err(PlanError::EmptyBatch);
@@ -89,7 +131,9 @@ pub fn plan<E>(
         budget,
         probing: options.probing,
         cliffs: options.cliffs,
-        answers: Answers::new(footprint_of),
+        // From one item upwards each size follows from the one before.
+        at_once: if options.probing == Probing::FromOne { 1 } else { options.at_once.max(1) },
+        answers: Answers::new(footprints_of),
     };
     let split = match options.sizing {
         Sizing::Even => search.fewest_steps(&Ladder::even(batch.get()))?,
@@ -109,12 +153,13 @@ struct Search<F> {
     budget: Bytes,
     probing: Probing,
     cliffs: Cliffs,
+    at_once: usize,
     answers: Answers<F>,
 }
 
 impl<F, E> Search<F>
 where
-    F: FnMut(Items, Accumulating) -> Result<Need, E>,
+    F: FnMut(&[Question]) -> Vec<Result<Need, E>>,
 {
     /// The whole batch if it fits, or the first rung of the ladder that does.
     fn fewest_steps(&mut self, ladder: &Ladder) -> Result<Split, PlanError<E>> {
@@ -139,13 +184,18 @@ where
         let (size, peak) = (ladder.size(rung), self.peak(&ladder.split(rung)));
         let least = (size as f64 * (1.0 - Cliffs::SLIGHTLY)).ceil() as usize;
         let enough = peak.scale(1.0 - Cliffs::FAR_LESS);
-        for lower in rung + 1..ladder.len() {
-            if ladder.size(lower) < least {
-                break;
+        let slightly = (rung + 1..ladder.len()).take_while(|lower| ladder.size(*lower) >= least);
+        let splits: Vec<Split> = slightly.map(|lower| ladder.split(lower)).collect();
+        for splits in splits.chunks(self.at_once) {
+            let sizes: Vec<usize> =
+                splits.iter().flat_map(|s| s.runs().map(|run| run.size)).collect();
+            if self.at_once > 1 {
+                self.answers.ask(&sizes, Accumulating::Yes)?;
             }
-            let split = ladder.split(lower);
-            if self.all_fit(&split)? && self.peak(&split) <= enough {
-                return Ok(split);
+            for split in splits {
+                if self.all_fit(split)? && self.peak(split) <= enough {
+                    return Ok(split.clone());
+                }
             }
         }
         Ok(ladder.split(rung))
@@ -219,23 +269,44 @@ where
         Ok(None)
     }
 
-    /// The first of the `open` rungs whose largest micro-batch fits, found by halving; the end of `open` if the
-    /// halving found none.
+    /// The first of the `open` rungs whose largest micro-batch fits, found by halving, or by as many parts as may be asked for
+    /// at once; the end of `open` if that found none.
     fn first_that_fits(
         &mut self,
         ladder: &Ladder,
         open: Range<usize>,
     ) -> Result<usize, PlanError<E>> {
         let Range { mut start, mut end } = open;
+        let mut guess = self.guess(ladder, start..end);
         while start < end {
-            let middle = start + (end - start) / 2;
-            if self.fits(ladder.size(middle), Accumulating::Yes)? {
-                end = middle;
-            } else {
-                start = middle + 1;
+            let rungs = match guess.take() {
+                Some(guess) => around(guess, start..end, self.at_once),
+                None => parts(start..end, self.at_once),
+            };
+            let sizes: Vec<usize> = rungs.iter().map(|rung| ladder.size(*rung)).collect();
+            self.answers.ask(&sizes, Accumulating::Yes)?;
+            for (rung, size) in rungs.into_iter().zip(sizes) {
+                if self.fits(size, Accumulating::Yes)? {
+                    end = rung;
+                    break;
+                }
+                start = rung + 1;
             }
         }
         Ok(start)
+    }
+
+    /// The rung at which footprints would reach the budget if all but the state grew in proportion to the items, where several
+    /// sizes can be asked for at once and something is known.
+    fn guess(&self, ladder: &Ladder, open: Range<usize>) -> Option<usize> {
+        let misfit = self.answers.latest_misfit(self.budget)?;
+        let state = misfit.need.held_by(Role::State).get() as f64;
+        let room = self.budget.get() as f64 - state;
+        let grows = misfit.need.peak.get() as f64 - state;
+        let items = misfit.items.get() as f64 * room / grows;
+        let known = !open.is_empty() && state > 0.0 && room > 0.0 && misfit.need.peak != Bytes::MAX;
+        (known && self.at_once > 1)
+            .then(|| ladder.at_most(items.max(1.0) as usize).clamp(open.start, open.end - 1))
     }
 
     fn all_fit(&mut self, split: &Split) -> Result<bool, PlanError<E>> {
@@ -265,6 +336,22 @@ where
             need: one.need.clone(),
         }
     }
+}
+
+/// Up to `count` of the `open` rungs, in order, that cut them into even parts. With one it is the middle.
+fn parts(open: Range<usize>, count: usize) -> Vec<usize> {
+    let length = open.end - open.start;
+    let cut =
+        |part: usize| open.start + (length as u128 * part as u128 / (count as u128 + 1)) as usize;
+    let mut rungs: Vec<usize> = (1..=count).map(cut).collect();
+    rungs.dedup();
+    rungs
+}
+
+/// Up to `count` of the `open` rungs, in order, next to a guess.
+fn around(guess: usize, open: Range<usize>, count: usize) -> Vec<usize> {
+    let first = guess.saturating_sub((count - 1) / 2).max(open.start);
+    (first..open.end).take(count).collect()
 }
 
 /// The rungs to make sure of, in order, when halving the `open` ones has led to `found`.
