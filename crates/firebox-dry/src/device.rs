@@ -79,6 +79,8 @@ pub(crate) fn stream_of(worker: Option<u16>) -> StreamId {
 #[derive(Debug)]
 pub struct Lease<T: Target> {
     device: DryDevice<T>,
+    /// The real device whose tuned choices are taken, as the tuner calls it.
+    tuned: Option<String>,
     broken: bool,
 }
 
@@ -130,7 +132,14 @@ impl<T: Target> Lease<T> {
             known = RETURNED.wait(known).unwrap_or_else(PoisonError::into_inner);
         };
         drop(known);
-        Ok(Self { device: DryDevice { index, target: PhantomData }, broken: false })
+        Ok(Self { device: DryDevice { index, target: PhantomData }, tuned: None, broken: false })
+    }
+
+    /// Makes burn's tuner choose what it has on disk for a real device, called as `CubeTuneId` of CubeCL is written. What is
+    /// not there it tunes, as it would on the real device. Default: it tunes everything.
+    pub fn with_choices_of(mut self, tuned: Option<&str>) -> Self {
+        self.tuned = tuned.map(str::to_owned);
+        self
     }
 
     /// The device. Its memory is counted from the last [`run`](Self::run) on.
@@ -149,8 +158,14 @@ impl<T: Target> Lease<T> {
         let server = self.server();
         let device = &self.device;
         let ran = stream_of(None).executes(|| {
-            server.submit_blocking(DryServer::reset)?;
-            server.exclusive(|| catch_unwind(AssertUnwindSafe(|| program(device))))
+            let (id, tuned) = (device.to_id(), self.tuned.clone());
+            server.submit_blocking(move |server| {
+                server.reset();
+                server.info().tuned().begin(id, tuned.as_deref());
+            })?;
+            let result = server.exclusive(|| catch_unwind(AssertUnwindSafe(|| program(device))));
+            server.submit_blocking(move |server| server.info().tuned().end(id))?;
+            result
         });
         let result = match ran {
             Ok(Ok(result)) => result,
@@ -196,6 +211,16 @@ impl<T: Target> Monitor<T> {
     /// The bytes of all pages.
     pub(crate) fn reserved(&self) -> Bytes {
         self.0.submit_blocking(|server| server.reserved()).expect("the device runs this program")
+    }
+
+    /// How many buffers were asked for and kernels launched.
+    pub(crate) fn calls(&self) -> u64 {
+        self.0.submit_blocking(|server| server.calls()).expect("the device runs this program")
+    }
+
+    /// Forgets which pools were full.
+    pub(crate) fn forget_full(&self) {
+        self.0.submit_blocking(DryServer::forget_full).expect("the device runs this program");
     }
 
     /// What was measured up to now.

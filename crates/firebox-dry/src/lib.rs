@@ -61,12 +61,11 @@
 //!
 //! # Autotune
 //!
-//! With burn's autotune on, the tuner asks the device to time candidates. The candidate that asks for the most memory
-//! is said to be the fastest. The dry runtime has a name of its own for each card, under which the tuner files its choices
-//! apart from those of real devices and of other cards; it does file them, in the folder of CubeCL's configuration.
-//!
-//! What tuning itself allocates, once for each new shape, is in the first replay of a trace and not in the last, which
-//! is the one that [`Dry`] reports. What a real device has tuned is not looked at.
+//! With burn's autotune on, the tuner has the device time candidates for each new shape, which takes memory of its own, and
+//! files the fastest on disk. Here the candidate that asks for the most memory is said to be the fastest, so that the result
+//! bounds what a real device chooses, and what tuning itself allocates counts. Where a real device is known
+//! ([`Dry::with_choices_of`]), what it has on disk is chosen and not tuned again. Its files are only read: a dry device has a
+//! name of its own for each run, and what is filed under it is removed when the run is over.
 
 mod card;
 mod card_table;
@@ -80,6 +79,7 @@ mod server;
 
 mod device;
 mod runtime;
+mod tuning;
 
 mod twin;
 

@@ -27,8 +27,8 @@ use crate::usage::Usage;
 /// have been recorded on another backend; element types are translated. [`Footprint::peak`] are the bytes of all pages
 /// of the allocator, which is what the card has to have; [`Footprint::paging`] tells how they are used.
 ///
-/// burn's fusion learns from what it has run, so a trace is replayed until two replays in a row reserve the same, at
-/// most [`MOST_REPLAYS`] times. If they never do, the most of them is reported, as a heuristic.
+/// burn's fusion learns from what it has run, so a trace is replayed until fusion learns nothing more, or two replays in a row
+/// reserve the same, at most [`MOST_REPLAYS`] times. If they never do, the most of them is reported, as a heuristic.
 ///
 /// In [`Footprint::timeline`], `peak` are the bytes of all pages, and `live` are the bytes of the buffers as they were at
 /// the last mark. burn runs operations later than the program asks for them, so that a page is opened at or after the
@@ -43,6 +43,7 @@ pub struct Dry<B: DryTwin> {
     name: String,
     properties: Arc<DeviceProperties>,
     types: Types,
+    tuned: Option<String>,
     replays: AtomicUsize,
     backend: PhantomData<fn() -> B>,
 }
@@ -76,7 +77,7 @@ impl<B: DryTwin> Dry<B> {
         let name = format!("dry ({})", <B::Target as Target>::NAME.trim_start_matches("dry-"));
         let types = Types { bools: B::bool_store(), ints: None };
         let (properties, replays) = (Arc::new(properties), AtomicUsize::new(0));
-        Self { name, properties, types, replays, backend: PhantomData }
+        Self { name, properties, types, tuned: None, replays, backend: PhantomData }
     }
 
     /// Says that traces come from a backend whose integers are `dtype` by default, such as `I64` on CPU backends. They
@@ -84,6 +85,13 @@ impl<B: DryTwin> Dry<B> {
     pub fn with_traces_of_ints(mut self, dtype: DType) -> Self {
         let ours = <B::IntElem as burn_backend::Element>::dtype();
         self.types.ints = (dtype != ours).then_some((dtype, ours));
+        self
+    }
+
+    /// With burn's autotune: chooses what the tuner has on disk for a real device, called as CubeCL's `CubeTuneId` is written.
+    /// What is not there it tunes and counts, as the real device would have to. Default: it tunes everything.
+    pub fn with_choices_of(mut self, tuned: impl Into<String>) -> Self {
+        self.tuned = Some(tuned.into());
         self
     }
 
@@ -110,13 +118,15 @@ impl<B: DryTwin> Dry<B> {
     /// As [`replay`](Self::replay).
     pub fn replay_after(&self, before: &[&Trace], trace: &Trace) -> Result<Footprint, ReplayError> {
         let mut life = Life::new([before, &[trace]].concat(), self.types);
-        let mut lease = Lease::<B::Target>::take(&self.properties)?;
+        let lease = Lease::<B::Target>::take(&self.properties)?;
+        let mut lease = lease.with_choices_of(self.tuned.as_deref());
         let mut last: Option<Replay> = None;
         let mut most: Option<Replay> = None;
         for _ in 0..MOST_REPLAYS {
             self.replays.fetch_add(1, Ordering::Relaxed);
             let replay = life.run::<B>(&mut lease)?;
-            if last.as_ref().is_some_and(|last| last.usage.peak == replay.usage.peak) {
+            let is_same = |last: &Replay| last.usage.peak == replay.usage.peak;
+            if replay.settled || last.as_ref().is_some_and(is_same) {
                 return Ok(self.report(trace, replay, life.unaccounted(), Estimate::UpperBound));
             }
             if most.as_ref().is_none_or(|most| most.usage.peak < replay.usage.peak) {
@@ -135,13 +145,14 @@ impl<B: DryTwin> Dry<B> {
         unaccounted: Vec<String>,
         estimate: Estimate,
     ) -> Footprint {
-        let Replay { baseline, timeline, usage } = replay;
+        let Replay { baseline, timeline, usage, .. } = replay;
         let page = self.properties.memory.max_page_size;
         let alignment = self.properties.memory.alignment;
         let paging = Paging {
             reserved: usage.peak,
-            in_use: usage.in_use_at_peak,
+            in_use: usage.most_in_use,
             pages: usage.pages,
+            full: usage.full,
             largest_buffer: usage.largest,
             largest_page: Bytes::new(page / alignment * alignment),
         };
@@ -215,6 +226,8 @@ struct Replay {
     baseline: Bytes,
     timeline: Vec<Moment>,
     usage: Usage,
+    /// Whether every round was run in the same way: fusion had nothing to learn.
+    settled: bool,
 }
 
 /// The life of a process: traces, one after the other and round and round, as training and validation follow each other.
@@ -235,30 +248,37 @@ impl<'a> Life<'a> {
 
     /// Lives once, until a round opens no page any more, at most [`MOST_ROUNDS`] rounds.
     fn run<B: DryTwin>(&mut self, lease: &mut Lease<B::Target>) -> Result<Replay, Panicked> {
-        let ((baseline, timeline), usage) = lease.run(|device| {
+        let ((baseline, timeline, settled), usage) = lease.run(|device| {
             let monitor = Monitor::of(device);
             let runner = Runner::<B::Twin>::new(device.clone());
             let mut memory = (Bytes::ZERO, Vec::new());
+            let mut rounds: Vec<Vec<u64>> = Vec::new();
             for round in 0..MOST_ROUNDS {
                 let before = monitor.reserved();
+                // What counts is how full pools are once they grow no more.
+                monitor.forget_full();
+                let mut calls = Vec::new();
                 for place in 0..self.traces.len() {
                     let open = monitor.reserved();
                     let program = self.program(round * self.traces.len() + place);
-                    let (baseline, moments) = pass::<B>(device, &runner, &monitor, program);
+                    let (baseline, moments, made) = pass::<B>(device, &runner, &monitor, program);
+                    calls.push(made);
                     if place + 1 == self.traces.len() {
                         let grew = monitor.reserved() > open;
                         memory = (baseline, merge(memory.1, moments, grew));
                     }
                 }
+                rounds.push(calls);
                 if round > 0 && monitor.reserved() == before {
                     break;
                 }
             }
             drop(runner);
             B::Twin::sync(device).expect("a dry device does not fail");
-            memory
+            let settled = rounds.windows(2).all(|rounds| rounds[0] == rounds[1]);
+            (memory.0, memory.1, settled)
         })?;
-        Ok(Replay { baseline, timeline, usage })
+        Ok(Replay { baseline, timeline, usage, settled })
     }
 
     fn program(&mut self, number: usize) -> &Program {
@@ -289,18 +309,19 @@ fn merge(earlier: Vec<Moment>, latest: Vec<Moment>, opened: bool) -> Vec<Moment>
     moments.map(|(earlier, latest)| Moment { live: latest.live, peak: earlier.peak }).collect()
 }
 
-/// Runs a program, and gives the bytes of what existed before and the memory at each step.
+/// Runs a program, and gives the bytes of what existed before, the memory at each step, and how much the device was asked
+/// for.
 fn pass<B: DryTwin>(
     device: &DryDevice<B::Target>,
     runner: &Runner<B::Twin>,
     monitor: &Monitor<B::Target>,
     program: &Program,
-) -> (Bytes, Vec<Moment>) {
+) -> (Bytes, Vec<Moment>, u64) {
     program.discarded.iter().for_each(|instruction| execute(runner, instruction));
     for (tensor, worker) in &program.existing {
         stream_of(*worker).executes(|| upload(runner, tensor));
     }
-    let baseline = monitor.usage().in_use;
+    let (baseline, before) = (monitor.usage().in_use, monitor.calls());
     let mut timeline = Vec::with_capacity(program.steps.len());
     let mut live = baseline;
     for step in &program.steps {
@@ -311,13 +332,14 @@ fn pass<B: DryTwin>(
         timeline.push(Moment { live, peak: monitor.reserved() });
     }
     B::Twin::sync(device).expect("a dry device does not fail");
+    let calls = monitor.calls() - before;
     // What burn had queued belongs to the last step.
     if let Some(last) = timeline.last_mut() {
         *last = Moment { live: monitor.usage().in_use, peak: monitor.reserved() };
     }
     program.ends.iter().for_each(|instruction| execute(runner, instruction));
     B::Twin::sync(device).expect("a dry device does not fail");
-    (baseline, timeline)
+    (baseline, timeline, calls)
 }
 
 fn execute<B: BackendIr>(runner: &Runner<B>, instruction: &Instruction) {

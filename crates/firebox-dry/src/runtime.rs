@@ -37,7 +37,7 @@ impl<T: Target> Runtime for DryRuntime<T> {
     }
 
     fn name(client: &ComputeClient<Self>) -> &'static str {
-        client.info().name
+        client.info().name()
     }
 
     fn require_array_lengths() -> bool {

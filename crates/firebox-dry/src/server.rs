@@ -4,7 +4,7 @@
 //! `compute/mem_manager.rs` of cubecl-wgpu, where memory is concerned; the crate's documentation lists the points.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cubecl::ir::{DeviceProperties, MemoryDeviceProperties};
@@ -31,7 +31,11 @@ use crate::device;
 use crate::runtime::DryCompiler;
 use crate::storage::DryStorage;
 use crate::target::Target;
+use crate::tuning::Name;
 use crate::usage::{Refusal, Usage};
+
+/// To add up all buffers at every request would take as long as the requests.
+const LOOK_EVERY: u64 = 16;
 
 /// How many streams CubeCL has on a device. A thread's stream is its number modulo this.
 pub fn max_streams() -> u64 {
@@ -51,6 +55,8 @@ pub struct DryServer<T: Target> {
     memory: MemoryDeviceProperties,
     utilities: Arc<ServerUtilities<Self>>,
     usage: Usage,
+    /// How many buffers were asked for and kernels launched so far.
+    calls: u64,
     /// The bytes asked for so far, and what they were when each running profile began.
     requested: u64,
     profiles: BTreeMap<u64, u64>,
@@ -61,8 +67,14 @@ impl<T: Target> DryServer<T> {
     pub(crate) fn reset(&mut self) {
         self.streams.clear();
         self.usage = Usage::default();
+        self.calls = 0;
         self.requested = 0;
         self.profiles.clear();
+    }
+
+    /// What it tells about itself.
+    pub(crate) fn info(&self) -> &DryInfo {
+        &self.utilities.info
     }
 
     /// What was reserved since the last [`reset`](Self::reset).
@@ -70,6 +82,12 @@ impl<T: Target> DryServer<T> {
         let mut usage = self.usage.clone();
         (usage.in_use, usage.allocations) = self.in_use();
         usage
+    }
+
+    /// How many buffers were asked for and kernels launched. A program that is run twice has as many each time, unless burn's
+    /// fusion has learned to run it in another way.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls
     }
 
     /// The bytes of all pages.
@@ -101,6 +119,7 @@ impl<T: Target> DryServer<T> {
 
     /// Takes `size` bytes of the pools of `stream`, for `memory` or for a moment.
     fn reserve(&mut self, memory: Option<ManagedMemoryHandle>, size: u64, stream: StreamId) {
+        self.calls += 1;
         self.requested += size;
         let limit = self.memory.max_page_size / self.memory.alignment * self.memory.alignment;
         let pools = self.stream(stream);
@@ -118,9 +137,36 @@ impl<T: Target> DryServer<T> {
         }
         let grown = pools.storage().reserved() - before;
         self.usage.largest = self.usage.largest.max(Bytes::new(size));
+        if grown > 0 || self.calls.is_multiple_of(LOOK_EVERY) {
+            self.usage.most_in_use = self.usage.most_in_use.max(self.in_use().0);
+        }
         if grown > 0 {
             self.note_growth(Bytes::new(grown));
+        } else {
+            self.note_room(size, stream);
         }
+    }
+
+    /// Notes whether the pool of the smallest pages has room for one more buffer of this size. Larger buffers are few, and
+    /// asked for in the same order by every run.
+    fn note_room(&mut self, size: u64, stream: StreamId) {
+        let pools = self.stream(stream);
+        let Some(page) = pools.storage().smallest_page().filter(|page| size > 0 && size < *page)
+        else {
+            return;
+        };
+        pools.storage().ask();
+        let room = pools.reserve(size);
+        let wanted = pools.storage().answer();
+        drop(room);
+        if wanted == Some(page) {
+            self.usage.full.insert(Bytes::new(page));
+        }
+    }
+
+    /// Forgets which pools were full.
+    pub(crate) fn forget_full(&mut self) {
+        self.usage.full.clear();
     }
 
     /// Notes what the pools look like after a page was opened.
@@ -128,7 +174,6 @@ impl<T: Target> DryServer<T> {
         self.usage.reserved += grown;
         if self.usage.reserved > self.usage.peak {
             self.usage.peak = self.usage.reserved;
-            self.usage.in_use_at_peak = self.in_use().0;
             self.usage.pages.clear();
             for pools in self.streams.values_mut() {
                 for (size, count) in pools.storage().pages() {
@@ -142,17 +187,24 @@ impl<T: Target> DryServer<T> {
 /// What a dry device tells about itself.
 #[derive(Debug)]
 pub struct DryInfo {
-    /// The name of its runtime, which differs between devices of different properties: burn's tuner files its choices
-    /// under this name and the index of the device, and an index belongs to another card in another process.
-    pub(crate) name: &'static str,
+    /// The name of its runtime, under which burn's tuner files its choices.
+    name: Mutex<Name>,
 }
 
 impl DryInfo {
-    /// Leaks the name; there are no more than [`MAX_DEVICES`](crate::MAX_DEVICES).
     fn new<T: Target>(properties: &DeviceProperties) -> Self {
         let MemoryDeviceProperties { max_page_size, alignment } = properties.memory;
         let name = format!("{}-{:x}-{max_page_size}-{alignment}", T::NAME, properties.checksum());
-        Self { name: name.leak() }
+        Self { name: Mutex::new(Name::new(name)) }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.tuned().get()
+    }
+
+    /// What the tuner has filed for the device.
+    pub(crate) fn tuned(&self) -> MutexGuard<'_, Name> {
+        self.name.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -170,6 +222,7 @@ impl<T: Target> DeviceService for DryServer<T> {
             memory,
             utilities: Arc::new(utilities),
             usage: Usage::default(),
+            calls: 0,
             requested: 0,
             profiles: BTreeMap::new(),
         }
@@ -243,6 +296,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
         _mode: ExecutionMode,
         stream: StreamId,
     ) {
+        self.calls += 1;
         // The buffer is taken while the arguments are held, and both are let go of when the launch is issued.
         if let Some(size) = T::launch_buffer(&self.utilities.properties, &arguments.info) {
             self.reserve(None, size, stream);

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use cubecl_common::backtrace::BackTrace;
 use cubecl_runtime::server::IoError;
 use cubecl_runtime::storage::{ComputeStorage, StorageHandle, StorageId, StorageUtilization};
 
@@ -15,17 +16,34 @@ pub struct DryStorage {
     alignment: usize,
     pages: HashMap<StorageId, u64>,
     reserved: u64,
+    /// While only asked whether there is room: the size of the page that would have been opened.
+    asking: Option<Option<u64>>,
 }
 
 impl DryStorage {
     /// A storage whose pages begin at multiples of `alignment` bytes.
     pub(crate) fn new(alignment: u64) -> Self {
-        Self { alignment: alignment as usize, pages: HashMap::new(), reserved: 0 }
+        Self { alignment: alignment as usize, ..Self::default() }
     }
 
     /// The bytes of all pages.
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved
+    }
+
+    /// The smallest pages that hold anything.
+    pub(crate) fn smallest_page(&self) -> Option<u64> {
+        self.pages.values().copied().filter(|size| *size > 0).min()
+    }
+
+    /// Opens no page from now on.
+    pub(crate) fn ask(&mut self) {
+        self.asking = Some(None);
+    }
+
+    /// Opens pages again. Gives the size of the page that was asked for meanwhile.
+    pub(crate) fn answer(&mut self) -> Option<u64> {
+        self.asking.take().flatten()
     }
 
     /// How many pages there are of each size.
@@ -46,6 +64,13 @@ impl ComputeStorage for DryStorage {
     fn get(&mut self, _handle: &StorageHandle) {}
 
     fn alloc(&mut self, size: u64) -> Result<StorageHandle, IoError> {
+        if let Some(page) = &mut self.asking {
+            *page = Some(size);
+            return Err(IoError::Unknown {
+                description: "no page is opened while one only asks".into(),
+                backtrace: BackTrace::default(),
+            });
+        }
         let id = StorageId::new();
         self.pages.insert(id, size);
         self.reserved += size;

@@ -1,6 +1,6 @@
 //! What a dry device measured.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use firebox_trace::Bytes;
 
@@ -15,11 +15,14 @@ pub struct Usage {
     pub in_use: Bytes,
     /// The buffers that are alive.
     pub allocations: u64,
-    /// The bytes of the buffers that were alive when the last page of the peak was opened. The rest of the peak is
-    /// free, but in pieces that are too small or in pools of other sizes.
-    pub in_use_at_peak: Bytes,
+    /// The most bytes of buffers that were alive at once, as far as was looked: at each new page, and at every sixteenth
+    /// request. The rest of the peak is free even then, but in pieces that are too small or in pools of other sizes.
+    pub most_in_use: Bytes,
     /// The pages at the peak: how many of each size.
     pub pages: BTreeMap<Bytes, usize>,
+    /// The page sizes of small pools that were full at some request: one more buffer of the size just asked for would have
+    /// opened another page of that size.
+    pub full: BTreeSet<Bytes>,
     /// The largest buffer.
     pub largest: Bytes,
     /// The first buffer that the device can never hold, if there was one. Nothing after it is worth much: the real
@@ -50,7 +53,7 @@ impl Usage {
     /// ```
     /// use firebox_dry::Usage;
     /// use firebox_trace::Bytes;
-    /// let usage = Usage { peak: Bytes::mib(40), in_use_at_peak: Bytes::mib(30), ..Usage::default() };
+    /// let usage = Usage { peak: Bytes::mib(40), most_in_use: Bytes::mib(30), ..Usage::default() };
     /// assert_eq!(usage.fragmentation(), 0.25);
     /// assert_eq!(Usage::default().fragmentation(), 0.0);
     /// ```
@@ -58,6 +61,6 @@ impl Usage {
         if self.peak == Bytes::ZERO {
             return 0.0;
         }
-        (self.peak - self.in_use_at_peak).get() as f64 / self.peak.get() as f64
+        (self.peak - self.most_in_use).get() as f64 / self.peak.get() as f64
     }
 }

@@ -105,8 +105,8 @@ fn a_training_step_reserves_gigabytes_and_allocates_none() {
     let grown = Bytes::kib(process("VmRSS").saturating_sub(before));
     // One activation alone is 1 GiB.
     assert!(usage.peak > Bytes::gib(3), "{usage:?}");
-    assert!(usage.in_use_at_peak <= usage.peak);
-    assert!(usage.in_use_at_peak >= Bytes::gib(3), "{usage:?}");
+    assert!(usage.most_in_use <= usage.peak);
+    assert!(usage.most_in_use >= Bytes::gib(3), "{usage:?}");
     assert_eq!(usage.refused, None);
     assert!(grown < Bytes::mib(128), "the host's memory grew by {grown}");
 }

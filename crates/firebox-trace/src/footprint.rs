@@ -3,7 +3,7 @@
 //! A [`MemoryModel`] reads a [`Trace`] and writes a [`Footprint`]. The planner compares footprints with a budget;
 //! it does not know which model made them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -24,8 +24,8 @@ pub trait MemoryModel: Send + Sync {
     /// If the trace contradicts itself; [`Trace::check`] tells how.
     fn footprint(&self, trace: &Trace) -> Footprint;
 
-    /// The memory that running `trace` needs in a process that has run the traces of `before`, in their order, and holds
-    /// nothing of them any more. Default: what it needs by itself.
+    /// The memory that running `trace` needs in a process that has run the traces of `before`, in their order. Default: what
+    /// it needs by itself.
     ///
     /// It differs where an allocator keeps the pages that it has opened: those of `before` are part of the peak then.
     ///
@@ -150,10 +150,12 @@ pub struct Footprint {
 pub struct Paging {
     /// The bytes of all pages.
     pub reserved: Bytes,
-    /// The bytes of the buffers on them when the last page was opened.
+    /// The most bytes of buffers that are on them at once.
     pub in_use: Bytes,
     /// How many pages there are of each size.
     pub pages: BTreeMap<Bytes, usize>,
+    /// The page sizes of pools that are full at times: one more small buffer would open another page of that size.
+    pub full: BTreeSet<Bytes>,
     /// The largest buffer of the run.
     pub largest_buffer: Bytes,
     /// The largest buffer that the device can hold.
