@@ -1,4 +1,4 @@
-//! What planning costs: the search itself, and the whole of it with recordings and memory model.
+//! What planning costs: the search itself, and the whole of it with recordings and memory model, for the CPU and for a card.
 
 #[path = "models/cnn.rs"]
 mod cnn;
@@ -19,8 +19,9 @@ use std::time::Duration;
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer};
 use burn::train::{InferenceStep, TrainStep};
+use firebox::dry::{Card, Cuda, DryCuda, Lease};
 use firebox::{
     Accumulating, Bytes, Heap, Items, Lazy, Learner, MemoryModel, MicroBatch, Need, PlanOptions,
     Recorder, Trace, initialize, plan, rehearse,
@@ -37,6 +38,8 @@ type B = Autodiff<Lazy<Flex>>;
 const PLAN_TARGET: Duration = Duration::from_millis(50);
 /// How many recordings the whole search may cost.
 const SEARCH_TARGET: f64 = 10.0;
+/// What the whole search may take on a card.
+const CARD_TARGET: Duration = Duration::from_secs(2);
 /// The micro-steps of an iteration that the Learner rehearses where a batch is split.
 const PIECES: usize = 3;
 
@@ -56,7 +59,56 @@ fn main() {
         let ratio = search("CNN, batch 256", Cnn::new(&device), Images::new(256, &device));
         result += &format!(" search_cnn={ratio:.2}");
     }
+    if machine::wants("card") {
+        let (first, later) = on_a_card();
+        result += &format!(" card_first_s={first:.2} card_later_s={later:.2}");
+    }
     println!("{result}");
+}
+
+/// Times the Learner's search for a GPT on a card that is not there: the first in the process and later ones, in seconds.
+fn on_a_card() -> (f64, f64) {
+    type OnCard = Autodiff<Lazy<DryCuda>>;
+    const LENGTH: usize = 256;
+    let card = Card::named("RTX 3060 12GB").expect("in the table");
+    // It lends a device for the model and batches to be on. Nothing of them is in memory.
+    let lease = Lease::<Cuda>::take(&card.properties()).expect("no other card was asked for");
+    let device = lease.device();
+    let model = Gpt::<OnCard>::new(12, 768, LENGTH, device);
+    initialize(&model);
+    let learner = Learner::builder().auto_batch().memory(Bytes::gib(10));
+    let learner = learner.build::<OnCard, _, _, _>(model, AdamWConfig::new().init(), 1e-3);
+    let batch = |items| Texts::new(items, LENGTH, device);
+    let (report, first) = time(|| learner.plan(&batch(64)).expect("one item fits"));
+    println!(
+        "\nthe whole search, GPT, 12 layers of 768, {LENGTH} tokens, {}: {}",
+        card.name(),
+        report.plan
+    );
+    println!("  rehearsals recorded                {:>10}", report.cost.rehearsals);
+    println!("  calls recorded                     {:>10}", report.cost.operations);
+    println!("  the first search                   {:>10.2} s", first.as_secs_f64());
+    let subject = batch(64);
+    let rounds =
+        measure(machine::rounds(5), &mut [&mut || time(|| black_box(learner.plan(&subject))).1]);
+    let later = rounds.seconds(0);
+    let target = CARD_TARGET.as_secs();
+    println!(
+        "  later ones                         {:>10.2} s   target: under {target} (quartiles {:.2} to {:.2})",
+        later.median, later.low, later.high
+    );
+    for items in [64, 4096] {
+        black_box(learner.plan(&batch(items)).expect("one item fits"));
+        println!("  most memory of the process, batches of {items:<5} {:>6}", most_memory());
+    }
+    (first.as_secs_f64(), later.median)
+}
+
+/// The most memory that this process has held, on Linux.
+fn most_memory() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    most.map_or_else(|| "unknown".into(), |most| most.trim().to_owned())
 }
 
 /// Times `plan` for a model of 100 layers whose footprints are known. Milliseconds.

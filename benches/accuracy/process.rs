@@ -178,6 +178,9 @@ fn fit<M: Subject>(case: &Case) -> anyhow::Result<Bytes> {
     let model = M::new(&device);
     let learner = builder.build(model, AdamConfig::new().init(), 1e-3);
     let fitted = learner.fit(M::metrics(training)).map_err(|error| anyhow::anyhow!("{error}"))?;
+    for plan in &fitted.plans {
+        eprintln!("{}", plan.line());
+    }
     Ok(fitted.memory.context("no batch was trained on")?.predicted)
 }
 

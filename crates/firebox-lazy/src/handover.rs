@@ -24,6 +24,8 @@ static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
 thread_local! {
     static IS_TRAINING: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread, the one that trains, has the turn.
+    static HAS_TURN: Cell<bool> = const { Cell::new(false) };
     /// What the call that this thread is making uses.
     static USED: RefCell<Vec<Left>> = const { RefCell::new(Vec::new()) };
 }
@@ -57,14 +59,15 @@ impl TrainingGuard {
     ///
     /// A thread that reads a tensor has burn's fusion run what is queued on the tensor's stream. In the middle of a step that
     /// would cut operations apart that are otherwise run as one, by chance, and with them the memory that they need. So
-    /// other threads wait meanwhile; `work` should leave the queue empty, and must not wait for them.
+    /// other threads wait meanwhile; `work` should leave the queue empty, and must not wait for them. The run of a recording
+    /// has its queue for itself without this.
     ///
     /// ```
     /// let guard = firebox_lazy::TrainingGuard::enter();
     /// assert_eq!(guard.alone(|| 1 + 1), 2);
     /// ```
     pub fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
-        let _turn = turn();
+        let _turn = TrainingTurn::take();
         work()
     }
 
@@ -88,6 +91,29 @@ static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The turn of the training thread.
+pub(crate) struct TrainingTurn {
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl TrainingTurn {
+    /// Takes the turn, if this is the training thread and has not taken it before.
+    pub(crate) fn take() -> Option<Self> {
+        if !IS_TRAINING.get() || HAS_TURN.get() {
+            return None;
+        }
+        let _turn = turn();
+        HAS_TURN.set(true);
+        Some(Self { _turn })
+    }
+}
+
+impl Drop for TrainingTurn {
+    fn drop(&mut self) {
+        HAS_TURN.set(false);
+    }
 }
 
 /// Waits until the training thread has left the queue empty, if this is another thread.
@@ -150,6 +176,14 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+
+    #[test]
+    fn the_training_thread_takes_its_turn_once() {
+        assert!(TrainingTurn::take().is_none(), "nobody trains");
+        let guard = TrainingGuard::enter();
+        guard.alone(|| assert!(TrainingTurn::take().is_none(), "it has it already"));
+        assert!(TrainingTurn::take().is_some(), "it has given it back");
+    }
 
     #[test]
     fn what_another_thread_uses_lives_until_the_training_thread_collects_it() {

@@ -21,6 +21,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rustc_hash::{FxHashMap, FxHasher};
 
+use crate::handover::TrainingTurn;
 use crate::kind::{Kind, Value};
 use crate::known::{self, Form, Known};
 use crate::recording::{ReadLimit, ReadRefused, Recorder};
@@ -367,6 +368,7 @@ impl<B: Backend> Session<B> {
 
     /// Runs what has been recorded and not been run, and tells of each step when it is done.
     pub(crate) fn run_observed(&mut self, done: &mut dyn FnMut(OpIndex)) {
+        let _turn = TrainingTurn::take();
         for (step, instruction) in self.program.drain(..) {
             match instruction {
                 Instruction::Run(run) => run(&mut self.values),

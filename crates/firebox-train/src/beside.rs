@@ -1,8 +1,8 @@
 //! What lives on the device beside a step: batches that loader threads have prepared, outputs that burn's metrics thread
 //! still holds, the state that a checkpoint is being written from.
 //!
-//! Outputs and the state that is being saved are held in the rehearsal itself, as they are in training. Batches of loader
-//! threads are put into its trace here, as tensors that exist all the time.
+//! Outputs are held in the rehearsal itself, as they are in training. Batches of loader threads and what a checkpoint is
+//! written from are put into its trace here, as tensors that exist all the time.
 
 use firebox_trace::{Bytes, Category, Label, OpIndex, Origin, Step, TensorInfo, Trace};
 
@@ -33,7 +33,7 @@ pub struct BesideBytes {
     pub queued: Bytes,
     /// Outputs of earlier micro-steps that the metrics may still hold.
     pub outputs: Bytes,
-    /// Parameters and optimizer state from which a checkpoint is being written, when the next step has replaced them.
+    /// Parameters and optimizer state from which a checkpoint is still being written, when later steps have replaced them.
     pub saving: Bytes,
     /// A page for small buffers, which lie now here, now there.
     pub chance: Bytes,
@@ -87,6 +87,31 @@ impl Beside {
         }
         (trace.tensors[before..].iter().map(TensorInfo::bytes).sum(), limit)
     }
+
+    /// Adds what a checkpoint is written from, the parameters and `state`, the optimizer's. burn writes it on threads of its
+    /// own, and by the time it is written many steps may have put others in their place. One checkpoint is written at a time;
+    /// the next one waits for it. Gives the bytes.
+    pub(crate) fn add_saved(&self, trace: &mut Trace, state: &[TensorInfo]) -> Bytes {
+        if !self.saves {
+            return Bytes::ZERO;
+        }
+        let is_parameter = |tensor: &&TensorInfo| {
+            let label = tensor.label.as_ref().map(|label| label.category);
+            tensor.origin == Origin::Existing && label == Some(Category::Parameter)
+        };
+        let parameters = trace.tensors.iter().filter(is_parameter);
+        let saved = parameters.chain(state).map(|tensor| beside_the_step(tensor, "being saved"));
+        let saved: Vec<TensorInfo> = saved.collect();
+        let bytes = saved.iter().map(TensorInfo::bytes).sum();
+        trace.tensors.extend(saved);
+        bytes
+    }
+}
+
+/// A tensor that exists all the time beside the step.
+fn beside_the_step(tensor: &TensorInfo, name: &str) -> TensorInfo {
+    let label = Label { category: Category::Temporary, name: name.into() };
+    TensorInfo { origin: Origin::Existing, label: Some(label), ..tensor.clone() }
 }
 
 /// What batchers take on the way to a batch.

@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 use burn_backend::Backend;
 use burn_cubecl::fusion::FusionCubeRuntime;
-use burn_cubecl::{BoolElement, CubeBackend, FloatElement, IntElement};
+use burn_cubecl::{BoolElement, CubeBackend, CubeTuneId, FloatElement, IntElement};
 use burn_fusion::Fusion;
 use burn_fusion::client::GlobalFusionClient;
 use burn_router::{BackendRouter, RunnerChannel};
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;
 use cubecl_common::stream_id::StreamId;
-use firebox_dry::{Dry, DryRuntime, Mirrored, Target};
+use firebox_dry::{Dry, DryRuntime, DryTwin, Mirrored, Target};
 use firebox_plan::MemoryInfo;
 use firebox_trace::{Bytes, MemoryModel};
 
@@ -115,7 +115,7 @@ where
     B: BoolElement,
 {
     fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
-        Arc::new(Dry::<Self>::new(R::client(device).properties().clone()))
+        Arc::new(dry::<Self, R>(device))
     }
 
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
@@ -145,7 +145,7 @@ where
     }
 
     fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
-        Arc::new(Dry::<Self>::new(R::client(device).properties().clone()))
+        Arc::new(dry::<Self, R>(device))
     }
 
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
@@ -202,6 +202,13 @@ where
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
         Err(TrainError::UnknownMemory { device: <Self as Backend>::name(device) })
     }
+}
+
+/// The twin of a device without memory, which chooses as burn's tuner does there.
+fn dry<B: DryTwin, R: Runtime>(device: &R::Device) -> Dry<B> {
+    let client = R::client(device);
+    let tuned = CubeTuneId::new(&client, device);
+    Dry::new(client.properties().clone()).with_choices_of(tuned.to_string())
 }
 
 /// A client answers for the stream of the thread that asks, and a thread can ask in another's name. A stream that was

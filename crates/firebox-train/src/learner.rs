@@ -189,8 +189,8 @@ where
         let settings = &self.builder.settings;
         let mut planner = settings.planner::<B, M>(&self.model)?;
         let planned = planner
-            .plan(Phase::Training, items, false, |size, accumulating, conditions| {
-                rehearse_training(&learner, splitter, batch, size, accumulating, conditions)
+            .plan(Phase::Training, items, false, |size, accumulating, recorder| {
+                rehearse_training(&learner, splitter, batch, size, accumulating, recorder)
             })?
             .clone();
         let quiet = Settings { quiet: true, ..settings.clone() };

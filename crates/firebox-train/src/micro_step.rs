@@ -45,9 +45,16 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
         training.alone(|| {
             training.collect();
             let result = work();
-            B::Base::drain(self.device);
+            self.drain();
             result
         })
+    }
+
+    /// Empties the queue.
+    fn drain(&self) {
+        if self.training.is_some() {
+            B::Base::drain(self.device);
+        }
     }
 }
 
@@ -63,19 +70,9 @@ where
         step: &mut dyn FnMut(I) -> T,
         sink: &mut dyn FnMut(T, f64) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        let mut attempt = |this: &mut Self| {
-            let (micro, weight) = this.cut(range.clone())?;
-            Ok((this.attempt(range.len(), micro, step)?, weight))
-        };
-        let result = match self.queue.training {
-            Some(training) => {
-                let queue = Queue::<B> { training: Some(training), device: self.queue.device };
-                queue.alone(|| attempt(self))
-            }
-            None => attempt(self),
-        };
-        match result {
-            Ok((output, weight)) => sink(output, weight),
+        let (micro, weight) = self.queue.alone(|| self.cut(range.clone()))?;
+        match self.attempt(range.len(), micro, step) {
+            Ok(output) => sink(output, weight),
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
             Err(error) => {
                 log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
@@ -121,7 +118,9 @@ where
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let recording = recorder.record::<B::Base, _>(|| step(micro))?;
             self.planner.admit(self.phase, recording.trace(), self.held, self.items)?;
-            Ok(recording.run())
+            let output = recording.run();
+            self.queue.drain();
+            Ok(output)
         }));
         let result = attempt.unwrap_or_else(|panic| Err(self.panicked(items, &*panic)));
         if let (Err(_), Some(snapshot)) = (&result, snapshot) {

@@ -5,15 +5,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use firebox_lazy::{RecordError, Recorder, forget_calls};
+use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls};
 use firebox_plan::{
-    Accumulating, Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan,
+    Accumulating, Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan_at_once,
 };
 use firebox_trace::{Bytes, Category, Items, MemoryModel, StructuralHash, TensorInfo, Trace};
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::beside::Beside;
 use crate::error::{Phase, TrainError};
-use crate::rehearsal::{Conditions, Rehearsed, recording_bytes};
+use crate::rehearsal::{Conditions, Rehearsed, assess, recording_bytes};
+
+/// How many sizes are assessed at once: as many as a card has devices without memory.
+const AT_ONCE: usize = firebox_dry::MAX_DEVICES_PER_CARD;
 
 /// How many plans a memory model is told of as having run before.
 const REMEMBERED: usize = 4;
@@ -22,6 +26,8 @@ const REMEMBERED: usize = 4;
 pub(crate) struct Planner {
     pub(crate) memory: Arc<dyn MemoryModel>,
     pub(crate) budget: Bytes,
+    /// The share of the budget that a plan may use: less than all once more was measured than predicted.
+    share: f64,
     pub(crate) sizing: Sizing,
     pub(crate) beside: Beside,
     plans: HashMap<(Phase, usize), Planned>,
@@ -75,6 +81,7 @@ impl Planner {
         Self {
             memory,
             budget,
+            share: 1.0,
             sizing,
             beside: Beside::default(),
             plans: HashMap::new(),
@@ -100,38 +107,49 @@ impl Planner {
         phase: Phase,
         items: usize,
         always_accumulating: bool,
-        mut rehearse: impl FnMut(Items, Accumulating, &Conditions) -> Result<Rehearsed, TrainError>,
+        mut rehearse: impl FnMut(Items, Accumulating, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
-        let budget = self.budget;
+        let budget = self.budget.scale(self.share);
         let mut cost = PlanningCost::default();
         let (plan, mut rehearsals) = loop {
             let reads = self.reads;
             let recorder = self.recorder(budget);
-            let conditions = self.conditions(phase, &recorder);
+            let conditions = self.conditions(phase);
             let probing = if reads { Probing::FromOne } else { Probing::FromWhole };
             // On the host a size that is a little smaller needs a little less.
             let cliffs = if self.memory.is_on_host() { Cliffs::Ignore } else { Cliffs::Avoid };
             let options = PlanOptions::new().sizing(self.sizing).probing(probing).cliffs(cliffs);
+            // A footprint on the host is found faster than recorded, and reading takes the memory that it measures.
+            let at_once = if reads || self.memory.is_on_host() { 1 } else { AT_ONCE };
+            let options = options.at_once(at_once);
             let mut rehearsals: HashMap<(usize, Accumulating), Rehearsed> = HashMap::new();
-            let result = plan(Items::new(items), budget, &options, |size, accumulating| {
-                let more = always_accumulating && phase == Phase::Training;
-                let really = if more { Accumulating::Yes } else { accumulating };
-                cost.rehearsals += 1;
-                match rehearse(size, really, &conditions) {
-                    Ok(rehearsed) => {
-                        cost.operations += rehearsed.operations;
-                        let need = need_of(&rehearsed);
-                        rehearsals.insert((size.get(), accumulating), rehearsed);
-                        Ok(need)
-                    }
-                    // What comes before a read is too large already.
-                    Err(TrainError::Record(RecordError::ReadTooLarge { needed, .. })) if reads => {
-                        Ok(Need::heuristic(needed))
-                    }
-                    Err(error) => Err(error),
-                }
-            });
+            let result =
+                plan_at_once(Items::new(items), budget, &options, |questions| {
+                    let recorded = questions.iter().map(|(size, accumulating)| {
+                        let more = always_accumulating && phase == Phase::Training;
+                        let really = if more { Accumulating::Yes } else { *accumulating };
+                        cost.rehearsals += 1;
+                        rehearse(*size, really, &recorder)
+                    });
+                    let recorded: Vec<Result<Rehearsal, TrainError>> = recorded.collect();
+                    let assessed = assess_all(recorded, &conditions);
+                    let needs =
+                        questions.iter().zip(assessed).map(|(question, assessed)| match assessed {
+                            Ok(rehearsed) => {
+                                cost.operations += rehearsed.operations;
+                                let need = need_of(&rehearsed);
+                                rehearsals.insert((question.0.get(), question.1), rehearsed);
+                                Ok(need)
+                            }
+                            // What comes before a read is too large already.
+                            Err(TrainError::Record(RecordError::ReadTooLarge {
+                                needed, ..
+                            })) if reads => Ok(Need::heuristic(needed)),
+                            Err(error) => Err(error),
+                        });
+                    needs.collect()
+                });
             match result {
                 Err(PlanError::Footprint {
                     cause: TrainError::Record(RecordError::ReadTooLarge { .. }),
@@ -165,14 +183,14 @@ impl Planner {
         Ok(self.plans.entry((phase, items)).insert_entry(planned).into_mut())
     }
 
-    fn conditions<'a>(&'a self, phase: Phase, recorder: &'a Recorder) -> Conditions<'a> {
+    fn conditions(&self, phase: Phase) -> Conditions<'_> {
         let idle_state = match phase {
             Phase::Training => &[],
             Phase::Validation => self.optimizer_state.as_slice(),
         };
         let before = self.ran.iter().map(AsRef::as_ref).collect();
         let memory = self.memory.as_ref();
-        Conditions { recorder, memory, before, beside: &self.beside, idle_state }
+        Conditions { memory, before, beside: &self.beside, idle_state }
     }
 
     /// The recorder for rehearsals and for micro-steps that are not known yet.
@@ -196,8 +214,8 @@ impl Planner {
 
     /// Whether a micro-step fits beside what is held. Its needs are looked up by its structure, and found out once.
     ///
-    /// `of_plan` is the number of items of the plan whose first micro-step this is: one that has just been rehearsed. Where
-    /// pages count, what it needs by itself is then what later ones are compared with.
+    /// `batch` are the items of the batch that it is a part of. The first micro-step of a plan has just been rehearsed; where
+    /// pages count, what it needs by itself is what later ones are compared with.
     pub(crate) fn admit(
         &mut self,
         phase: Phase,
@@ -234,11 +252,21 @@ impl Planner {
         self.plans.values().map(|planned| planned.plan.peak()).max().unwrap_or_default()
     }
 
-    /// Lowers the budget of later plans by what measuring has shown predictions to be too low by.
-    pub(crate) fn widen(&mut self, predicted: Bytes, measured: Bytes) {
-        if measured > predicted {
-            self.budget = self.budget.scale(predicted.ratio(measured));
-        }
+    /// Lets later plans use no more than this share of the budget: what was predicted over what was measured.
+    pub(crate) fn be_cautious(&mut self, share: f64) {
+        self.share = self.share.min(share);
+    }
+}
+
+/// Assesses rehearsals in parallel.
+fn assess_all(
+    recorded: Vec<Result<Rehearsal, TrainError>>,
+    conditions: &Conditions,
+) -> Vec<Result<Rehearsed, TrainError>> {
+    let assess = |recorded: Result<Rehearsal, TrainError>| Ok(assess(recorded?, conditions));
+    match recorded.len() {
+        1 => recorded.into_iter().map(assess).collect(),
+        _ => recorded.into_par_iter().map(assess).collect(),
     }
 }
 

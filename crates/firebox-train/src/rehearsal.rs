@@ -33,9 +33,8 @@ use crate::splitter::Splitter;
 /// How many earlier outputs burn's metrics thread may still hold: one in its queue, one in its hands.
 const OUTPUTS_IN_FLIGHT: usize = 2;
 
-/// Under what conditions a size is rehearsed.
+/// What a rehearsal is assessed by.
 pub(crate) struct Conditions<'a> {
-    pub(crate) recorder: &'a Recorder,
     pub(crate) memory: &'a dyn MemoryModel,
     /// What the process has run before, as far as that leaves pages behind.
     pub(crate) before: Vec<&'a Trace>,
@@ -71,8 +70,8 @@ pub(crate) fn rehearse_training<LC, S>(
     batch: &<LC::TrainingModel as TrainStep>::Input,
     items: Items,
     accumulating: Accumulating,
-    conditions: &Conditions,
-) -> Result<Rehearsed, TrainError>
+    recorder: &Recorder,
+) -> Result<Rehearsal, TrainError>
 where
     LC: LearningComponentsTypes,
     LC::Backend: LazyBackend,
@@ -91,7 +90,7 @@ where
     };
     let model = learner.model();
     let mut trace = guard(Phase::Training, items, || {
-        rehearse::<LC::Backend, _>(conditions.recorder, &model, |model| {
+        rehearse::<LC::Backend, _>(recorder, &model, |model| {
             let mut learner = learner.clone();
             // Leaves of its own for the graph of the rehearsal: a branch without a backward pass lives in burn's graph
             // as long as the leaves do, and would outlive the rehearsal with the model's.
@@ -99,14 +98,13 @@ where
                 learner.fork(device);
             }
             let mut outputs = VecDeque::new();
-            // What a checkpoint is being written from while the next iteration runs.
-            let mut saving = None;
             label_parameters(model);
             for _ in 0..2 {
                 let mut sum = GradientSum::new();
                 learner.lr_step();
                 for piece in 0..pieces {
                     let micro = micro(piece);
+                    mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
                     mark::<<LC::Backend as LazyBackend>::Base>(MICRO_STEP);
                     let output = learner.train_step(micro);
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
@@ -130,15 +128,12 @@ where
                 label_parameters(&learner.model());
                 mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
                 mark::<<LC::Backend as LazyBackend>::Base>(ITERATION_END);
-                if conditions.beside.saves && saving.is_none() {
-                    saving = Some(learner.clone());
-                }
             }
         })
     })?;
     label_by_lifetime(&mut trace.trace);
     retire_what_is_replaced(&mut trace.trace);
-    Ok(assess(trace, conditions))
+    Ok(trace)
 }
 
 /// Rehearses validation on micro-batches of `items` items of `batch`.
@@ -147,19 +142,20 @@ pub(crate) fn rehearse_validation<B, M, S>(
     splitter: &S,
     batch: &M::Input,
     items: Items,
-    conditions: &Conditions,
-) -> Result<Rehearsed, TrainError>
+    recorder: &Recorder,
+) -> Result<Rehearsal, TrainError>
 where
     B: LazyBackend,
     M: InferenceStep + Module<B>,
     S: Splitter<M::Input>,
 {
     let mut trace = guard(Phase::Validation, items, || {
-        rehearse::<B, _>(conditions.recorder, model, |model| {
+        rehearse::<B, _>(recorder, model, |model| {
             let mut outputs = VecDeque::new();
             label_parameters(model);
             for _ in 0..=OUTPUTS_IN_FLIGHT {
                 let micro = splitter.range(batch, 0..items.get());
+                mark::<B::Base>(Step::DRAIN);
                 mark::<B::Base>(MICRO_STEP);
                 outputs.push_back(model.step(micro));
                 mark::<B::Base>(Step::DRAIN);
@@ -170,7 +166,7 @@ where
         })
     })?;
     label_by_lifetime(&mut trace.trace);
-    Ok(assess(trace, conditions))
+    Ok(trace)
 }
 
 /// Turns a panic of the user's step into an error, and hidden state into another.
@@ -190,7 +186,8 @@ fn guard(
     }
 }
 
-fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
+/// Finds out what a rehearsal shows.
+pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
     let Rehearsal { mut trace, replaced, .. } = rehearsal;
     let Conditions { memory, before, idle_state, .. } = conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
@@ -200,11 +197,13 @@ fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
         chance: Bytes::ZERO,
         queued,
         outputs: outputs_held(&trace),
-        saving: if conditions.beside.saves { saved_bytes(&trace) } else { Bytes::ZERO },
+        saving: Bytes::ZERO,
         idle_state: idle_state.iter().map(TensorInfo::bytes).sum(),
     };
     let idle = |tensor: &TensorInfo| TensorInfo { origin: Origin::Existing, ..tensor.clone() };
     trace.tensors.extend(idle_state.iter().map(idle));
+    let state = if idle_state.is_empty() { &optimizer_state } else { *idle_state };
+    beside.saving = conditions.beside.add_saved(&mut trace, state);
     let mut footprint = memory.footprint_after(before, &trace);
     beside.chance = page_by_chance(&footprint);
     footprint.peak += beside.chance;
@@ -235,23 +234,15 @@ fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
     }
 }
 
-/// The smallest page of the run: where small buffers go depends on what was there before, down to how the model was made,
-/// and one page more was the most that measured runs were found to need.
+/// One page more where the pool of the smallest pages is full at times. Whether a small operation works in place, and in which
+/// order buffers are let go of, differs a little between runs of the same program, by how its threads happen to interleave.
 fn page_by_chance(footprint: &Footprint) -> Bytes {
     let paging = footprint.paging.as_ref().filter(|paging| !paging.is_refused());
-    let sizes = paging.into_iter().flat_map(|paging| paging.pages.keys());
-    sizes.copied().find(|size| *size > Bytes::ZERO).unwrap_or_default()
-}
-
-/// What a checkpoint is written from: the parameters, and the optimizer's state.
-fn saved_bytes(trace: &Trace) -> Bytes {
-    let is_parameter = |tensor: &&TensorInfo| {
-        let label = tensor.label.as_ref().map(|label| label.category);
-        tensor.origin == Origin::Existing && label == Some(Category::Parameter)
-    };
-    let parameters = trace.tensors.iter().filter(is_parameter);
-    let state = state_at_end(trace);
-    parameters.chain(&state).map(TensorInfo::bytes).sum()
+    let sizes = paging.iter().flat_map(|paging| paging.pages.keys());
+    let smallest = sizes.copied().find(|size| *size > Bytes::ZERO);
+    smallest
+        .filter(|size| paging.is_some_and(|paging| paging.full.contains(size)))
+        .unwrap_or_default()
 }
 
 /// What the recording of a micro-step of so many calls takes of the memory, with the descriptions of `trace`.

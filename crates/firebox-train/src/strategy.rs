@@ -272,7 +272,8 @@ where
         if accumulated.batches == 0 {
             self.learner.lr_step();
         }
-        let (ranges, held, sum) = self.plan_training(&batch)?;
+        let items = self.strategy.train_splitter.items(&batch)?;
+        let (ranges, held, sum) = self.plan_training(&batch, items)?;
         let keeps_statistics =
             self.planner.as_ref().is_some_and(|planner| !planner.running_state.is_empty());
         if accumulated.batches == 0 && keeps_statistics {
@@ -294,7 +295,7 @@ where
             module: &model,
             splitter,
             batch: &batch,
-            items: splitter.items(&batch)?,
+            items,
             held,
             sum,
             queue: queue(&self.training, &self.device),
@@ -354,18 +355,18 @@ where
     fn plan_training(
         &mut self,
         batch: &M::Input,
+        items: usize,
     ) -> Result<(Vec<std::ops::Range<usize>>, Bytes, Bytes), TrainError> {
         let splitter = &self.strategy.train_splitter;
-        let items = splitter.items(batch)?;
         if items == 0 {
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
-        let beside = self.beside(items);
-        let planner = match &mut self.planner {
-            Some(planner) => planner,
-            none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
-        };
-        if planner.planned(Phase::Training, items).is_none() {
+        if !self.is_planned(Phase::Training, items) {
+            let beside = self.beside(items);
+            let planner = match &mut self.planner {
+                Some(planner) => planner,
+                none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
+            };
             planner.beside = beside;
             let learner = &self.learner;
             let accumulates = self.accumulation > 1;
@@ -373,8 +374,8 @@ where
                 Phase::Training,
                 items,
                 accumulates,
-                |size, accumulating, conditions| {
-                    rehearse_training(learner, splitter, batch, size, accumulating, conditions)
+                |size, accumulating, recorder| {
+                    rehearse_training(learner, splitter, batch, size, accumulating, recorder)
                 },
             )?;
             let limit = planned.rehearsed.loader_limit;

@@ -8,11 +8,10 @@ use burn::train::{InferenceStep, TrainStep};
 use firebox_lazy::LazyBackend;
 use firebox_trace::Bytes;
 
-use super::{Run, ValidInput};
+use super::Run;
 use crate::beside::Beside;
 use crate::device::DeviceMemory;
 use crate::error::Phase;
-use crate::splitter::Splitter;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
 where
@@ -22,9 +21,11 @@ where
     M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
     M::InnerModule: InferenceStep,
     O: Optimizer<M, B> + 'static,
-    ST: Splitter<M::Input>,
-    SV: Splitter<ValidInput<M, B>>,
 {
+    pub(super) fn is_planned(&self, phase: Phase, items: usize) -> bool {
+        self.planner.as_ref().is_some_and(|planner| planner.planned(phase, items).is_some())
+    }
+
     /// Says how batches of this size are run from now on.
     pub(super) fn report(&self, phase: Phase, items: usize) {
         let planner = self.planner.as_ref().expect("a plan was made");
@@ -47,7 +48,7 @@ where
         Beside { workers, batches, limit: self.loader_limit, taken, saves: self.saves }
     }
 
-    /// Lets loader threads work ahead by so much from now on; not at all below a first limit if they have made nothing.
+    /// Lets loader threads have so much alive from now on before they wait; without a limit where they make no tensors.
     pub(super) fn let_loaders_ahead(&mut self, limit: Bytes) {
         self.loader_limit = limit;
         self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
@@ -71,7 +72,7 @@ where
             log::warn!(
                 "the device has {usage}, and {predicted} were predicted: later plans leave that much more room"
             );
-            planner.widen(predicted, usage.reserved);
+            planner.be_cautious(predicted.ratio(usage.reserved));
         } else {
             log::info!("the device has {usage}, and {predicted} were predicted");
         }

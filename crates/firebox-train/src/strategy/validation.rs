@@ -44,14 +44,14 @@ where
             if items == 0 {
                 return Err(TrainError::EmptyBatch { phase: Phase::Validation });
             }
-            let beside = self.beside(items);
-            let planner = self.planner.as_mut().expect("training comes before validation");
-            if planner.planned(Phase::Validation, items).is_none() {
+            if !self.is_planned(Phase::Validation, items) {
+                let beside = self.beside(items);
+                let planner = self.planner.as_mut().expect("training comes before validation");
                 planner.beside = beside;
                 let planned =
-                    planner.plan(Phase::Validation, items, false, |size, _, conditions| {
+                    planner.plan(Phase::Validation, items, false, |size, _, recorder| {
                         rehearse_validation::<B::InnerBackend, _, _>(
-                            &model, splitter, &batch, size, conditions,
+                            &model, splitter, &batch, size, recorder,
                         )
                     })?;
                 let limit = planned.rehearsed.loader_limit;
