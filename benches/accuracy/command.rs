@@ -1,7 +1,8 @@
 //! The command line: all cases in processes of their own, a few of them as a test, or one of them in this process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
@@ -20,6 +21,9 @@ struct Options {
     /// How many fresh processes a case is run in. What a GPU reserves depends on how threads happen to interleave.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     processes: u64,
+    /// How many cases are run beside each other. What threads do by chance they do more often on a busy machine.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    jobs: u64,
     /// Runs only the cases whose names contain this.
     #[arg(long, default_value = "", hide_default_value = true)]
     cases: String,
@@ -35,6 +39,9 @@ struct Options {
     /// Runs one case in this process.
     #[arg(long, hide = true)]
     process: Option<String>,
+    /// Where compiled kernels and tuned choices are kept meanwhile.
+    #[arg(long, hide = true)]
+    kernels: Option<PathBuf>,
     /// Measures there what is in use after a step, too.
     #[arg(long, hide = true)]
     left: bool,
@@ -60,6 +67,9 @@ pub fn run() -> anyhow::Result<()> {
     let options = Options::parse();
     if let Some(name) = &options.process {
         let case = Case::named(name).with_context(|| format!("there is no case `{name}`"))?;
+        if let Some(folder) = &options.kernels {
+            target::keep_kernels(folder);
+        }
         println!("{}", process::run(&case, options.left)?);
         return Ok(());
     }
@@ -81,7 +91,7 @@ pub fn run() -> anyhow::Result<()> {
     }
     let device = device()
         .context("there is no device to measure on; install a driver, or Mesa's lavapipe")?;
-    let comparison = compare(device, &cases, options.processes)?;
+    let comparison = compare(device, &cases, options.processes, options.jobs)?;
     println!("{}", comparison.table());
     if let Some(file) = &options.json {
         let text = serde_json::to_string_pretty(&comparison.json())?;
@@ -107,7 +117,7 @@ fn test() -> anyhow::Result<()> {
     };
     let cases: Option<Vec<Case>> = FEW.iter().map(|name| Case::named(name)).collect();
     let cases = cases.context("`FEW` names a case that does not exist")?;
-    let comparison = compare(device, &cases, FEW_PROCESSES)?;
+    let comparison = compare(device, &cases, FEW_PROCESSES, 1)?;
     println!("{}\n{comparison}", comparison.table());
     for compared in &comparison.cases {
         let (case, ratio) = (compared.case, compared.ratio());
@@ -120,29 +130,48 @@ fn test() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs every case in so many processes of its own, one at a time.
-fn compare(target: String, cases: &[Case], processes: u64) -> anyhow::Result<Comparison> {
+/// Runs every case in so many processes of its own, one at a time, and `jobs` cases beside each other.
+fn compare(
+    target: String,
+    cases: &[Case],
+    processes: u64,
+    jobs: u64,
+) -> anyhow::Result<Comparison> {
     let style = "{wide_bar} {pos}/{len} {msg} ({eta} left)";
     let bar = ProgressBar::new(cases.len() as u64 * processes)
         .with_style(ProgressStyle::with_template(style)?);
-    let mut compared = Vec::new();
-    for case in cases {
-        bar.set_message(case.to_string());
-        let mut found = Vec::new();
-        for _ in 0..processes {
-            found.push(measure(case, found.is_empty())?);
-            bar.inc(1);
+    let next = Mutex::new(cases.iter());
+    let run = || -> anyhow::Result<Vec<Compared>> {
+        // Processes that share a folder at the same time would disturb each other.
+        let kernels = tempfile::tempdir()?;
+        let mut compared = Vec::new();
+        while let Some(case) = { next.lock().unwrap_or_else(PoisonError::into_inner).next() } {
+            bar.set_message(case.to_string());
+            let mut found = Vec::new();
+            for _ in 0..processes {
+                found.push(measure(case, kernels.path(), found.is_empty())?);
+                bar.inc(1);
+            }
+            compared.push(Compared { case: *case, found });
         }
-        compared.push(Compared { case: *case, found });
-    }
+        Ok(compared)
+    };
+    let parts: anyhow::Result<Vec<Vec<Compared>>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(run)).collect();
+        let ended = workers.into_iter().map(|worker| worker.join().expect("a job does not panic"));
+        ended.collect()
+    });
     bar.finish_and_clear();
-    Ok(Comparison { target, cases: compared })
+    let mut cases: Vec<Compared> = parts?.into_iter().flatten().collect();
+    cases.sort_by_key(|compared| CASES.iter().position(|case| *case == compared.case));
+    Ok(Comparison { target, cases })
 }
 
 /// Runs a case in a process of its own.
-fn measure(case: &Case, left: bool) -> anyhow::Result<Found> {
+fn measure(case: &Case, kernels: &Path, left: bool) -> anyhow::Result<Found> {
     let name = case.to_string();
-    let mut arguments = vec!["--process", &name];
+    let kernels = kernels.display().to_string();
+    let mut arguments = vec!["--process", &name, "--kernels", &kernels];
     arguments.extend(left.then_some("--left"));
     let output = itself(&arguments)?;
     Found::parse(&output).with_context(|| format!("{case} found nothing:\n{output}"))

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! runs all cases on the first Vulkan device, which may be Mesa's lavapipe on a machine without a GPU. There a process takes
-//! about a minute, most of it to compile kernels, and a release build would take longer than it saves. With `--features cuda` the same command runs them on an NVIDIA
-//! device. With burn's autotune, add `burn/autotune` to the features and set `RUST_MIN_STACK=16777216`.
+//! 10 seconds to 4 minutes, most of it to compute, and a release build would take longer than it saves. Compiled kernels are
+//! kept for the later processes of a run. With `--features cuda` the same command runs all on an NVIDIA device. With burn's
+//! autotune, add `burn/autotune` to the features and set `RUST_MIN_STACK=16777216`; the first process of a case tunes.
 //!
 //! `cargo test --features vulkan --bench accuracy` runs a few of the cases and fails where a prediction is too low, or too
 //! high by more than a tenth. Without a device it says in one line what was not run.

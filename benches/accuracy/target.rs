@@ -1,11 +1,15 @@
 //! The backend that is measured, and what its device says about its memory.
 
+use std::path::Path;
+
 use burn::backend::Autodiff;
 use burn::tensor::backend::Backend;
 use cubecl::Runtime as _;
 use cubecl::client::ComputeClient;
 use cubecl::ir::DeviceProperties;
 use cubecl::stream_id::StreamId;
+use cubecl_runtime::config::cache::CacheConfig;
+use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 use firebox::{Bytes, Lazy};
 
 #[cfg(feature = "cuda")]
@@ -69,6 +73,19 @@ pub fn held() -> Held {
         held.in_use += Bytes::new(usage.bytes_in_use);
     }
     held
+}
+
+/// Keeps compiled kernels in `folder`, so that the next process has them, and what burn's tuner has chosen, so that it is not
+/// mixed with what others have tuned. Changes nothing in what is reserved, except that a shape is tuned once.
+///
+/// # Panics
+///
+/// If the device was asked for before.
+pub fn keep_kernels(folder: &Path) {
+    let mut config = CubeClRuntimeConfig::from_current_dir();
+    config.compilation.cache = Some(CacheConfig::File(folder.to_owned()));
+    config.autotune.cache = CacheConfig::File(folder.to_owned());
+    CubeClRuntimeConfig::set(config);
 }
 
 /// The properties of the device.
