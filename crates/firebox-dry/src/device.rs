@@ -218,9 +218,9 @@ impl<T: Target> Monitor<T> {
         self.0.submit_blocking(|server| server.calls()).expect("the device runs this program")
     }
 
-    /// Forgets which pools were full.
-    pub(crate) fn forget_full(&self) {
-        self.0.submit_blocking(DryServer::forget_full).expect("the device runs this program");
+    /// Begins to look whether small pools are full, and forgets which were.
+    pub(crate) fn look_for_room(&self) {
+        self.0.submit_blocking(DryServer::look_for_room).expect("the device runs this program");
     }
 
     /// What was measured up to now.

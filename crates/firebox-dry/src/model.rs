@@ -255,8 +255,10 @@ impl<'a> Life<'a> {
             let mut rounds: Vec<Vec<u64>> = Vec::new();
             for round in 0..MOST_ROUNDS {
                 let before = monitor.reserved();
-                // What counts is how full pools are once they grow no more.
-                monitor.forget_full();
+                // What counts is how full pools are once they grow no more; that is never the first round.
+                if round > 0 {
+                    monitor.look_for_room();
+                }
                 let mut calls = Vec::new();
                 for place in 0..self.traces.len() {
                     let open = monitor.reserved();

@@ -7,6 +7,7 @@
 
 use burn_ir::{OperationIr, TensorId};
 use burn_std::{BoolStore, DType};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// From the element types of a recording to those of a target.
@@ -31,7 +32,14 @@ impl Types {
 
 /// The operations of a description, ready to be numbered.
 pub(crate) struct Template {
-    operations: Vec<Value>,
+    operations: Vec<Tree>,
+}
+
+/// An operation as a tree, and the numbers that its tensors have in the description, in the order in which a walk meets them.
+/// The numbers in the tree are those of the latest call: to write over them costs less than to copy the tree.
+struct Tree {
+    root: Value,
+    tensors: Vec<TensorId>,
 }
 
 impl Template {
@@ -39,20 +47,27 @@ impl Template {
         let tree = |operation| {
             let mut tree = serde_json::to_value(operation).expect("burn-ir's operations serialize");
             translate(&mut tree, types);
-            tree
+            let mut tensors = Vec::new();
+            each_tensor(&mut tree, &mut |id| {
+                tensors.push(TensorId::deserialize(&*id).expect("a tensor has an id"));
+            });
+            Tree { root: tree, tensors }
         };
         Self { operations: operations.iter().map(tree).collect() }
     }
 
     /// The operations with tensor `id` renamed to `number(id)`.
     pub(crate) fn number(
-        &self,
+        &mut self,
         mut number: impl FnMut(TensorId) -> TensorId,
     ) -> impl Iterator<Item = OperationIr> {
-        self.operations.iter().map(move |tree| {
-            let mut tree = tree.clone();
-            renumber(&mut tree, &mut number);
-            serde_json::from_value(tree).expect("what was serialized can be read")
+        self.operations.iter_mut().map(move |Tree { root, tensors }| {
+            let mut tensors = tensors.iter();
+            each_tensor(root, &mut |id| {
+                let tensor = tensors.next().expect("every walk meets the same tensors");
+                *id = json!(number(*tensor));
+            });
+            OperationIr::deserialize(&*root).expect("what was serialized can be read")
         })
     }
 }
@@ -82,17 +97,17 @@ fn translate(tree: &mut Value, types: &Types) {
     }
 }
 
-fn renumber(tree: &mut Value, number: &mut impl FnMut(TensorId) -> TensorId) {
+/// Calls `visit` with the number of every tensor.
+fn each_tensor(tree: &mut Value, visit: &mut impl FnMut(&mut Value)) {
     match tree {
-        Value::Array(items) => items.iter_mut().for_each(|item| renumber(item, number)),
+        Value::Array(items) => items.iter_mut().for_each(|item| each_tensor(item, visit)),
         Value::Object(fields) => {
             let is_tensor =
                 ["shape", "status", "dtype"].iter().all(|key| fields.contains_key(*key));
             if is_tensor && let Some(id) = fields.get_mut("id") {
-                let old: TensorId = serde_json::from_value(id.clone()).expect("a tensor has an id");
-                *id = json!(number(old));
+                visit(id);
             } else {
-                fields.values_mut().for_each(|value| renumber(value, number));
+                fields.values_mut().for_each(|value| each_tensor(value, visit));
             }
         }
         _ => {}
@@ -114,7 +129,7 @@ mod tests {
     }
 
     fn translated(operation: OperationIr, types: &Types) -> OperationIr {
-        let template = Template::new(&[operation], types);
+        let mut template = Template::new(&[operation], types);
         let mut operations = template.number(|id| TensorId::new(id.value() + 100));
         operations.next().expect("one operation")
     }

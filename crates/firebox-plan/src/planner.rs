@@ -279,14 +279,17 @@ where
         let Range { mut start, mut end } = open;
         let mut guess = self.guess(ladder, start..end);
         while start < end {
-            let rungs = match guess.take() {
-                Some(guess) => around(guess, start..end, self.at_once),
-                None => parts(start..end, self.at_once),
+            let (rungs, sizes) = match guess.take() {
+                Some(guess) => self.around(ladder, guess, start..end),
+                None => {
+                    let rungs = parts(start..end, self.at_once);
+                    let sizes = rungs.iter().map(|rung| ladder.size(*rung)).collect();
+                    (rungs, sizes)
+                }
             };
-            let sizes: Vec<usize> = rungs.iter().map(|rung| ladder.size(*rung)).collect();
             self.answers.ask(&sizes, Accumulating::Yes)?;
-            for (rung, size) in rungs.into_iter().zip(sizes) {
-                if self.fits(size, Accumulating::Yes)? {
+            for rung in rungs {
+                if self.fits(ladder.size(rung), Accumulating::Yes)? {
                     end = rung;
                     break;
                 }
@@ -307,6 +310,27 @@ where
         let known = !open.is_empty() && state > 0.0 && room > 0.0 && misfit.need.peak != Bytes::MAX;
         (known && self.at_once > 1)
             .then(|| ladder.at_most(items.max(1.0) as usize).clamp(open.start, open.end - 1))
+    }
+
+    /// The `open` rungs next to a guess, in order, and all sizes of their splits, as many as can be asked for at once.
+    fn around(
+        &self,
+        ladder: &Ladder,
+        guess: usize,
+        open: Range<usize>,
+    ) -> (Vec<usize>, Vec<usize>) {
+        let (mut rungs, mut sizes) = (Vec::new(), Vec::new());
+        for rung in guess..open.end {
+            let mut more: Vec<usize> = ladder.split(rung).runs().map(|run| run.size).collect();
+            more.retain(|size| !sizes.contains(size));
+            if !rungs.is_empty() && sizes.len() + more.len() > self.at_once {
+                break;
+            }
+            rungs.push(rung);
+            sizes.extend(more);
+        }
+        sizes.truncate(self.at_once.max(1));
+        (rungs, sizes)
     }
 
     fn all_fit(&mut self, split: &Split) -> Result<bool, PlanError<E>> {
@@ -346,12 +370,6 @@ fn parts(open: Range<usize>, count: usize) -> Vec<usize> {
     let mut rungs: Vec<usize> = (1..=count).map(cut).collect();
     rungs.dedup();
     rungs
-}
-
-/// Up to `count` of the `open` rungs, in order, next to a guess.
-fn around(guess: usize, open: Range<usize>, count: usize) -> Vec<usize> {
-    let first = guess.saturating_sub((count - 1) / 2).max(open.start);
-    (first..open.end).take(count).collect()
 }
 
 /// The rungs to make sure of, in order, when halving the `open` ones has led to `found`.
