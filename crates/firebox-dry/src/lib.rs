@@ -54,6 +54,11 @@
 //! no proof that no real run reserves more: where a buffer is put depends on which gaps there are, and with less alive
 //! a later buffer can find its gap taken.
 //!
+//! Whether an operation works in place is a race, too. It does if its input has no more than two holders, the program and the
+//! allocator (`can_mut` in `memory_pool/handle.rs` of cubecl-runtime), and while the server binds a new buffer the request
+//! is a third (`initialize_memory`). A real run therefore takes a few small buffers more, now here, now there. Here it never
+//! does; [`Usage::full`] tells whether the pool of the smallest pages has room for one buffer more at every request.
+//!
 //! One request overtakes others on a real device: an upload comes from the program's thread and skips burn's queue.
 //! Here it waits for what was executed before it.
 //!

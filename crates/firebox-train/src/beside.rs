@@ -36,7 +36,7 @@ pub struct BesideBytes {
     /// Parameters and optimizer state from which a checkpoint is still being written, when later steps have replaced them.
     pub saving: Bytes,
     /// A page for small buffers, which lie now here, now there.
-    pub chance: Bytes,
+    pub small_page: Bytes,
     /// The optimizer's state, where the step itself does not use it: in validation.
     pub idle_state: Bytes,
 }
@@ -49,7 +49,7 @@ impl BesideBytes {
             ("outputs for the metrics", self.outputs),
             ("a checkpoint being written", self.saving),
             ("optimizer state at rest", self.idle_state),
-            ("a page for small buffers", self.chance),
+            ("a page for small buffers", self.small_page),
         ]
         .into_iter()
     }

@@ -194,7 +194,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let optimizer_state = state_at_end(&trace);
     let (queued, loader_limit) = conditions.beside.add_queue(&mut trace);
     let mut beside = BesideBytes {
-        chance: Bytes::ZERO,
+        small_page: Bytes::ZERO,
         queued,
         outputs: outputs_held(&trace),
         saving: Bytes::ZERO,
@@ -205,9 +205,9 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let state = if idle_state.is_empty() { &optimizer_state } else { *idle_state };
     beside.saving = conditions.beside.add_saved(&mut trace, state);
     let mut footprint = memory.footprint_after(before, &trace);
-    beside.chance = page_by_chance(&footprint);
-    footprint.peak += beside.chance;
-    footprint.categories.add(Category::Temporary, beside.chance);
+    beside.small_page = page_for_small_buffers(&footprint);
+    footprint.peak += beside.small_page;
+    footprint.categories.add(Category::Temporary, beside.small_page);
     let recording = recording_bytes(*memory, &trace, longest_micro_step(&trace));
     footprint.peak += recording + loop_bytes(*memory);
     footprint.categories.add(Category::Temporary, recording + loop_bytes(*memory));
@@ -236,7 +236,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
 
 /// One page more where the pool of the smallest pages is full at times. Whether a small operation works in place, and in which
 /// order buffers are let go of, differs a little between runs of the same program, by how its threads happen to interleave.
-fn page_by_chance(footprint: &Footprint) -> Bytes {
+fn page_for_small_buffers(footprint: &Footprint) -> Bytes {
     let paging = footprint.paging.as_ref().filter(|paging| !paging.is_refused());
     let sizes = paging.iter().flat_map(|paging| paging.pages.keys());
     let smallest = sizes.copied().find(|size| *size > Bytes::ZERO);
