@@ -110,7 +110,7 @@ pub fn plan<E>(
 /// };
 /// let options = PlanOptions::new().at_once(4);
 /// let plan = plan_at_once(Items::new(5000), Bytes::mib(60), &options, footprints)?;
-/// assert_eq!(plan.micro_batch(), Items::new(40));
+/// assert_eq!(plan.to_string(), "5000 = 125 x 40");
 /// assert!(calls <= 6);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
