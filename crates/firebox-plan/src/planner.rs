@@ -194,7 +194,7 @@ where
             }
             for split in splits {
                 if self.all_fit(split)? && self.peak(split) <= enough {
-                    return Ok(split.clone());
+                    return Ok(*split);
                 }
             }
         }
