@@ -55,8 +55,7 @@ pub struct DryServer<T: Target> {
     memory: MemoryDeviceProperties,
     utilities: Arc<ServerUtilities<Self>>,
     usage: Usage,
-    /// The size of small pages that are known to be full, or zero; nothing while nobody looks.
-    room: Option<u64>,
+    looks_for_room: bool,
     /// How many buffers were asked for and kernels launched so far.
     calls: u64,
     /// The bytes asked for so far, and what they were when each running profile began.
@@ -69,7 +68,7 @@ impl<T: Target> DryServer<T> {
     pub(crate) fn reset(&mut self) {
         self.streams.clear();
         self.usage = Usage::default();
-        self.room = None;
+        self.looks_for_room = false;
         self.calls = 0;
         self.requested = 0;
         self.profiles.clear();
@@ -153,24 +152,28 @@ impl<T: Target> DryServer<T> {
     /// Notes whether the pool of the smallest pages has room for one more buffer of this size. Larger buffers are few, and
     /// asked for in the same order by every run.
     fn note_room(&mut self, size: u64, stream: StreamId) {
-        let Some(known) = self.room else { return };
+        if !self.looks_for_room {
+            return;
+        }
+        let is_small = |page: &u64| size > 0 && size < *page;
+        let page = self.stream(stream).storage().smallest_page().filter(is_small);
+        let Some(page) = page.filter(|page| !self.usage.full.contains(&Bytes::new(*page))) else {
+            return;
+        };
         let pools = self.stream(stream);
-        let is_small = |page: &u64| size > 0 && size < *page && known != *page;
-        let Some(page) = pools.storage().smallest_page().filter(is_small) else { return };
         pools.storage().ask();
         let room = pools.reserve(size);
         let wanted = pools.storage().answer();
         drop(room);
         if wanted == Some(page) {
             self.usage.full.insert(Bytes::new(page));
-            self.room = Some(page);
         }
     }
 
     /// Begins to look whether small pools are full, and forgets which were.
     pub(crate) fn look_for_room(&mut self) {
         self.usage.full.clear();
-        self.room = Some(0);
+        self.looks_for_room = true;
     }
 
     /// Notes what the pools look like after a page was opened.
@@ -226,7 +229,7 @@ impl<T: Target> DeviceService for DryServer<T> {
             memory,
             utilities: Arc::new(utilities),
             usage: Usage::default(),
-            room: None,
+            looks_for_room: false,
             calls: 0,
             requested: 0,
             profiles: BTreeMap::new(),
