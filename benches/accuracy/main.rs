@@ -6,7 +6,7 @@
 //! ```
 //!
 //! runs all cases on the first Vulkan device, which may be Mesa's lavapipe on a machine without a GPU. There a process takes
-//! 10 seconds to 4 minutes, most of it to compute, and a release build would take longer than it saves. Compiled kernels are
+//! 15 seconds to six minutes, most of it to compute, and a release build would take longer than it saves. Compiled kernels are
 //! kept for the later processes of a run. With `--features cuda` the same command runs all on an NVIDIA device. With burn's
 //! autotune, add `burn/autotune` to the features and set `RUST_MIN_STACK=16777216`; the first process of a case tunes.
 //!
