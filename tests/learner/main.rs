@@ -14,5 +14,6 @@ mod micro_batch;
 #[path = "../models/mod.rs"]
 mod models;
 mod planning;
+mod sizes;
 mod task;
 mod whole_batch;

@@ -15,7 +15,7 @@ use firebox_trace::{
 };
 
 use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked, stream_of};
-use crate::program::{Instruction, Program, Templates};
+use crate::program::{Begin, End, Instruction, Leftovers, Program, Templates, unaccounted};
 use crate::target::Target;
 use crate::translate::Types;
 use crate::twin::DryTwin;
@@ -117,6 +117,16 @@ impl<B: DryTwin> Dry<B> {
     ///
     /// As [`replay`](Self::replay).
     pub fn replay_after(&self, before: &[&Trace], trace: &Trace) -> Result<Footprint, ReplayError> {
+        self.replay_until(before, trace, Bytes::MAX)
+    }
+
+    /// As [`replay_after`](Self::replay_after), but ends at the first round that leaves more than `enough` reserved.
+    fn replay_until(
+        &self,
+        before: &[&Trace],
+        trace: &Trace,
+        enough: Bytes,
+    ) -> Result<Footprint, ReplayError> {
         let mut life = Life::new([before, &[trace]].concat(), self.types);
         let lease = Lease::<B::Target>::take(&self.properties)?;
         let mut lease = lease.with_choices_of(self.tuned.as_deref());
@@ -124,10 +134,10 @@ impl<B: DryTwin> Dry<B> {
         let mut most: Option<Replay> = None;
         for _ in 0..MOST_REPLAYS {
             self.replays.fetch_add(1, Ordering::Relaxed);
-            let replay = life.run::<B>(&mut lease)?;
+            let replay = life.run::<B>(&mut lease, enough)?;
             let is_same = |last: &Replay| last.usage.peak == replay.usage.peak;
             if replay.settled || last.as_ref().is_some_and(is_same) {
-                return Ok(self.report(trace, replay, life.unaccounted(), Estimate::UpperBound));
+                return Ok(self.report(trace, replay, Estimate::UpperBound));
             }
             if most.as_ref().is_none_or(|most| most.usage.peak < replay.usage.peak) {
                 most = Some(replay.clone());
@@ -135,16 +145,11 @@ impl<B: DryTwin> Dry<B> {
             last = Some(replay);
         }
         let most = most.expect("a trace is replayed at least once");
-        Ok(self.report(trace, most, life.unaccounted(), Estimate::Heuristic))
+        Ok(self.report(trace, most, Estimate::Heuristic))
     }
 
-    fn report(
-        &self,
-        trace: &Trace,
-        replay: Replay,
-        unaccounted: Vec<String>,
-        estimate: Estimate,
-    ) -> Footprint {
+    fn report(&self, trace: &Trace, replay: Replay, estimate: Estimate) -> Footprint {
+        let unaccounted = unaccounted(trace);
         let Replay { baseline, timeline, usage, .. } = replay;
         let page = self.properties.memory.max_page_size;
         let alignment = self.properties.memory.alignment;
@@ -197,11 +202,11 @@ impl<B: DryTwin> MemoryModel for Dry<B> {
     }
 
     fn footprint(&self, trace: &Trace) -> Footprint {
-        self.footprint_after(&[], trace)
+        self.footprint_after(&[], trace, Bytes::MAX)
     }
 
-    fn footprint_after(&self, before: &[&Trace], trace: &Trace) -> Footprint {
-        match self.replay_after(before, trace) {
+    fn footprint_after(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
+        match self.replay_until(before, trace, enough) {
             Ok(footprint) => footprint,
             Err(error) => guess(trace, &error),
         }
@@ -232,27 +237,29 @@ struct Replay {
 
 /// The life of a process: traces, one after the other and round and round, as training and validation follow each other.
 struct Life<'a> {
-    traces: Vec<&'a Trace>,
     types: Types,
-    /// For each trace.
-    templates: Vec<Templates>,
-    /// The programs of the rounds so far: each goes on with what the one before it left.
-    programs: Vec<Program>,
+    /// Each with its descriptions.
+    traces: Vec<(&'a Trace, Templates)>,
 }
 
 impl<'a> Life<'a> {
     fn new(traces: Vec<&'a Trace>, types: Types) -> Self {
-        let templates = traces.iter().map(|_| Templates::new()).collect();
-        Self { traces, types, templates, programs: Vec::new() }
+        Self { types, traces: traces.into_iter().map(|trace| (trace, Templates::new())).collect() }
     }
 
-    /// Lives once, until a round opens no page any more, at most [`MOST_ROUNDS`] rounds.
-    fn run<B: DryTwin>(&mut self, lease: &mut Lease<B::Target>) -> Result<Replay, Panicked> {
+    /// Lives once, until a round opens no page any more or more than `enough` is reserved, at most [`MOST_ROUNDS`] rounds.
+    fn run<B: DryTwin>(
+        &mut self,
+        lease: &mut Lease<B::Target>,
+        enough: Bytes,
+    ) -> Result<Replay, Panicked> {
         let ((baseline, timeline, settled), usage) = lease.run(|device| {
             let monitor = Monitor::of(device);
             let runner = Runner::<B::Twin>::new(device.clone());
             let mut memory = (Bytes::ZERO, Vec::new());
+            let mut latest = (Bytes::ZERO, Vec::new());
             let mut rounds: Vec<Vec<u64>> = Vec::new();
+            let mut left = Leftovers::default();
             for round in 0..MOST_ROUNDS {
                 let before = monitor.reserved();
                 // What counts is how full pools are once they grow no more; that is never the first round.
@@ -260,18 +267,20 @@ impl<'a> Life<'a> {
                     monitor.look_for_room();
                 }
                 let mut calls = Vec::new();
-                for place in 0..self.traces.len() {
-                    let open = monitor.reserved();
-                    let program = self.program(round * self.traces.len() + place);
-                    let (baseline, moments, made) = pass::<B>(device, &runner, &monitor, program);
-                    calls.push(made);
-                    if place + 1 == self.traces.len() {
-                        let grew = monitor.reserved() > open;
-                        memory = (baseline, merge(memory.1, moments, grew));
-                    }
+                let mut open = before;
+                for (trace, templates) in &mut self.traces {
+                    open = monitor.reserved();
+                    let program = Program::new(trace, self.types, templates, left);
+                    let passed = pass::<B>(device, &runner, &monitor, trace, program);
+                    left = passed.left;
+                    calls.push(passed.calls);
+                    latest = (passed.baseline, passed.timeline);
                 }
+                let grew = monitor.reserved() > open;
+                memory = (latest.0, merge(memory.1, std::mem::take(&mut latest.1), grew));
                 rounds.push(calls);
-                if round > 0 && monitor.reserved() == before {
+                let reserved = monitor.reserved();
+                if reserved > enough || round > 0 && reserved == before {
                     break;
                 }
             }
@@ -281,24 +290,6 @@ impl<'a> Life<'a> {
             (memory.0, memory.1, settled)
         })?;
         Ok(Replay { baseline, timeline, usage, settled })
-    }
-
-    fn program(&mut self, number: usize) -> &Program {
-        if number == self.programs.len() {
-            let place = number % self.traces.len();
-            let (trace, templates) = (self.traces[place], &mut self.templates[place]);
-            let program = Program::new(trace, self.types, templates, self.programs.last());
-            self.programs.push(program);
-        }
-        &self.programs[number]
-    }
-
-    /// The names of the calls that cannot be run.
-    fn unaccounted(&self) -> Vec<String> {
-        self.programs
-            .get(self.traces.len() - 1)
-            .map(|program| program.unaccounted.clone())
-            .unwrap_or_default()
     }
 }
 
@@ -311,26 +302,38 @@ fn merge(earlier: Vec<Moment>, latest: Vec<Moment>, opened: bool) -> Vec<Moment>
     moments.map(|(earlier, latest)| Moment { live: latest.live, peak: earlier.peak }).collect()
 }
 
-/// Runs a program, and gives the bytes of what existed before, the memory at each step, and how much the device was asked
-/// for.
+/// What one program did to the memory.
+struct Passed {
+    /// The bytes of what existed before.
+    baseline: Bytes,
+    /// The memory at each step.
+    timeline: Vec<Moment>,
+    /// How much the device was asked for.
+    calls: u64,
+    left: Leftovers,
+}
+
+/// Runs a program.
 fn pass<B: DryTwin>(
     device: &DryDevice<B::Target>,
     runner: &Runner<B::Twin>,
     monitor: &Monitor<B::Target>,
-    program: &Program,
-) -> (Bytes, Vec<Moment>, u64) {
-    program.discarded.iter().for_each(|instruction| execute(runner, instruction));
-    for (tensor, worker) in &program.existing {
+    trace: &Trace,
+    (mut program, begin): (Program, Begin),
+) -> Passed {
+    begin.discarded.into_iter().for_each(|instruction| execute(runner, instruction));
+    for (tensor, worker) in &begin.existing {
         stream_of(*worker).executes(|| upload(runner, tensor));
     }
     let (baseline, before) = (monitor.usage().in_use, monitor.calls());
-    let mut timeline = Vec::with_capacity(program.steps.len());
+    let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;
-    for step in &program.steps {
-        step.iter().for_each(|instruction| execute(runner, instruction));
-        if step.is_empty() {
+    for step in &trace.steps {
+        let instructions = program.step(step);
+        if instructions.is_empty() {
             live = monitor.usage().in_use;
         }
+        instructions.into_iter().for_each(|instruction| execute(runner, instruction));
         timeline.push(Moment { live, peak: monitor.reserved() });
     }
     B::Twin::sync(device).expect("a dry device does not fail");
@@ -339,16 +342,17 @@ fn pass<B: DryTwin>(
     if let Some(last) = timeline.last_mut() {
         *last = Moment { live: monitor.usage().in_use, peak: monitor.reserved() };
     }
-    program.ends.iter().for_each(|instruction| execute(runner, instruction));
+    let End { freed, left } = program.end();
+    freed.into_iter().for_each(|instruction| execute(runner, instruction));
     B::Twin::sync(device).expect("a dry device does not fail");
-    (baseline, timeline, calls)
+    Passed { baseline, timeline, calls, left }
 }
 
-fn execute<B: BackendIr>(runner: &Runner<B>, instruction: &Instruction) {
+fn execute<B: BackendIr>(runner: &Runner<B>, instruction: Instruction) {
     match instruction {
-        Instruction::Run(operation) => runner.register_op(operation.as_ref().clone()),
-        Instruction::Upload(tensor) => upload(runner, tensor),
-        Instruction::Read(tensor) => drop(block_on(runner.read_tensor_async(tensor.clone()))),
+        Instruction::Run(operation) => runner.register_op(*operation),
+        Instruction::Upload(tensor) => upload(runner, &tensor),
+        Instruction::Read(tensor) => drop(block_on(runner.read_tensor_async(tensor))),
         Instruction::Drain => runner.sync().expect("a dry device does not fail"),
     }
 }

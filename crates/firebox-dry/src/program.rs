@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use burn_backend::tensor::IndexingUpdateOp;
 use burn_ir::{BaseOperationIr, FloatOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
-use firebox_trace::{Call, Category, DescriptionIndex, Label, Step, TensorIndex, Trace};
+use firebox_trace::{
+    Call, Category, Description, DescriptionIndex, Label, Step, TensorIndex, Trace,
+};
 
 use crate::translate::{Template, Types};
 
@@ -20,21 +22,39 @@ pub(crate) enum Instruction {
     Drain,
 }
 
-/// A trace, ready to be run.
-pub(crate) struct Program {
-    /// The tensors to make before the first step, each with the loader thread on whose stream it lies. Those that an earlier
-    /// program left behind are not among them.
-    pub(crate) existing: Vec<(TensorIr, Option<u16>)>,
-    /// What an earlier program left behind and this one does not go on with: to be freed before the first step.
+/// A trace as a program. It is made step by step while it runs: all of it at once would be the most that planning holds.
+pub(crate) struct Program<'a> {
+    trace: &'a Trace,
+    types: Types,
+    templates: &'a mut Templates,
+    /// The number of the trace's first tensor.
+    first: u64,
+    /// The numbers of the tensors that an earlier program has left.
+    taken_over: HashMap<TensorIndex, TensorId>,
+    /// The next number for a tensor that only a description knows.
+    next: u64,
+}
+
+/// What to do before the first step.
+pub(crate) struct Begin {
+    /// What an earlier program left behind and this one does not go on with: to be freed.
     pub(crate) discarded: Vec<Instruction>,
-    /// The instructions of each step.
-    pub(crate) steps: Vec<Vec<Instruction>>,
-    /// What is alive after the last step and is not gone on with: batches, outputs.
-    pub(crate) ends: Vec<Instruction>,
-    /// What a program that follows can go on with.
-    pub(crate) left: Vec<Left>,
-    /// The names of the calls that cannot be run, each once.
-    pub(crate) unaccounted: Vec<String>,
+    /// The tensors to make, each with the loader thread on whose stream it lies. Those that an earlier program left behind are
+    /// not among them.
+    pub(crate) existing: Vec<(TensorIr, Option<u16>)>,
+}
+
+/// What is alive behind the last step.
+pub(crate) struct End {
+    /// To be freed, since nobody goes on with it: batches, outputs.
+    pub(crate) freed: Vec<Instruction>,
+    pub(crate) left: Leftovers,
+}
+
+/// What a program that follows can go on with.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Leftovers {
+    tensors: Vec<Left>,
     /// The first tensor number that is free.
     next: u64,
 }
@@ -49,8 +69,8 @@ pub(crate) struct Left {
     tensor: TensorIr,
 }
 
-impl Program {
-    /// Compiles `trace` for a target with these element types, to run behind `earlier`.
+impl<'a> Program<'a> {
+    /// `trace` for a target with these element types, to run behind a program that has left `earlier`.
     ///
     /// A parameter or a part of the optimizer's state that exists before the trace is what the earlier program has left of
     /// the same name, form and kind.
@@ -59,25 +79,17 @@ impl Program {
     ///
     /// If the trace contradicts itself.
     pub(crate) fn new(
-        trace: &Trace,
+        trace: &'a Trace,
         types: Types,
-        templates: &mut Templates,
-        earlier: Option<&Self>,
-    ) -> Self {
-        let mut left: Vec<Left> = earlier.map(|program| program.left.clone()).unwrap_or_default();
-        let first = earlier.map_or(0, |program| program.next);
-        let mut compiler = Compiler {
-            trace,
-            types,
-            templates,
-            first,
-            taken_over: HashMap::new(),
-            next: first + trace.tensors.len() as u64,
-            unaccounted: Vec::new(),
-        };
+        templates: &'a mut Templates,
+        earlier: Leftovers,
+    ) -> (Self, Begin) {
+        let Leftovers { tensors: mut left, next: first } = earlier;
+        let next = first + trace.tensors.len() as u64;
+        let mut program = Self { trace, types, templates, first, taken_over: HashMap::new(), next };
         let mut existing = Vec::new();
         for tensor in trace.existing() {
-            let form = compiler.made(tensor);
+            let form = program.made(tensor);
             let is_same = |left: &Left| {
                 trace.tensor(tensor).label.as_ref() == Some(&left.label)
                     && left.tensor.shape == form.shape
@@ -86,33 +98,15 @@ impl Program {
             match left.iter().position(is_same) {
                 Some(at) => {
                     let taken = left.remove(at);
-                    compiler.taken_over.insert(tensor, taken.tensor.id);
+                    program.taken_over.insert(tensor, taken.tensor.id);
                 }
                 None => existing.push((form, trace.tensor(tensor).worker)),
             }
         }
-        let steps = trace.steps.iter().map(|step| compiler.step(step)).collect();
         let discarded = left.into_iter().map(|left| drop_of(left.tensor)).collect();
-        let (left, ends) = compiler.end();
-        let Compiler { unaccounted, next, .. } = compiler;
-        Self { existing, discarded, steps, ends, left, unaccounted, next }
+        (program, Begin { discarded, existing })
     }
-}
 
-struct Compiler<'a> {
-    trace: &'a Trace,
-    types: Types,
-    templates: &'a mut Templates,
-    /// The number of the trace's first tensor.
-    first: u64,
-    /// The numbers of the tensors that an earlier program has left.
-    taken_over: HashMap<TensorIndex, TensorId>,
-    /// The next number for a tensor that only a description knows.
-    next: u64,
-    unaccounted: Vec<String>,
-}
-
-impl Compiler<'_> {
     fn global(&self, tensor: TensorIndex) -> TensorId {
         let own = || TensorId::new(self.first + u64::from(tensor.0));
         self.taken_over.get(&tensor).copied().unwrap_or_else(own)
@@ -126,23 +120,24 @@ impl Compiler<'_> {
     }
 
     /// What is alive at the end: what a following program may go on with, and the ends of all else.
-    fn end(&self) -> (Vec<Left>, Vec<Instruction>) {
-        let (mut left, mut ends) = (Vec::new(), Vec::new());
+    pub(crate) fn end(self) -> End {
+        let (mut tensors, mut freed) = (Vec::new(), Vec::new());
         for tensor in self.trace.survivors() {
             let label = self.trace.tensor(tensor).label.as_ref().filter(|label| {
                 matches!(label.category, Category::Parameter | Category::OptimizerState)
             });
             match label {
                 Some(label) => {
-                    left.push(Left { label: label.clone(), tensor: self.made(tensor) });
+                    tensors.push(Left { label: label.clone(), tensor: self.made(tensor) });
                 }
-                None => ends.push(self.free(tensor)),
+                None => freed.push(self.free(tensor)),
             }
         }
-        (left, ends)
+        End { freed, left: Leftovers { tensors, next: self.next } }
     }
 
-    fn step(&mut self, step: &Step) -> Vec<Instruction> {
+    /// What to do in a step of the trace. The steps have to be asked for in their order, each once.
+    pub(crate) fn step(&mut self, step: &Step) -> Vec<Instruction> {
         match step {
             Step::Call(call) => self.call(call),
             Step::Upload { output, .. } => {
@@ -161,7 +156,7 @@ impl Compiler<'_> {
 
     fn call(&mut self, call: &Call) -> Vec<Instruction> {
         let description = self.trace.description(call);
-        if description.operations.iter().any(is_unknown_to_the_runner) {
+        if is_unknown(description) {
             return self.stand_in(call);
         }
         let inputs = call.inputs.iter().map(|input| input.tensor).enumerate();
@@ -198,10 +193,7 @@ impl Compiler<'_> {
     }
 
     /// Fresh memory for the results of a call that cannot be run.
-    fn stand_in(&mut self, call: &Call) -> Vec<Instruction> {
-        if !self.unaccounted.iter().any(|name| *name == call.name) {
-            self.unaccounted.push(call.name.to_string());
-        }
+    fn stand_in(&self, call: &Call) -> Vec<Instruction> {
         let results = call.outputs.iter().map(|tensor| self.made(*tensor));
         let owned = call.inputs.iter().filter(|input| input.last);
         let freed = owned.map(|input| self.free(input.tensor));
@@ -211,6 +203,23 @@ impl Compiler<'_> {
     fn free(&self, tensor: TensorIndex) -> Instruction {
         drop_of(self.made(tensor))
     }
+}
+
+/// The names of the calls of a trace that cannot be run, each once.
+pub(crate) fn unaccounted(trace: &Trace) -> Vec<String> {
+    let calls = trace.calls().map(|(_, call)| call);
+    let unknown = calls.filter(|call| is_unknown(trace.description(call)));
+    let mut names: Vec<String> = Vec::new();
+    for call in unknown {
+        if !names.iter().any(|name| *name == call.name) {
+            names.push(call.name.to_string());
+        }
+    }
+    names
+}
+
+fn is_unknown(description: &Description) -> bool {
+    description.operations.iter().any(is_unknown_to_the_runner)
 }
 
 fn drop_of(mut tensor: TensorIr) -> Instruction {

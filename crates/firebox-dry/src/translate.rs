@@ -2,9 +2,10 @@
 //!
 //! A [`Description`](firebox_trace::Description) numbers its tensors for itself, so that calls can share it, and has
 //! the element types of the backend that recorded it. burn-ir offers no way to walk the tensors of an operation and
-//! change them, but its operations can be serialized; so a description is turned into a tree once, and each call makes
-//! its operations from the tree.
+//! change them, but its operations can be serialized: as a tree, to change the element types, once for a description; and as
+//! bytes of fixed places, from which each call makes its operations with numbers of its own.
 
+use bincode::config::{Configuration, Fixint, LittleEndian};
 use burn_ir::{OperationIr, TensorId};
 use burn_std::{BoolStore, DType};
 use serde::Deserialize;
@@ -32,28 +33,42 @@ impl Types {
 
 /// The operations of a description, ready to be numbered.
 pub(crate) struct Template {
-    operations: Vec<Tree>,
+    operations: Vec<Encoded>,
 }
 
-/// An operation as a tree, and the numbers that its tensors have in the description, in the order in which a walk meets them.
-/// The numbers in the tree are those of the latest call: to write over them costs less than to copy the tree.
-struct Tree {
-    root: Value,
-    tensors: Vec<TensorId>,
+/// An operation as bytes, and where in them the numbers of its tensors are, with what they are in the description. The numbers in
+/// the bytes are those of the latest call.
+struct Encoded {
+    bytes: Vec<u8>,
+    tensors: Vec<(usize, TensorId)>,
 }
+
+/// Numbers of fixed size, so that they can be written over.
+const ENCODING: Configuration<LittleEndian, Fixint> =
+    bincode::config::standard().with_fixed_int_encoding();
+
+/// What is added to the numbers of a description to find them among bytes: nothing else looks like that.
+const BEACON: u64 = 0x9e37_79b9_7f4a_0000;
 
 impl Template {
     pub(crate) fn new(operations: &[OperationIr], types: &Types) -> Self {
-        let tree = |operation| {
+        let encode = |operation| {
             let mut tree = serde_json::to_value(operation).expect("burn-ir's operations serialize");
             translate(&mut tree, types);
-            let mut tensors = Vec::new();
+            let mut count = 0;
             each_tensor(&mut tree, &mut |id| {
-                tensors.push(TensorId::deserialize(&*id).expect("a tensor has an id"));
+                let number = TensorId::deserialize(&*id).expect("a tensor has an id").value();
+                assert!(number < 1 << 16, "a description has fewer tensors");
+                *id = json!(TensorId::new(BEACON + number));
+                count += 1;
             });
-            Tree { root: tree, tensors }
+            let operation =
+                OperationIr::deserialize(&tree).expect("what was serialized can be read");
+            let encoded = Encoded::new(&operation);
+            assert_eq!(encoded.tensors.len(), count, "every tensor of {operation:?} is found");
+            encoded
         };
-        Self { operations: operations.iter().map(tree).collect() }
+        Self { operations: operations.iter().map(encode).collect() }
     }
 
     /// The operations with tensor `id` renamed to `number(id)`.
@@ -61,14 +76,29 @@ impl Template {
         &mut self,
         mut number: impl FnMut(TensorId) -> TensorId,
     ) -> impl Iterator<Item = OperationIr> {
-        self.operations.iter_mut().map(move |Tree { root, tensors }| {
-            let mut tensors = tensors.iter();
-            each_tensor(root, &mut |id| {
-                let tensor = tensors.next().expect("every walk meets the same tensors");
-                *id = json!(number(*tensor));
-            });
-            OperationIr::deserialize(&*root).expect("what was serialized can be read")
+        self.operations.iter_mut().map(move |Encoded { bytes, tensors }| {
+            for (at, tensor) in tensors {
+                bytes[*at..*at + size_of::<u64>()]
+                    .copy_from_slice(&number(*tensor).value().to_le_bytes());
+            }
+            let decoded = bincode::serde::decode_from_slice(bytes, ENCODING);
+            decoded.expect("what was encoded can be decoded").0
         })
+    }
+}
+
+impl Encoded {
+    /// An operation whose tensors have numbers from [`BEACON`] on.
+    fn new(operation: &OperationIr) -> Self {
+        let bytes = bincode::serde::encode_to_vec(operation, ENCODING)
+            .expect("burn-ir's operations can be encoded");
+        let number = |(at, word): (usize, &[u8])| {
+            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+            let number = word.checked_sub(BEACON).filter(|number| *number < 1 << 16);
+            number.map(|number| (at, TensorId::new(number)))
+        };
+        let tensors = bytes.windows(size_of::<u64>()).enumerate().filter_map(number).collect();
+        Self { bytes, tensors }
     }
 }
 

@@ -27,13 +27,14 @@ pub trait MemoryModel: Send + Sync {
     /// The memory that running `trace` needs in a process that has run the traces of `before`, in their order. Default: what
     /// it needs by itself.
     ///
-    /// It differs where an allocator keeps the pages that it has opened: those of `before` are part of the peak then.
+    /// It differs where an allocator keeps the pages that it has opened: those of `before` are part of the peak then. A peak above
+    /// `enough` may be less than what is needed: a model that takes long to find it out may stop there.
     ///
     /// # Panics
     ///
     /// As [`footprint`](Self::footprint).
-    fn footprint_after(&self, before: &[&Trace], trace: &Trace) -> Footprint {
-        let _ = before;
+    fn footprint_after(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
+        let _ = (before, enough);
         self.footprint(trace)
     }
 

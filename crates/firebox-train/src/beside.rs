@@ -6,7 +6,7 @@
 
 use firebox_trace::{Bytes, Category, Label, OpIndex, Origin, Step, TensorInfo, Trace};
 
-use crate::labels::MICRO_STEP;
+use crate::labels::{ITERATION_END, MICRO_STEP};
 
 /// How many batches a loader thread may have alive before it has to wait: the one that is trained on, and the next.
 const BATCHES_PER_WORKER: u64 = 2;
@@ -131,15 +131,37 @@ fn queued(mut tensor: TensorInfo, worker: u16) -> TensorInfo {
     tensor
 }
 
+/// The label of outputs that the metrics still hold from before the rehearsal.
+const EARLIER_OUTPUT: &str = "earlier output";
+
+/// Adds the outputs of the iteration before to the rehearsal of a single iteration, in which the metrics still hold them. They are
+/// as large as its own; those of a larger batch were counted when that one was rehearsed.
+pub(crate) fn add_outputs_of_before(trace: &mut Trace) {
+    let is_end = |step: &Step| matches!(step, Step::Mark(mark) if mark == ITERATION_END);
+    let mut ends = trace.steps.iter().enumerate().filter(|(_, step)| is_end(step));
+    if let (Some((end, _)), None) = (ends.next(), ends.next()) {
+        let alive = trace.alive_before(OpIndex(end as u32)).into_iter();
+        let outputs = alive.map(|tensor| trace.tensor(tensor)).filter(|tensor| is_output(tensor));
+        let outputs: Vec<_> =
+            outputs.map(|tensor| beside_the_step(tensor, EARLIER_OUTPUT)).collect();
+        trace.tensors.extend(outputs);
+    }
+}
+
+fn is_output(tensor: &TensorInfo) -> bool {
+    match &tensor.label {
+        None => matches!(tensor.origin, Origin::Made(_)),
+        Some(label) => label.name == EARLIER_OUTPUT,
+    }
+}
+
 /// The outputs of earlier micro-steps that are alive when a micro-step begins, at most.
 pub(crate) fn outputs_held(trace: &Trace) -> Bytes {
     let is_mark = |step: &Step| matches!(step, Step::Mark(mark) if mark == MICRO_STEP);
     let marks = trace.steps.iter().enumerate().filter(|(_, step)| is_mark(step));
     let held = marks.map(|(at, _)| {
         let alive = trace.alive_before(OpIndex(at as u32)).into_iter();
-        let outputs = alive
-            .map(|tensor| trace.tensor(tensor))
-            .filter(|tensor| tensor.label.is_none() && matches!(tensor.origin, Origin::Made(_)));
+        let outputs = alive.map(|tensor| trace.tensor(tensor)).filter(|tensor| is_output(tensor));
         outputs.map(TensorInfo::bytes).sum()
     });
     held.max().unwrap_or_default()

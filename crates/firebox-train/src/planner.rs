@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls};
 use firebox_plan::{
-    Accumulating, Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan_at_once,
+    Accumulating, Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Question, Role, Sizing,
+    plan_at_once,
 };
-use firebox_trace::{Bytes, Category, Items, MemoryModel, StructuralHash, TensorInfo, Trace};
+use firebox_trace::{Bytes, Category, Heap, Items, MemoryModel, StructuralHash, TensorInfo, Trace};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::beside::Beside;
 use crate::error::{Phase, TrainError};
-use crate::rehearsal::{Conditions, Rehearsed, assess, recording_bytes};
+use crate::rehearsal::{Conditions, Iterations, Rehearsed, assess, recording_bytes};
 
 /// How many sizes are assessed at once: as many as a card has devices without memory.
 const AT_ONCE: usize = firebox_dry::MAX_DEVICES_PER_CARD;
@@ -31,8 +32,10 @@ pub(crate) struct Planner {
     pub(crate) sizing: Sizing,
     pub(crate) beside: Beside,
     plans: HashMap<(Phase, usize), Planned>,
+    /// The most that any plan was predicted to need.
+    pub(crate) predicted: Bytes,
     /// What plans have run so far, for a memory model that wants to know: the latest few, in their order.
-    ran: Vec<Arc<Trace>>,
+    ran: Vec<((Phase, usize), Arc<Trace>)>,
     /// What micro-steps of a known structure need beside what is held.
     known: HashMap<(Phase, StructuralHash), Known>,
     /// The optimizer's state, which validation does not see and lives beside it.
@@ -47,6 +50,8 @@ pub(crate) struct Planner {
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
+    /// How many batches in a row it was made for.
+    iterations: Iterations,
     /// The rehearsal of the largest micro-batch.
     pub(crate) rehearsed: Rehearsed,
     pub(crate) cost: PlanningCost,
@@ -85,6 +90,7 @@ impl Planner {
             sizing,
             beside: Beside::default(),
             plans: HashMap::new(),
+            predicted: Bytes::ZERO,
             ran: Vec::new(),
             known: HashMap::new(),
             optimizer_state: Vec::new(),
@@ -98,6 +104,24 @@ impl Planner {
         self.plans.get(&(phase, items))
     }
 
+    /// For how many batches in a row batches of this size are to be planned, if that is not done yet; `again` says that the last
+    /// batch was of this size as well.
+    ///
+    /// Where pages count, the first size is planned for two, and every other one, such as that of the last batch of an epoch, for
+    /// one until two come in a row: two may need a page that one does not.
+    pub(crate) fn to_plan(&self, phase: Phase, items: usize, again: bool) -> Option<Iterations> {
+        let has_trained = self.plans.keys().any(|(phase, _)| *phase == Phase::Training);
+        let iterations = match phase {
+            Phase::Training if has_trained && !again && !self.memory.is_on_host() => {
+                Iterations::One
+            }
+            _ => Iterations::Two,
+        };
+        let planned = self.planned(phase, items).map(|planned| planned.iterations);
+        let is_enough = planned == Some(Iterations::Two) || planned == Some(iterations);
+        (!is_enough).then_some(iterations)
+    }
+
     /// Makes the plan for batches of `items` items; `rehearse` rehearses one size with a recorder.
     ///
     /// At first no read is allowed inside a rehearsal. A model that reads values is so found before anything of a
@@ -106,8 +130,9 @@ impl Planner {
         &mut self,
         phase: Phase,
         items: usize,
+        iterations: Iterations,
         always_accumulating: bool,
-        mut rehearse: impl FnMut(Items, Accumulating, &Recorder) -> Result<Rehearsal, TrainError>,
+        mut rehearse: impl FnMut(Question, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
         let budget = self.budget.scale(self.share);
@@ -115,14 +140,14 @@ impl Planner {
         let (plan, mut rehearsals) = loop {
             let reads = self.reads;
             let recorder = self.recorder(budget);
-            let conditions = self.conditions(phase);
+            let conditions = self.conditions(phase, budget);
             let probing = if reads { Probing::FromOne } else { Probing::FromWhole };
             // On the host a size that is a little smaller needs a little less.
             let cliffs = if self.memory.is_on_host() { Cliffs::Ignore } else { Cliffs::Avoid };
             let options = PlanOptions::new().sizing(self.sizing).probing(probing).cliffs(cliffs);
             // A footprint on the host is found faster than recorded, and reading takes the memory that it measures.
-            let at_once = if reads || self.memory.is_on_host() { 1 } else { AT_ONCE };
-            let options = options.at_once(at_once);
+            let alone = reads || self.memory.is_on_host();
+            let options = options.at_once(if alone { 1 } else { AT_ONCE });
             let mut rehearsals: HashMap<(usize, Accumulating), Rehearsed> = HashMap::new();
             let result =
                 plan_at_once(Items::new(items), budget, &options, |questions| {
@@ -130,7 +155,7 @@ impl Planner {
                         let more = always_accumulating && phase == Phase::Training;
                         let really = if more { Accumulating::Yes } else { *accumulating };
                         cost.rehearsals += 1;
-                        rehearse(*size, really, &recorder)
+                        rehearse((*size, really), &recorder)
                     });
                     let recorded: Vec<Result<Rehearsal, TrainError>> = recorded.collect();
                     let assessed = assess_all(recorded, &conditions);
@@ -173,24 +198,26 @@ impl Planner {
         }
         let held = rehearsed.held;
         if let Some(trace) = &rehearsed.trace {
-            self.ran.push(trace.clone());
+            self.ran.retain(|(ran, _)| *ran != (phase, items));
+            self.ran.push(((phase, items), trace.clone()));
             // A loader whose batches all differ must not make planning ever slower.
             if self.ran.len() > REMEMBERED {
                 self.ran.remove(0);
             }
         }
-        let planned = Planned { plan, rehearsed, cost, held, standalone: None };
+        self.predicted = self.predicted.max(plan.peak());
+        let planned = Planned { plan, iterations, rehearsed, cost, held, standalone: None };
         Ok(self.plans.entry((phase, items)).insert_entry(planned).into_mut())
     }
 
-    fn conditions(&self, phase: Phase) -> Conditions<'_> {
+    fn conditions(&self, phase: Phase, budget: Bytes) -> Conditions<'_> {
         let idle_state = match phase {
             Phase::Training => &[],
             Phase::Validation => self.optimizer_state.as_slice(),
         };
-        let before = self.ran.iter().map(AsRef::as_ref).collect();
+        let before = self.ran.iter().map(|(_, trace)| trace.as_ref()).collect();
         let memory = self.memory.as_ref();
-        Conditions { memory, before, beside: &self.beside, idle_state }
+        Conditions { memory, budget, before, beside: &self.beside, idle_state }
     }
 
     /// The recorder for rehearsals and for micro-steps that are not known yet.
@@ -247,11 +274,6 @@ impl Planner {
         self.reads
     }
 
-    /// The most that any plan is predicted to need.
-    pub(crate) fn predicted(&self) -> Bytes {
-        self.plans.values().map(|planned| planned.plan.peak()).max().unwrap_or_default()
-    }
-
     /// Lets later plans use no more than this share of the budget: what was predicted over what was measured.
     pub(crate) fn be_cautious(&mut self, share: f64) {
         self.share = self.share.min(share);
@@ -260,14 +282,30 @@ impl Planner {
 
 /// Assesses rehearsals in parallel.
 fn assess_all(
-    recorded: Vec<Result<Rehearsal, TrainError>>,
+    mut recorded: Vec<Result<Rehearsal, TrainError>>,
     conditions: &Conditions,
 ) -> Vec<Result<Rehearsed, TrainError>> {
     let assess = |recorded: Result<Rehearsal, TrainError>| Ok(assess(recorded?, conditions));
-    match recorded.len() {
-        1 => recorded.into_iter().map(assess).collect(),
-        _ => recorded.into_par_iter().map(assess).collect(),
+    if recorded.len() > 1 {
+        return recorded.into_par_iter().map(assess).collect();
     }
+    let Some(one) = recorded.pop() else { return Vec::new() };
+    let Conditions { memory, budget, .. } = conditions;
+    match one.as_ref().ok().and_then(|rehearsal| lesson(rehearsal, conditions)) {
+        Some(trace) => {
+            let learn = || memory.footprint_after(&[], &trace, *budget);
+            vec![rayon::join(|| assess(one), learn).0]
+        }
+        None => vec![assess(one)],
+    }
+}
+
+/// The trace of a single rehearsal, if others will follow because its tensors alone are larger than the budget. A device without
+/// memory is slow at the first trace, as burn's fusion learns; a second device can learn from this one meanwhile.
+fn lesson(rehearsal: &Rehearsal, conditions: &Conditions) -> Option<Trace> {
+    let alone = conditions.memory.is_on_host() || rayon::current_num_threads() < 2;
+    let is_too_large = || Heap::simple().footprint(&rehearsal.trace).peak > conditions.budget;
+    (!alone && is_too_large()).then(|| rehearsal.trace.clone())
 }
 
 /// The errors of rehearsals come out as they are, those of planning with their phase.

@@ -2,7 +2,8 @@
 //!
 //! Two iterations are rehearsed, since an optimizer's state is born in the first step and alive from then on, and up
 //! to three micro-steps an iteration, after which every further one repeats the third: the accumulated gradients are
-//! there, and the metrics hold the outputs of two earlier micro-steps.
+//! there, and the metrics hold the outputs of two earlier micro-steps. A batch of a size that comes once in a while, such as
+//! the last one of an epoch, is rehearsed as it comes: one iteration, in a process that has trained before.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,13 +16,13 @@ use firebox_lazy::{
     HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, host_bytes_of_descriptions, mark,
     rehearse,
 };
-use firebox_plan::Accumulating;
+use firebox_plan::{Accumulating, Question};
 use firebox_trace::{
     Bytes, Category, Footprint, Items, MemoryModel, OpIndex, Origin, Step, TensorIndex, TensorInfo,
     Trace,
 };
 
-use crate::beside::{Beside, BesideBytes, outputs_held};
+use crate::beside::{Beside, BesideBytes, add_outputs_of_before, outputs_held};
 use crate::error::{Phase, TrainError, panic_message};
 use crate::gradients::GradientSum;
 use crate::labels::{
@@ -36,6 +37,8 @@ const OUTPUTS_IN_FLIGHT: usize = 2;
 /// What a rehearsal is assessed by.
 pub(crate) struct Conditions<'a> {
     pub(crate) memory: &'a dyn MemoryModel,
+    /// What must not be exceeded. By how much it is need not be known.
+    pub(crate) budget: Bytes,
     /// What the process has run before, as far as that leaves pages behind.
     pub(crate) before: Vec<&'a Trace>,
     pub(crate) beside: &'a Beside,
@@ -63,13 +66,22 @@ pub(crate) struct Rehearsed {
     pub(crate) operations: usize,
 }
 
+/// How many iterations in a row are rehearsed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Iterations {
+    /// One, behind iterations on batches of another size: the optimizer's state is there.
+    One = 1,
+    /// Two, after which every further one repeats the second.
+    Two = 2,
+}
+
 /// Rehearses training on micro-batches of `items` items of `batch`.
 pub(crate) fn rehearse_training<LC, S>(
     learner: &burn::train::Learner<LC>,
     splitter: &S,
     batch: &<LC::TrainingModel as TrainStep>::Input,
-    items: Items,
-    accumulating: Accumulating,
+    (items, accumulating): Question,
+    iterations: Iterations,
     recorder: &Recorder,
 ) -> Result<Rehearsal, TrainError>
 where
@@ -99,7 +111,7 @@ where
             }
             let mut outputs = VecDeque::new();
             label_parameters(model);
-            for _ in 0..2 {
+            for _ in 0..iterations as usize {
                 let mut sum = GradientSum::new();
                 learner.lr_step();
                 for piece in 0..pieces {
@@ -193,6 +205,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let optimizer_state = state_at_end(&trace);
     let (queued, loader_limit) = conditions.beside.add_queue(&mut trace);
+    add_outputs_of_before(&mut trace);
     let mut beside = BesideBytes {
         small_page: Bytes::ZERO,
         queued,
@@ -204,7 +217,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     trace.tensors.extend(idle_state.iter().map(idle));
     let state = if idle_state.is_empty() { &optimizer_state } else { *idle_state };
     beside.saving = conditions.beside.add_saved(&mut trace, state);
-    let mut footprint = memory.footprint_after(before, &trace);
+    let mut footprint = memory.footprint_after(before, &trace, conditions.budget);
     beside.small_page = page_for_small_buffers(&footprint);
     footprint.peak += beside.small_page;
     footprint.categories.add(Category::Temporary, beside.small_page);

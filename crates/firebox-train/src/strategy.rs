@@ -108,6 +108,7 @@ where
             gate: LoaderGate::enter(),
             loader_limit: Bytes::ZERO,
             loader_items: 0,
+            latest: 0,
             unmeasured: 0,
             watch: Watch::new(device),
             position: (starting_epoch, 0),
@@ -192,6 +193,8 @@ where
     loader_limit: Bytes,
     /// The items of the loader of this epoch.
     loader_items: usize,
+    /// The items of the latest training batch.
+    latest: usize,
     /// How many batches are yet to be compared with a prediction.
     unmeasured: usize,
     watch: Watch<<B as LazyBackend>::Base>,
@@ -361,7 +364,7 @@ where
         if items == 0 {
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
-        if !self.is_planned(Phase::Training, items) {
+        if let Some(iterations) = self.to_plan(Phase::Training, items) {
             let beside = self.beside(items);
             let planner = match &mut self.planner {
                 Some(planner) => planner,
@@ -373,9 +376,10 @@ where
             let planned = planner.plan(
                 Phase::Training,
                 items,
+                iterations,
                 accumulates,
-                |size, accumulating, recorder| {
-                    rehearse_training(learner, splitter, batch, size, accumulating, recorder)
+                |question, recorder| {
+                    rehearse_training(learner, splitter, batch, question, iterations, recorder)
                 },
             )?;
             let limit = planned.rehearsed.loader_limit;
@@ -383,6 +387,7 @@ where
             self.report(Phase::Training, items);
             self.let_loaders_ahead(limit);
         }
+        self.latest = items;
         let planner = self.planner.as_ref().expect("made above");
         let planned = planner.planned(Phase::Training, items).expect("made above");
         let sum = match planned.plan.accumulating() {

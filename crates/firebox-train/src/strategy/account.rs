@@ -12,6 +12,7 @@ use super::Run;
 use crate::beside::Beside;
 use crate::device::DeviceMemory;
 use crate::error::Phase;
+use crate::rehearsal::Iterations;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
 where
@@ -22,8 +23,11 @@ where
     M::InnerModule: InferenceStep,
     O: Optimizer<M, B> + 'static,
 {
-    pub(super) fn is_planned(&self, phase: Phase, items: usize) -> bool {
-        self.planner.as_ref().is_some_and(|planner| planner.planned(phase, items).is_some())
+    /// For how many batches in a row batches of this size are to be planned, if they are not planned yet.
+    pub(super) fn to_plan(&self, phase: Phase, items: usize) -> Option<Iterations> {
+        let again = self.accumulation > 1 || self.latest == items;
+        let Some(planner) = &self.planner else { return Some(Iterations::Two) };
+        planner.to_plan(phase, items, again)
     }
 
     /// Says how batches of this size are run from now on.
@@ -58,7 +62,7 @@ where
     /// more.
     pub(super) fn measure(&mut self) {
         let Some(planner) = &mut self.planner else { return };
-        let predicted = planner.predicted();
+        let predicted = planner.predicted;
         let mut outcome = self.strategy.outcome();
         let memory = outcome.memory.get_or_insert_default();
         memory.predicted = predicted;

@@ -44,16 +44,21 @@ where
             if items == 0 {
                 return Err(TrainError::EmptyBatch { phase: Phase::Validation });
             }
-            if !self.is_planned(Phase::Validation, items) {
+            if let Some(iterations) = self.to_plan(Phase::Validation, items) {
                 let beside = self.beside(items);
                 let planner = self.planner.as_mut().expect("training comes before validation");
                 planner.beside = beside;
-                let planned =
-                    planner.plan(Phase::Validation, items, false, |size, _, recorder| {
+                let planned = planner.plan(
+                    Phase::Validation,
+                    items,
+                    iterations,
+                    false,
+                    |question, recorder| {
                         rehearse_validation::<B::InnerBackend, _, _>(
-                            &model, splitter, &batch, size, recorder,
+                            &model, splitter, &batch, question.0, recorder,
                         )
-                    })?;
+                    },
+                )?;
                 let limit = planned.rehearsed.loader_limit;
                 self.unmeasured = MEASURED_BATCHES;
                 self.report(Phase::Validation, items);
