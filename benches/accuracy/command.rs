@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
@@ -21,9 +22,12 @@ struct Options {
     /// How many fresh processes a case is run in. What a GPU reserves depends on how threads happen to interleave.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     processes: u64,
-    /// How many cases are run beside each other. What threads do by chance they do more often on a busy machine.
+    /// How many processes are run beside each other. What threads do by chance they do more often on a busy machine.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     jobs: u64,
+    /// Begins no process after so many seconds. Every case has its first process before any has its second.
+    #[arg(long, value_name = "SECONDS")]
+    limit: Option<u64>,
     /// Runs only the cases whose names contain this.
     #[arg(long, default_value = "", hide_default_value = true)]
     cases: String,
@@ -91,14 +95,20 @@ pub fn run() -> anyhow::Result<()> {
     }
     let device = device()
         .context("there is no device to measure on; install a driver, or Mesa's lavapipe")?;
-    let comparison = compare(device, &cases, options.processes, options.jobs)?;
+    let started = Instant::now();
+    let limit = options.limit.map(Duration::from_secs);
+    let is_over = || limit.is_some_and(|limit| started.elapsed() >= limit);
+    let comparison = compare(device, &cases, options.processes, options.jobs, is_over)?;
     println!("{}", comparison.table());
     if let Some(file) = &options.json {
         let text = serde_json::to_string_pretty(&comparison.json())?;
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
     let in_use = comparison.cases.iter().filter(|case| case.in_use_is_exact()).count();
-    println!("bytes in use after a step are as predicted in {in_use} of {} cases", cases.len());
+    let measured = comparison.cases.iter().map(|case| case.found.len());
+    let (processes, compared) = (measured.clone().sum::<usize>(), measured.len());
+    println!("bytes in use after a step are as predicted in {in_use} of {compared} cases");
+    println!("{processes} processes, {} were asked for", cases.len() as u64 * options.processes);
     println!("{comparison}");
     Ok(())
 }
@@ -117,7 +127,7 @@ fn test() -> anyhow::Result<()> {
     };
     let cases: Option<Vec<Case>> = FEW.iter().map(|name| Case::named(name)).collect();
     let cases = cases.context("`FEW` names a case that does not exist")?;
-    let comparison = compare(device, &cases, FEW_PROCESSES, 1)?;
+    let comparison = compare(device, &cases, FEW_PROCESSES, 1, || false)?;
     println!("{}\n{comparison}", comparison.table());
     for compared in &comparison.cases {
         let (case, ratio) = (compared.case, compared.ratio());
@@ -130,40 +140,45 @@ fn test() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs every case in so many processes of its own, one at a time, and `jobs` cases beside each other.
+/// Runs every case in so many processes of its own, `jobs` beside each other: the first of each case, then the second of each,
+/// until `is_over`.
 fn compare(
     target: String,
     cases: &[Case],
     processes: u64,
     jobs: u64,
+    is_over: impl Fn() -> bool + Sync,
 ) -> anyhow::Result<Comparison> {
     let style = "{wide_bar} {pos}/{len} {msg} ({eta} left)";
     let bar = ProgressBar::new(cases.len() as u64 * processes)
         .with_style(ProgressStyle::with_template(style)?);
-    let next = Mutex::new(cases.iter());
-    let run = || -> anyhow::Result<Vec<Compared>> {
+    let rounds = (0..processes).flat_map(|round| cases.iter().map(move |case| (round, case)));
+    let next = Mutex::new(rounds.take_while(|_| !is_over()).fuse());
+    let next = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run = || -> anyhow::Result<Vec<(Case, Found)>> {
         // Processes that share a folder at the same time would disturb each other.
         let kernels = tempfile::tempdir()?;
-        let mut compared = Vec::new();
-        while let Some(case) = { next.lock().unwrap_or_else(PoisonError::into_inner).next() } {
+        let mut found = Vec::new();
+        while let Some((round, case)) = next() {
             bar.set_message(case.to_string());
-            let mut found = Vec::new();
-            for _ in 0..processes {
-                found.push(measure(case, kernels.path(), found.is_empty())?);
-                bar.inc(1);
-            }
-            compared.push(Compared { case: *case, found });
+            found.push((*case, measure(case, kernels.path(), round == 0)?));
+            bar.inc(1);
         }
-        Ok(compared)
+        Ok(found)
     };
-    let parts: anyhow::Result<Vec<Vec<Compared>>> = std::thread::scope(|scope| {
+    let parts: anyhow::Result<Vec<Vec<(Case, Found)>>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(run)).collect();
         let ended = workers.into_iter().map(|worker| worker.join().expect("a job does not panic"));
         ended.collect()
     });
     bar.finish_and_clear();
-    let mut cases: Vec<Compared> = parts?.into_iter().flatten().collect();
-    cases.sort_by_key(|compared| CASES.iter().position(|case| *case == compared.case));
+    let all = parts?.concat();
+    let compared = cases.iter().map(|case| {
+        let found = all.iter().filter(|(of, _)| of == case).map(|(_, found)| *found);
+        Compared { case: *case, found: found.collect() }
+    });
+    let cases: Vec<Compared> = compared.filter(|case| !case.found.is_empty()).collect();
+    ensure!(!cases.is_empty(), "the time was over before a process began");
     Ok(Comparison { target, cases })
 }
 

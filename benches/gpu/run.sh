@@ -23,6 +23,8 @@ done
 if [ ${#parts[@]} -eq 0 ]; then
     parts=(cuda accuracy largest ratio plan out-of-memory peers)
 fi
+# Where a kernel is tuned, it is launched from deep down.
+export RUST_MIN_STACK="${RUST_MIN_STACK:-16777216}"
 mkdir -p "$OUT"
 summary="$OUT/summary.md"
 
@@ -92,7 +94,7 @@ for name in "${parts[@]}"; do
         accuracy)
             if [ ! -x "$bin/accuracy" ]; then skip accuracy "the pack has no such bench"
             elif [ -n "$dry" ]; then skip accuracy "it has a dry run of its own"
-            else part accuracy 480 "$bin/accuracy" --processes 10; fi ;;
+            else part accuracy 480 "$bin/accuracy" --jobs 8 --limit 400 --json "$OUT/accuracy.json"; fi ;;
         largest)
             if [ -n "$dry" ]; then
                 part largest 400 "$bin/gpu" largest --model cnn --memory 64MiB --steps 2 --stride 100 --limit 180

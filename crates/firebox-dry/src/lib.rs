@@ -47,12 +47,16 @@
 //!
 //! # Order
 //!
-//! On a real device burn's fusion runs on one thread and CubeCL's server on another, behind a queue. The server may lag
-//! by any number of requests, and while it lags, tensors that later operations drop are dropped already: it sees less
-//! alive, by chance. Here server and fusion share a thread, and a request is served in the moment in which it is made.
-//! So every run gives the same bytes, and at each request the most is alive that can be alive on a real device. That is
-//! no proof that no real run reserves more: where a buffer is put depends on which gaps there are, and with less alive
-//! a later buffer can find its gap taken.
+//! On a real device burn's fusion runs on one thread and CubeCL's server on another. The server takes requests in batches of
+//! 32: it sleeps until there are so many, or until somebody waits for an answer (`CHANNEL_MAX_TASK` in
+//! `device/handle/channel.rs` of cubecl-common). What the program drops before a batch is full is free for every request of
+//! it. Serving a batch takes time, in which later operations drop more: then the server sees less alive, by chance.
+//!
+//! Here server and fusion share a thread. Requests wait for their batch, which is served when the next one begins. So every run
+//! gives the same bytes, and at each request the most is alive that can be alive on a real device whose batches begin at the
+//! same requests. A loader thread that uploads meanwhile shifts them, and so does a thread that reads; here they are shifted
+//! after each answer. It is no proof that no real run reserves more: batches may begin elsewhere, and where a buffer is
+//! put depends on which gaps there are, so that with less alive a later buffer can find its gap taken.
 //!
 //! Whether an operation works in place is a race, too. It does if its input has no more than two holders, the program and the
 //! allocator (`can_mut` in `memory_pool/handle.rs` of cubecl-runtime), and while the server binds a new buffer the request

@@ -325,6 +325,7 @@ fn pass<B: DryTwin>(
     for (tensor, worker) in &begin.existing {
         stream_of(*worker).executes(|| upload(runner, tensor));
     }
+    B::Twin::sync(device).expect("a dry device does not fail");
     let (baseline, before) = (monitor.usage().in_use, monitor.calls());
     let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;

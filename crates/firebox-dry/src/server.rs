@@ -42,11 +42,23 @@ pub fn max_streams() -> u64 {
     CubeClRuntimeConfig::get().streaming.max_streams.into()
 }
 
+/// How many requests a device's thread takes at once: it sleeps until there are as many, or somebody waits for an answer
+/// (`CHANNEL_MAX_TASK` in `device/handle/channel.rs` of cubecl-common).
+const BATCH: usize = 32;
+
+/// How many requests of other threads a batch has more after each answer, so that batches begin at other requests each time.
+const SHIFT: usize = 11;
+
 /// The server of a dry device.
 ///
-/// It runs on the thread of the fusion server (`DeviceServiceStage::Upstream`), and so serves a request in the moment
-/// in which it is made. On a real device requests queue for a thread of its own, and a buffer may be dropped before
-/// the requests that precede the drop are served: there, what is alive at a request is a part of what is alive here.
+/// It runs on the thread of the fusion server (`DeviceServiceStage::Upstream`), where a request reaches it in the moment in which
+/// it is made. On a real device requests go to a thread of its own, in batches; what the program drops before a batch is full
+/// is free for all of it. So this server lets requests wait for their batch, and serves it when the next one begins. A real
+/// one needs some time for a batch, in which more may be dropped: there, what is alive at a request is a part of what is
+/// alive here.
+///
+/// Loader threads ask in between, and nobody knows when, so that batches begin now here, now there. Here they begin at another
+/// request after each answer.
 #[derive(Debug)]
 pub struct DryServer<T: Target> {
     /// The allocators, by stream.
@@ -56,6 +68,10 @@ pub struct DryServer<T: Target> {
     utilities: Arc<ServerUtilities<Self>>,
     usage: Usage,
     looks_for_room: bool,
+    /// What waits for a batch to be full, and how many it has room for.
+    waiting: Vec<Request>,
+    room: usize,
+    answers: usize,
     /// How many buffers were asked for and kernels launched so far.
     calls: u64,
     /// The bytes asked for so far, and what they were when each running profile began.
@@ -63,9 +79,55 @@ pub struct DryServer<T: Target> {
     profiles: BTreeMap<u64, u64>,
 }
 
+/// A request that nobody waits for.
+#[derive(Debug)]
+enum Request {
+    /// Memory of so many bytes.
+    Memory(ManagedMemoryHandle, u64, StreamId),
+    /// A kernel, with the buffer that is taken for its arguments.
+    Launch(KernelArguments, Option<u64>, StreamId),
+    /// Another way to choose pools.
+    Mode(MemoryAllocationMode, StreamId),
+}
+
 impl<T: Target> DryServer<T> {
+    fn submit(&mut self, request: Request) {
+        if self.waiting.len() >= self.room {
+            self.serve();
+            self.room = BATCH;
+        }
+        self.waiting.push(request);
+    }
+
+    /// Serves all that waits, because somebody waits for an answer.
+    fn answer(&mut self) {
+        self.serve();
+        self.answers += 1;
+        self.room = BATCH - self.answers * SHIFT % BATCH;
+    }
+
+    /// Serves all that waits.
+    fn serve(&mut self) {
+        for request in std::mem::take(&mut self.waiting) {
+            match request {
+                Request::Memory(memory, size, stream) => self.reserve(Some(memory), size, stream),
+                Request::Launch(arguments, buffer, stream) => {
+                    self.calls += 1;
+                    // The buffer is taken while the arguments are held, and both are let go of when the launch is issued.
+                    if let Some(size) = buffer {
+                        self.reserve(None, size, stream);
+                    }
+                    drop(arguments);
+                }
+                Request::Mode(mode, stream) => self.stream(stream).mode(mode),
+            }
+        }
+    }
+
     /// Forgets every page, as if the process had just begun. Buffers that are still alive are no longer counted.
     pub(crate) fn reset(&mut self) {
+        self.waiting.clear();
+        (self.room, self.answers) = (BATCH, 0);
         self.streams.clear();
         self.usage = Usage::default();
         self.looks_for_room = false;
@@ -172,6 +234,7 @@ impl<T: Target> DryServer<T> {
 
     /// Begins to look whether small pools are full, and forgets which were.
     pub(crate) fn look_for_room(&mut self) {
+        self.serve();
         self.usage.full.clear();
         self.looks_for_room = true;
     }
@@ -230,6 +293,9 @@ impl<T: Target> DeviceService for DryServer<T> {
             utilities: Arc::new(utilities),
             usage: Usage::default(),
             looks_for_room: false,
+            waiting: Vec::new(),
+            room: BATCH,
+            answers: 0,
             calls: 0,
             requested: 0,
             profiles: BTreeMap::new(),
@@ -256,7 +322,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
     type Storage = DryStorage;
 
     fn initialize_memory(&mut self, memory: ManagedMemoryHandle, size: u64, stream: StreamId) {
-        self.reserve(Some(memory), size, stream);
+        self.submit(Request::Memory(memory, size, stream));
     }
 
     fn logger(&self) -> Arc<ServerLogger> {
@@ -272,6 +338,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
         descriptors: Vec<CopyDescriptor>,
         _stream: StreamId,
     ) -> DynFut<Result<Vec<HostBytes>, ServerError>> {
+        self.answer();
         let zeros = descriptors.into_iter().map(|read| {
             let elements: usize = read.shape.iter().product();
             HostBytes::from_bytes_vec(vec![0; elements * read.elem_size])
@@ -283,6 +350,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
     fn write(&mut self, _descriptors: Vec<(CopyDescriptor, HostBytes)>, _stream: StreamId) {}
 
     fn sync(&mut self, _stream: StreamId) -> DynFut<Result<(), ServerError>> {
+        self.answer();
         Box::pin(async { Ok(()) })
     }
 
@@ -291,6 +359,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
         binding: Binding,
         _stream: StreamId,
     ) -> Result<ManagedResource<()>, ServerError> {
+        self.serve();
         Ok(ManagedResource::new(binding.memory, ()))
     }
 
@@ -304,22 +373,22 @@ impl<T: Target> ComputeServer for DryServer<T> {
         _mode: ExecutionMode,
         stream: StreamId,
     ) {
-        self.calls += 1;
-        // The buffer is taken while the arguments are held, and both are let go of when the launch is issued.
-        if let Some(size) = T::launch_buffer(&self.utilities.properties, &arguments.info) {
-            self.reserve(None, size, stream);
-        }
+        let buffer = T::launch_buffer(&self.utilities.properties, &arguments.info);
+        self.submit(Request::Launch(arguments, buffer, stream));
     }
 
     fn flush(&mut self, _stream: StreamId) -> Result<(), ServerError> {
+        self.serve();
         Ok(())
     }
 
     fn memory_usage(&mut self, stream: StreamId) -> Result<MemoryUsage, ServerError> {
+        self.serve();
         Ok(self.stream(stream).memory_usage())
     }
 
     fn memory_cleanup(&mut self, stream: StreamId) {
+        self.serve();
         let pools = self.stream(stream);
         let before = pools.storage().reserved();
         pools.cleanup(true);
@@ -328,6 +397,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
     }
 
     fn start_profile(&mut self, _stream: StreamId) -> Result<ProfilingToken, ServerError> {
+        self.serve();
         let id = self.profiles.last_key_value().map_or(0, |(id, _)| id + 1);
         self.profiles.insert(id, self.requested);
         Ok(ProfilingToken { id })
@@ -340,6 +410,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
         _stream: StreamId,
         token: ProfilingToken,
     ) -> Result<ProfileDuration, ProfileError> {
+        self.serve();
         let started = self.profiles.remove(&token.id).unwrap_or(self.requested);
         let taken = self.requested - started;
         let lasted = Duration::from_nanos(u64::MAX / 2 / (taken + 1) / 1_000_000);
@@ -348,6 +419,6 @@ impl<T: Target> ComputeServer for DryServer<T> {
     }
 
     fn allocation_mode(&mut self, mode: MemoryAllocationMode, stream: StreamId) {
-        self.stream(stream).mode(mode);
+        self.submit(Request::Mode(mode, stream));
     }
 }

@@ -15,6 +15,7 @@ use burn::tensor::backend::{Backend, BackendTypes};
 use burn::tensor::{Distribution, Int, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_fusion::Fusion;
+use cubecl::Runtime;
 use cubecl::ir::DeviceProperties;
 use firebox_dry::{Capability, Card, Cuda, DryRuntime, Lease, Target, Usage, Wgpu};
 use firebox_trace::Bytes;
@@ -198,6 +199,28 @@ fn a_buffer_above_the_largest_page_is_refused() {
     assert_eq!(refusal.size, Bytes::gib(4));
     assert_eq!(refusal.limit, card.largest_buffer());
     assert_eq!(usage.largest, Bytes::gib(4));
+}
+
+#[test]
+fn what_is_dropped_before_a_batch_of_requests_is_full_is_free_for_all_of_it() {
+    let _alone = PROCESS.lock();
+    let large_pages = |requests_between: usize| {
+        let mut lease = Lease::<Wgpu>::take(&small_vulkan()).expect("few cards were asked for");
+        let (_, usage) = lease
+            .run(|device| {
+                let client = DryRuntime::<Wgpu>::client(device);
+                let large = [(); 2].map(|()| client.empty(100 << 20));
+                let small: Vec<_> = (0..requests_between).map(|_| client.empty(256)).collect();
+                let [first, second] = large;
+                drop(first);
+                Dry::<Wgpu>::sync(device).expect("a dry device does not fail");
+                drop((second, small));
+            })
+            .expect("nothing panics");
+        usage.pages.get(&Bytes::mib(128)).copied()
+    };
+    assert_eq!(large_pages(0), Some(1), "the second buffer has the place of the first");
+    assert_eq!(large_pages(40), Some(2), "both were there when the batch was full");
 }
 
 #[test]
