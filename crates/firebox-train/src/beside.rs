@@ -79,11 +79,10 @@ impl Beside {
         let before = trace.tensors.len();
         for worker in 0..self.workers as u16 {
             for _ in usize::from(own == Some(worker))..copies {
-                let batch = batch.iter().cloned();
-                trace.tensors.extend(batch.map(|tensor| queued(tensor, worker)));
+                trace.tensors.extend(batch.iter().map(|tensor| queued(tensor, worker)));
             }
             if rest > Bytes::ZERO {
-                trace.tensors.push(queued(workspace(rest), worker));
+                trace.tensors.push(queued(&workspace(rest), worker));
             }
         }
         (trace.tensors[before..].iter().map(TensorInfo::bytes).sum(), limit)
@@ -101,7 +100,8 @@ impl Beside {
             tensor.origin == Origin::Existing && label == Some(Category::Parameter)
         };
         let parameters = trace.tensors.iter().filter(is_parameter);
-        let saved = parameters.chain(state).map(|tensor| beside_the_step(tensor, "being saved"));
+        let parts = parameters.chain(state);
+        let saved = parts.map(|tensor| beside_the_step(tensor, Category::Temporary, "being saved"));
         let saved: Vec<TensorInfo> = saved.collect();
         let bytes = saved.iter().map(TensorInfo::bytes).sum();
         trace.tensors.extend(saved);
@@ -110,8 +110,8 @@ impl Beside {
 }
 
 /// A tensor that exists all the time beside the step.
-fn beside_the_step(tensor: &TensorInfo, name: &str) -> TensorInfo {
-    let label = Label { category: Category::Temporary, name: name.into() };
+fn beside_the_step(tensor: &TensorInfo, category: Category, name: &str) -> TensorInfo {
+    let label = Label { category, name: name.into() };
     TensorInfo { origin: Origin::Existing, label: Some(label), ..tensor.clone() }
 }
 
@@ -126,10 +126,8 @@ fn workspace(bytes: Bytes) -> TensorInfo {
     }
 }
 
-fn queued(mut tensor: TensorInfo, worker: u16) -> TensorInfo {
-    tensor.worker = Some(worker);
-    tensor.label = Some(Label { category: Category::Input, name: "queued".into() });
-    tensor
+fn queued(tensor: &TensorInfo, worker: u16) -> TensorInfo {
+    TensorInfo { worker: Some(worker), ..beside_the_step(tensor, Category::Input, "queued") }
 }
 
 /// The label of outputs that the metrics still hold from before the rehearsal.
@@ -143,8 +141,8 @@ pub(crate) fn add_outputs_of_before(trace: &mut Trace) {
     if let (Some((end, _)), None) = (ends.next(), ends.next()) {
         let alive = trace.alive_before(OpIndex(end as u32)).into_iter();
         let outputs = alive.map(|tensor| trace.tensor(tensor)).filter(|tensor| is_output(tensor));
-        let outputs: Vec<_> =
-            outputs.map(|tensor| beside_the_step(tensor, EARLIER_OUTPUT)).collect();
+        let earlier = |tensor| beside_the_step(tensor, Category::Temporary, EARLIER_OUTPUT);
+        let outputs: Vec<TensorInfo> = outputs.map(earlier).collect();
         trace.tensors.extend(outputs);
     }
 }
