@@ -72,8 +72,8 @@ impl Beside {
         }
         let own = batch[0].worker;
         let limit = self.limit.max(bytes * BATCHES_PER_WORKER);
-        // A thread that is below the limit makes another batch. Where it makes few in an epoch, the last one of the epoch before
-        // may still be there: fusion keeps what two streams have shared until both have gone on.
+        // A thread that is below the limit makes another batch. Where it makes few in an epoch, one more than that was seen, on a
+        // busy machine.
         let copies = (limit.get().div_ceil(bytes.get()) as usize + 1).min(self.batches + 1);
         let rest = self.taken - bytes * copies as u64;
         let before = trace.tensors.len();
