@@ -4,6 +4,9 @@
 //! them is a size whose step opens another page. Where two stand next to each other, the page is between them.
 
 use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Context, ensure};
 
 /// One training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,10 +35,28 @@ impl Case {
     const fn near(self) -> Self {
         Self { cliff: true, ..self }
     }
+}
 
-    /// The case of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        CASES.iter().copied().find(|case| case.to_string() == name)
+/// Reads what [`Display`](fmt::Display) writes. The case need not be in the list.
+impl FromStr for Case {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> anyhow::Result<Self> {
+        if let Some(listed) = CASES.iter().find(|case| case.to_string() == name) {
+            return Ok(*listed);
+        }
+        let shape = "a case is called MODEL-ITEMS, or MODEL-ITEMS-by-ITEMS, both with -validated or without";
+        let (rest, valid) =
+            name.strip_suffix("-validated").map_or((name, false), |rest| (rest, true));
+        let (model, items) = rest.split_once('-').context(shape)?;
+        let listed = CASES.iter().find(|case| case.model == model);
+        let model = listed.with_context(|| format!("there is no model `{model}`"))?.model;
+        let (items, micro) =
+            items.split_once("-by-").map_or((items, None), |(items, micro)| (items, Some(micro)));
+        let items: usize = items.parse().context(shape)?;
+        let micro = micro.map(str::parse::<usize>).transpose().context(shape)?;
+        ensure!(items > 0 && micro != Some(0), "a batch has items");
+        Ok(Self { micro, valid, ..case(model, items) })
     }
 }
 

@@ -31,6 +31,9 @@ struct Options {
     /// Runs only the cases whose names contain this.
     #[arg(long, default_value = "", hide_default_value = true)]
     cases: String,
+    /// Runs this case, which need not be in the list: `--case gpt-230`, `--case cnn-420-by-140`. Can be given several times.
+    #[arg(long, value_name = "NAME", conflicts_with = "cases")]
+    case: Vec<Case>,
     /// Lists the cases and runs none.
     #[arg(long)]
     list: bool,
@@ -42,7 +45,7 @@ struct Options {
     scan: Option<Vec<String>>,
     /// Runs one case in this process.
     #[arg(long, hide = true)]
-    process: Option<String>,
+    process: Option<Case>,
     /// Where compiled kernels and tuned choices are kept meanwhile.
     #[arg(long, hide = true)]
     kernels: Option<PathBuf>,
@@ -69,12 +72,11 @@ pub fn run() -> anyhow::Result<()> {
         return test();
     }
     let options = Options::parse();
-    if let Some(name) = &options.process {
-        let case = Case::named(name).with_context(|| format!("there is no case `{name}`"))?;
+    if let Some(case) = &options.process {
         if let Some(folder) = &options.kernels {
             target::keep_kernels(folder);
         }
-        println!("{}", process::run(&case, options.left)?);
+        println!("{}", process::run(case, options.left)?);
         return Ok(());
     }
     if options.probe {
@@ -84,8 +86,8 @@ pub fn run() -> anyhow::Result<()> {
     if let Some(scan) = &options.scan {
         return self::scan(scan);
     }
-    let cases: Vec<Case> =
-        CASES.iter().copied().filter(|case| case.to_string().contains(&options.cases)).collect();
+    let listed = CASES.iter().copied().filter(|case| case.to_string().contains(&options.cases));
+    let cases = if options.case.is_empty() { listed.collect() } else { options.case };
     ensure!(!cases.is_empty(), "no case contains `{}`; `--list` names all", options.cases);
     if options.list {
         cases
@@ -125,8 +127,7 @@ fn test() -> anyhow::Result<()> {
         println!("not run: accuracy of {} (no device)", FEW.join(", "));
         return Ok(());
     };
-    let cases: Option<Vec<Case>> = FEW.iter().map(|name| Case::named(name)).collect();
-    let cases = cases.context("`FEW` names a case that does not exist")?;
+    let cases: Vec<Case> = FEW.iter().map(|name| name.parse()).collect::<anyhow::Result<_>>()?;
     let comparison = compare(device, &cases, FEW_PROCESSES, 1, || false)?;
     println!("{}\n{comparison}", comparison.table());
     for compared in &comparison.cases {
