@@ -223,6 +223,13 @@ impl<T: Target> Monitor<T> {
         self.0.submit_blocking(DryServer::look_for_room).expect("the device runs this program");
     }
 
+    /// From the next answer on, other threads make so many requests after each.
+    pub(crate) fn interleave(&self, requests: usize) {
+        self.0
+            .submit_blocking(move |server| server.interleave(requests))
+            .expect("the device runs this program");
+    }
+
     /// What was measured up to now.
     pub(crate) fn usage(&self) -> Usage {
         self.0.submit_blocking(DryServer::usage).expect("the device runs this program")

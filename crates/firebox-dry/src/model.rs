@@ -1,5 +1,6 @@
 //! The memory model of GPU backends: replays a trace on a dry device.
 
+use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -248,6 +249,11 @@ impl<'a> Life<'a> {
     }
 
     /// Lives once, until a round opens no page any more or more than `enough` is reserved, at most [`MOST_ROUNDS`] rounds.
+    ///
+    /// Other threads ask the device, too, and where they do decides about the batches in which it takes requests. In the first
+    /// round the metrics read something wherever the program drains its queue. In later ones nobody does in the earlier half of
+    /// a program; in the other half the metrics read, and loader threads upload a batch after each answer, then two, then
+    /// three.
     fn run<B: DryTwin>(
         &mut self,
         lease: &mut Lease<B::Target>,
@@ -271,7 +277,11 @@ impl<'a> Life<'a> {
                 for (trace, templates) in &mut self.traces {
                     open = monitor.reserved();
                     let program = Program::new(trace, self.types, templates, left);
-                    let passed = pass::<B>(device, &runner, &monitor, trace, program);
+                    let others = Others {
+                        from: if round == 0 { 0 } else { middle(trace) },
+                        uploads: round * uploads_of_batch(trace),
+                    };
+                    let passed = pass::<B>(device, &runner, &monitor, trace, others, program);
                     left = passed.left;
                     calls.push(passed.calls);
                     latest = (passed.baseline, passed.timeline);
@@ -313,15 +323,39 @@ struct Passed {
     left: Leftovers,
 }
 
+/// What other threads ask of the device while a program runs.
+struct Others {
+    /// The step from which on one reads wherever the program drains its queue.
+    from: usize,
+    /// How many tensors are uploaded after each answer from there on.
+    uploads: usize,
+}
+
+/// The middle one of a trace's drains. In a trace of two iterations that is where the second one begins.
+fn middle(trace: &Trace) -> usize {
+    let drains = trace.steps.iter().enumerate().filter(|(_, step)| is_drain(step));
+    let drains: Vec<usize> = drains.map(|(at, _)| at).collect();
+    drains.get(drains.len() / 2).copied().unwrap_or_default()
+}
+
+/// The tensors of a batch that a loader thread has made for a trace. Each is a request to the device.
+fn uploads_of_batch(trace: &Trace) -> usize {
+    let inputs = trace.calls().flat_map(|(_, call)| call.inputs.iter().map(|input| input.tensor));
+    let batch: HashSet<TensorIndex> =
+        inputs.filter(|tensor| trace.tensor(*tensor).worker.is_some()).collect();
+    batch.len()
+}
+
 /// Runs a program.
 fn pass<B: DryTwin>(
     device: &DryDevice<B::Target>,
     runner: &Runner<B::Twin>,
     monitor: &Monitor<B::Target>,
     trace: &Trace,
+    others: Others,
     (mut program, begin): (Program, Begin),
 ) -> Passed {
-    begin.discarded.into_iter().for_each(|instruction| execute(runner, instruction));
+    begin.discarded.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
     for (tensor, worker) in &begin.existing {
         stream_of(*worker).executes(|| upload(runner, tensor));
     }
@@ -329,12 +363,20 @@ fn pass<B: DryTwin>(
     let (baseline, before) = (monitor.usage().in_use, monitor.calls());
     let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;
-    for step in &trace.steps {
+    for (at, step) in trace.steps.iter().enumerate() {
+        if at == others.from {
+            monitor.interleave(others.uploads);
+        }
+        let answers = at >= others.from;
         let instructions = program.step(step);
-        if instructions.is_empty() {
+        // What waits for the device is not in use yet, or is still.
+        if instructions.is_empty() && answers {
             live = monitor.usage().in_use;
         }
-        instructions.into_iter().for_each(|instruction| execute(runner, instruction));
+        instructions.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+        if answers && is_drain(step) {
+            B::Twin::sync(device).expect("a dry device does not fail");
+        }
         timeline.push(Moment { live, peak: monitor.reserved() });
     }
     B::Twin::sync(device).expect("a dry device does not fail");
@@ -344,17 +386,27 @@ fn pass<B: DryTwin>(
         *last = Moment { live: monitor.usage().in_use, peak: monitor.reserved() };
     }
     let End { freed, left } = program.end();
-    freed.into_iter().for_each(|instruction| execute(runner, instruction));
+    freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+    monitor.interleave(0);
     B::Twin::sync(device).expect("a dry device does not fail");
     Passed { baseline, timeline, calls, left }
 }
 
-fn execute<B: BackendIr>(runner: &Runner<B>, instruction: Instruction) {
+fn is_drain(step: &Step) -> bool {
+    matches!(step, Step::Mark(mark) if mark == Step::DRAIN)
+}
+
+fn execute<B: DryTwin>(
+    runner: &Runner<B::Twin>,
+    device: &DryDevice<B::Target>,
+    instruction: Instruction,
+) {
     match instruction {
         Instruction::Run(operation) => runner.register_op(*operation),
         Instruction::Upload(tensor) => upload(runner, &tensor),
         Instruction::Read(tensor) => drop(block_on(runner.read_tensor_async(tensor))),
-        Instruction::Drain => runner.sync().expect("a dry device does not fail"),
+        Instruction::Drain => B::drain(device),
+        Instruction::Settle => runner.sync().expect("a dry device does not fail"),
     }
 }
 

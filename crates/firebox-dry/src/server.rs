@@ -46,9 +46,6 @@ pub fn max_streams() -> u64 {
 /// (`CHANNEL_MAX_TASK` in `device/handle/channel.rs` of cubecl-common).
 const BATCH: usize = 32;
 
-/// How many requests of other threads a batch has more after each answer, so that batches begin at other requests each time.
-const SHIFT: usize = 11;
-
 /// The server of a dry device.
 ///
 /// It runs on the thread of the fusion server (`DeviceServiceStage::Upstream`), where a request reaches it in the moment in which
@@ -57,8 +54,8 @@ const SHIFT: usize = 11;
 /// one needs some time for a batch, in which more may be dropped: there, what is alive at a request is a part of what is
 /// alive here.
 ///
-/// Loader threads ask in between, and nobody knows when, so that batches begin now here, now there. Here they begin at another
-/// request after each answer.
+/// After an answer a batch begins anew, so that batches begin at the same requests in every run, unless another thread asks in
+/// between: [`interleave`](Self::interleave).
 #[derive(Debug)]
 pub struct DryServer<T: Target> {
     /// The allocators, by stream.
@@ -71,7 +68,8 @@ pub struct DryServer<T: Target> {
     /// What waits for a batch to be full, and how many it has room for.
     waiting: Vec<Request>,
     room: usize,
-    answers: usize,
+    /// The requests of other threads after each answer.
+    interleaved: usize,
     /// How many buffers were asked for and kernels launched so far.
     calls: u64,
     /// The bytes asked for so far, and what they were when each running profile began.
@@ -102,8 +100,7 @@ impl<T: Target> DryServer<T> {
     /// Serves all that waits, because somebody waits for an answer.
     fn answer(&mut self) {
         self.serve();
-        self.answers += 1;
-        self.room = BATCH - self.answers * SHIFT % BATCH;
+        self.room = BATCH - self.interleaved % BATCH;
     }
 
     /// Serves all that waits.
@@ -127,7 +124,7 @@ impl<T: Target> DryServer<T> {
     /// Forgets every page, as if the process had just begun. Buffers that are still alive are no longer counted.
     pub(crate) fn reset(&mut self) {
         self.waiting.clear();
-        (self.room, self.answers) = (BATCH, 0);
+        (self.room, self.interleaved) = (BATCH, 0);
         self.streams.clear();
         self.usage = Usage::default();
         self.looks_for_room = false;
@@ -239,6 +236,11 @@ impl<T: Target> DryServer<T> {
         self.looks_for_room = true;
     }
 
+    /// From the next answer on, other threads make so many requests after each.
+    pub(crate) fn interleave(&mut self, requests: usize) {
+        self.interleaved = requests;
+    }
+
     /// Notes what the pools look like after a page was opened.
     fn note_growth(&mut self, grown: Bytes) {
         self.usage.reserved += grown;
@@ -295,7 +297,7 @@ impl<T: Target> DeviceService for DryServer<T> {
             looks_for_room: false,
             waiting: Vec::new(),
             room: BATCH,
-            answers: 0,
+            interleaved: 0,
             calls: 0,
             requested: 0,
             profiles: BTreeMap::new(),

@@ -1,8 +1,10 @@
 //! Which dry backend stands for which real one: it follows from the type, and is never chosen by hand.
 
 use burn_backend::{Backend, Element};
+use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use burn_fusion::Fusion;
+use burn_fusion::client::GlobalFusionClient;
 use burn_ir::BackendIr;
 use burn_std::{BoolStore, DType};
 
@@ -55,6 +57,9 @@ pub trait DryTwin: Backend {
     /// The same backend without memory: fusion or not, and the same element types.
     type Twin: BackendIr<Device = DryDevice<Self::Target>>;
 
+    /// Runs what the twin has queued for this thread on `device`. Does not wait for the device.
+    fn drain(device: &DryDevice<Self::Target>);
+
     /// How the backend stores booleans.
     fn bool_store() -> BoolStore {
         match <Self::BoolElem as Element>::dtype() {
@@ -74,6 +79,8 @@ where
 {
     type Target = R::Target;
     type Twin = CubeBackend<DryRuntime<R::Target>, F, I, B>;
+
+    fn drain(_device: &DryDevice<Self::Target>) {}
 }
 
 impl<R, F, I, B> DryTwin for Fusion<CubeBackend<R, F, I, B>>
@@ -85,4 +92,8 @@ where
 {
     type Target = R::Target;
     type Twin = Fusion<CubeBackend<DryRuntime<R::Target>, F, I, B>>;
+
+    fn drain(device: &DryDevice<Self::Target>) {
+        GlobalFusionClient::<FusionCubeRuntime<DryRuntime<R::Target>>>::load(device).sync(|| ());
+    }
 }

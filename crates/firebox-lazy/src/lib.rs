@@ -14,6 +14,7 @@ mod recording;
 mod session;
 mod streams;
 mod tensor;
+mod threads;
 
 pub use backend::{Lazy, LazyBackend};
 pub use handover::TrainingGuard;

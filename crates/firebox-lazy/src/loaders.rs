@@ -6,14 +6,14 @@
 //! The gate is one for the process, because burn hands nothing to the threads that it starts but their name.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use burn_backend::StreamId;
 use firebox_trace::Bytes;
 
-use crate::streams::{current_worker, on_stream, stream_of_worker, worker_of_name};
+use crate::streams::{current_worker, on_stream, stream_of_worker};
+use crate::threads;
 
 /// How long the training thread waits for a batch before worker threads beyond their limit may go on. Its batch may have
 /// arrived already while it has not woken up; a wait this long says that without them there will be none.
@@ -94,6 +94,16 @@ impl LoaderGuard {
         CHANGED.notify_all();
     }
 
+    /// Starts loader threads: `start` is the loader's `iter`. On Linux they have their names when this returns, so that
+    /// [`workers`](Self::workers) counts them all.
+    ///
+    /// # Panics
+    ///
+    /// If `start` panics.
+    pub fn starting<R>(&self, start: impl FnOnce() -> R) -> R {
+        threads::starting(start)
+    }
+
     /// Waits for a batch: `next` is the loader iterator's `next`.
     ///
     /// If `next` takes longer than 20 ms, nobody is held back any more until it is done, and so somebody makes the
@@ -116,11 +126,11 @@ impl LoaderGuard {
     }
 
     /// How many loader threads there are: one more than the highest number of those that made a tensor since the guard
-    /// was taken and, on Linux, of those that are alive. A thread may be too young to have its name: ask when the first
-    /// batch is there.
+    /// was taken and, on Linux, of those that are alive. A thread may be too young to have its name, unless
+    /// [`starting`](Self::starting) has waited for it.
     pub fn workers(&self) -> usize {
         let made = state().workers.iter().filter(|(_, worker)| worker.seen).map(|(n, _)| *n).max();
-        made.max(highest_alive()).map_or(0, |highest| usize::from(highest) + 1)
+        made.max(threads::highest_loader()).map_or(0, |highest| usize::from(highest) + 1)
     }
 
     /// The most bytes that the tensors of one loader thread ever had, since the guard was taken. With several guards,
@@ -316,17 +326,6 @@ impl State {
             left => Verdict::WaitFor(left),
         }
     }
-}
-
-/// The highest number of a loader thread of this process that is alive. Linux keeps 15 bytes of a thread's name, enough
-/// for four digits.
-fn highest_alive() -> Option<u16> {
-    if !cfg!(target_os = "linux") {
-        return None;
-    }
-    let threads = fs::read_dir("/proc/self/task").ok()?.flatten();
-    let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
-    names.filter_map(|name| worker_of_name(name.trim_end())).max()
 }
 
 #[cfg(test)]

@@ -208,6 +208,8 @@ impl Step {
     /// The text of a [`Mark`](Self::Mark) that says: here the program waits until its operations are issued to the device, so
     /// that nothing before is run together with anything behind.
     pub const DRAIN: &str = "drain";
+    /// The text of a [`Mark`](Self::Mark) that says: here the program waits until the device has taken all that was issued.
+    pub const SETTLE: &str = "settle";
 }
 
 /// What a recording wrote down.

@@ -241,7 +241,7 @@ where
     ) -> Result<(), TrainError> {
         self.position = (epoch.items_processed, 0);
         self.loader_items = loader.num_items();
-        let mut iterator = loader.iter();
+        let mut iterator = self.gate.starting(|| loader.iter());
         let mut iteration = 0;
         let mut accumulated = Accumulated::new();
         while let Some(batch) = self.gate.waiting(|| iterator.next()) {

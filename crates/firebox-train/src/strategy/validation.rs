@@ -34,7 +34,7 @@ where
     ) -> Result<(), TrainError> {
         let model = validation_model(&self.learner);
         self.loader_items = loader.num_items();
-        let mut iterator = loader.iter();
+        let mut iterator = self.gate.starting(|| loader.iter());
         let mut iteration = 0;
         while let Some(batch) = self.gate.waiting(|| iterator.next()) {
             let progress = iterator.progress();
