@@ -53,6 +53,22 @@ fn a_dropped_tensor_is_freed_where_it_is_dropped() {
 }
 
 #[test]
+fn tensors_that_are_dropped_together_are_freed_in_the_order_of_making() {
+    let program = |x: Tensor<L, 1>| {
+        let [first, second] = [x.clone().exp(), x.clone().log()];
+        let [third, fourth] = [x.clone().sqrt(), x.clone().abs()];
+        // As the map of gradients does that burn drops: in any order.
+        drop((fourth, first, third));
+        let sum = x.sum();
+        drop(second);
+        Some(sum)
+    };
+    let calls = ["float_exp %0 -> %1", "float_log %0 -> %2", "float_sqrt %0 -> %3"];
+    let ends = ["free %1", "free %3", "free %4", "float_sum %0 -> %5", "free %2"];
+    assert_eq!(steps(program), [&calls[..], &["float_abs %0 -> %4"], &ends].concat());
+}
+
+#[test]
 fn a_whole_operation_hides_its_decomposition() {
     let lines = steps(|x| Some(burn::tensor::activation::gelu(x)));
     assert_eq!(lines.len(), 1, "{lines:?}");

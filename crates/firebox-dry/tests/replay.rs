@@ -134,6 +134,32 @@ fn a_footprint_says_what_its_pages_are_for() {
 }
 
 #[test]
+fn buffers_on_both_sides_of_an_answer_do_not_share_a_place() {
+    let _alone = DEVICES.lock();
+    let peak = |between: Option<&str>| {
+        let device = Default::default();
+        let large = || Tensor::<Lazy<Flex>, 1>::zeros([25 << 20], &device);
+        let trace = Recorder::new().record::<Flex, _>(|| {
+            let first = large();
+            let second = large();
+            if let Some(mark) = between {
+                firebox_lazy::mark::<Flex>(mark);
+            }
+            drop(first);
+            second
+        });
+        let trace = trace.expect("nothing is read").discard().trace;
+        Dry::<Plain<Wgpu>>::new(small_vulkan()).footprint(&trace).peak
+    };
+    let small_pages = peak(None) - Bytes::mib(128);
+    assert!(small_pages < Bytes::mib(64), "the second buffer has the place of the first");
+    assert_eq!(peak(Some("any other mark")), peak(None), "the device is not asked there");
+    for mark in [Step::DRAIN, Step::SETTLE] {
+        assert_eq!(peak(Some(mark)) - small_pages, Bytes::mib(256), "at a mark of {mark}");
+    }
+}
+
+#[test]
 fn footprints_do_not_depend_on_threads_or_order() {
     let _alone = DEVICES.lock();
     let traces: Vec<Trace> = [8, 100, 900, 2500].into_iter().map(recorded_on_flex).collect();
