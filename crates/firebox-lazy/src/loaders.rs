@@ -129,8 +129,10 @@ impl LoaderGuard {
     /// was taken and, on Linux, of those that are alive. A thread may be too young to have its name, unless
     /// [`starting`](Self::starting) has waited for it.
     pub fn workers(&self) -> usize {
+        // In this order: one that ends in between is known by what it made.
+        let alive = threads::highest_loader();
         let made = state().workers.iter().filter(|(_, worker)| worker.seen).map(|(n, _)| *n).max();
-        made.max(threads::highest_loader()).map_or(0, |highest| usize::from(highest) + 1)
+        made.max(alive).map_or(0, |highest| usize::from(highest) + 1)
     }
 
     /// The most bytes that the tensors of one loader thread ever had, since the guard was taken. With several guards,
