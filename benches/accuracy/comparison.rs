@@ -37,6 +37,17 @@ impl Compared {
         self.predicted().ratio(self.most())
     }
 
+    /// The most that any of the processes took according to the driver, if all of them know.
+    fn driver(&self) -> Option<Bytes> {
+        let taken: Option<Vec<Bytes>> = self.found.iter().map(|found| found.driver).collect();
+        taken?.into_iter().max()
+    }
+
+    /// The prediction, relative to that.
+    fn driver_ratio(&self) -> Option<f64> {
+        Some(self.predicted().ratio(self.driver()?))
+    }
+
     fn is_exact(&self) -> bool {
         self.predicted() == self.most()
     }
@@ -65,6 +76,7 @@ impl Compared {
             format!("{:.3}", self.ratio()),
             mark(self.is_exact(), "="),
             in_use,
+            self.driver().map_or_else(|| "unknown".to_owned(), |driver| driver.to_string()),
         ]
     }
 
@@ -77,6 +89,7 @@ impl Compared {
             "near_a_cliff": self.case.cliff,
             "predicted": all(|found| found.predicted),
             "reserved": all(|found| found.reserved),
+            "driver": self.found.iter().map(|found| found.driver.map(Bytes::get)).collect::<Vec<_>>(),
             "in_use": self.left().map(|left| left.measured.get()).collect::<Vec<_>>(),
             "predicted_in_use": self.left().map(|left| left.predicted.get()).collect::<Vec<_>>(),
         })
@@ -111,6 +124,7 @@ impl Comparison {
             "ratio",
             "pages",
             "in use after a step",
+            "most, driver",
         ];
         table.set_header(columns);
         table.add_rows(self.cases.iter().map(Compared::row));
@@ -139,6 +153,11 @@ impl fmt::Display for Comparison {
             "result: target={} cases={} median={middle:.3} worst={worst:.3} least={least:.3} exact_pages={exact}",
             self.target,
             ratios.len(),
-        )
+        )?;
+        let driver: Option<Vec<f64>> = self.cases.iter().map(Compared::driver_ratio).collect();
+        let Some(driver) = driver else { return Ok(()) };
+        let least = driver.iter().copied().fold(f64::INFINITY, f64::min);
+        let worst = driver.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        write!(f, " driver_worst={worst:.3} driver_least={least:.3}")
     }
 }

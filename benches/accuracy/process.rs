@@ -17,7 +17,7 @@ use firebox::{Bytes, Learner};
 use firebox_dry::Dry;
 
 use crate::cases::Case;
-use crate::target::{Base, Training, held, properties};
+use crate::target::{Base, Training, held, held_by_driver, properties};
 use crate::zoo::iterations::{record, train};
 use crate::zoo::{self, Numbered, Zoo};
 
@@ -99,6 +99,8 @@ pub struct Found {
     pub predicted: Bytes,
     /// What the process had reserved after training.
     pub reserved: Bytes,
+    /// By how much what the process holds grew in training according to the driver, if it tells. Compiled kernels are part of it.
+    pub driver: Option<Bytes>,
     /// What two iterations leave alive, if that was asked for.
     pub left: Option<Left>,
 }
@@ -111,10 +113,15 @@ pub struct Left {
 }
 
 const MARK: &str = "found:";
+const UNKNOWN: &str = "-";
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{MARK} {} {}", self.predicted.get(), self.reserved.get())?;
+        match self.driver {
+            Some(driver) => write!(f, " {}", driver.get())?,
+            None => write!(f, " {UNKNOWN}")?,
+        }
         match self.left {
             Some(left) => write!(f, " {} {}", left.predicted.get(), left.measured.get()),
             None => Ok(()),
@@ -127,15 +134,17 @@ impl Found {
     pub fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.split(MARK).nth(1))?;
         let number = |word: &str| word.parse().ok().map(Bytes::new);
-        let numbers: Option<Vec<Bytes>> = line.split_whitespace().map(number).collect();
-        match numbers?[..] {
-            [predicted, reserved] => Some(Self { predicted, reserved, left: None }),
-            [predicted, reserved, left, measured] => {
-                let left = Some(Left { predicted: left, measured });
-                Some(Self { predicted, reserved, left })
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (predicted, reserved, driver, left) = match words[..] {
+            [predicted, reserved, driver] => (predicted, reserved, driver, None),
+            [predicted, reserved, driver, left, measured] => {
+                let left = Left { predicted: number(left)?, measured: number(measured)? };
+                (predicted, reserved, driver, Some(left))
             }
-            _ => None,
-        }
+            _ => return None,
+        };
+        let driver = if driver == UNKNOWN { None } else { Some(number(driver)?) };
+        Some(Self { predicted: number(predicted)?, reserved: number(reserved)?, driver, left })
     }
 }
 
@@ -146,10 +155,14 @@ fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
 
 fn measure<M: Subject>(case: &Case, left: bool) -> anyhow::Result<Found> {
     Training::seed(&Default::default(), SEED);
+    // The first look makes the driver's context, which no prediction contains.
+    held();
+    let before = held_by_driver();
     let predicted = fit::<M>(case)?;
     let reserved = held().reserved;
+    let driver = held_by_driver().zip(before).map(|(after, before)| after - before);
     let left = if left { Some(step::<M>(case)?) } else { None };
-    Ok(Found { predicted, reserved, left })
+    Ok(Found { predicted, reserved, driver, left })
 }
 
 /// Trains as a user does, with loader threads, metrics and checkpoints; gives the predicted bytes.

@@ -22,6 +22,11 @@ mod backend {
         let driver = ["/dev/nvidiactl", "/dev/dxg"];
         driver.iter().any(|path| std::path::Path::new(path).exists()).then(|| "cuda".to_owned())
     }
+
+    /// What the driver says that this process holds on the first device, if it tells.
+    pub fn held_by_driver() -> Option<firebox::Bytes> {
+        firebox::cuda_memory(0).ok()?.held_by_process
+    }
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -41,9 +46,14 @@ mod backend {
         let name = setup.adapter.get_info().name;
         Some(if name.starts_with("llvmpipe") { "lavapipe".to_owned() } else { name })
     }
+
+    /// Vulkan's drivers cannot be asked in one way.
+    pub fn held_by_driver() -> Option<firebox::Bytes> {
+        None
+    }
 }
 
-pub use backend::{Base, Runtime, name};
+pub use backend::{Base, Runtime, held_by_driver, name};
 
 /// What the models of the zoo are trained on.
 pub type Training = Autodiff<Lazy<Base>>;
