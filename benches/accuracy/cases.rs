@@ -55,7 +55,9 @@ impl FromStr for Case {
             items.split_once("-by-").map_or((items, None), |(items, micro)| (items, Some(micro)));
         let items: usize = items.parse().context(shape)?;
         let micro = micro.map(str::parse::<usize>).transpose().context(shape)?;
-        ensure!(items > 0 && micro != Some(0), "a batch has items");
+        ensure!(items > 0, "a batch has items");
+        let splits = micro.is_none_or(|micro| (1..=items).contains(&micro));
+        ensure!(splits, "a micro-batch has at least one item, and no more than its batch");
         Ok(Self { micro, valid, ..case(model, items) })
     }
 }

@@ -87,7 +87,13 @@ pub fn run() -> anyhow::Result<()> {
         return self::scan(scan);
     }
     let listed = CASES.iter().copied().filter(|case| case.to_string().contains(&options.cases));
-    let cases = if options.case.is_empty() { listed.collect() } else { options.case };
+    let mut cases: Vec<Case> = Vec::new();
+    let chosen = if options.case.is_empty() { listed.collect() } else { options.case };
+    chosen.into_iter().for_each(|case| {
+        if !cases.contains(&case) {
+            cases.push(case);
+        }
+    });
     ensure!(!cases.is_empty(), "no case contains `{}`; `--list` names all", options.cases);
     if options.list {
         cases

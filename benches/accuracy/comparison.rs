@@ -124,12 +124,14 @@ impl Comparison {
             "ratio",
             "pages",
             "in use after a step",
-            "most, driver",
+            "most growth, driver",
         ];
         table.set_header(columns);
         table.add_rows(self.cases.iter().map(Compared::row));
-        for column in table.column_iter_mut().skip(2).take(4) {
-            column.set_cell_alignment(CellAlignment::Right);
+        for (at, column) in table.column_iter_mut().enumerate() {
+            if matches!(at, 2..=5 | 8) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
         }
         table
     }

@@ -99,7 +99,7 @@ pub struct Found {
     pub predicted: Bytes,
     /// What the process had reserved after training.
     pub reserved: Bytes,
-    /// By how much what the process holds grew in training according to the driver, if it tells. Compiled kernels are part of it.
+    /// Growth of the process's memory in training, as the driver tells it, if it does: compiled kernels included.
     pub driver: Option<Bytes>,
     /// What two iterations leave alive, if that was asked for.
     pub left: Option<Left>,
@@ -155,12 +155,14 @@ fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
 
 fn measure<M: Subject>(case: &Case, left: bool) -> anyhow::Result<Found> {
     Training::seed(&Default::default(), SEED);
-    // The first look makes the driver's context, which no prediction contains.
-    held();
+    // This makes the driver's context, which no prediction contains.
+    Base::sync(&Default::default()).map_err(|error| anyhow::anyhow!("{error}"))?;
     let before = held_by_driver();
     let predicted = fit::<M>(case)?;
-    let reserved = held().reserved;
+    // Before the look at the pools, which makes every stream that there is not yet.
     let driver = held_by_driver().zip(before).map(|(after, before)| after - before);
+    let driver = driver.filter(|driver| *driver > Bytes::ZERO);
+    let reserved = held().reserved;
     let left = if left { Some(step::<M>(case)?) } else { None };
     Ok(Found { predicted, reserved, driver, left })
 }

@@ -56,12 +56,14 @@
 //! gives the same bytes, and at each request the most is alive that can be alive on a real device whose batches begin at the
 //! same requests.
 //!
-//! A batch begins anew after each answer. The program waits for one at a [`Step::SETTLE`](firebox_trace::Step::SETTLE), not at a
-//! [`Step::DRAIN`](firebox_trace::Step::DRAIN), which empties burn's queue only; but another thread may ask there, such as that of
-//! the metrics. And a loader thread that uploads meanwhile shifts the batches that follow. So the rounds of a replay differ: in
-//! the first one somebody reads at every drain, in later ones nobody does at first, and then somebody reads and each answer is
-//! followed by the uploads of a batch, or of two. It is no proof that no real run reserves more: batches may begin elsewhere, and
-//! where a buffer is put depends on which gaps there are, so that with less alive a later buffer can find its gap taken.
+//! A batch begins anew after each answer. The program waits for one at a [`Step::SETTLE`](firebox_trace::Step::SETTLE), not
+//! at a [`Step::DRAIN`](firebox_trace::Step::DRAIN), which empties burn's queue only; but another thread may ask there, such as
+//! that of the metrics. And a loader thread that uploads meanwhile shifts the batches that follow. So the rounds of a replay
+//! differ: in the first one somebody reads at every drain; in the second one nobody does in the first half of the program, and
+//! then somebody reads and each answer is followed by the uploads of a batch. There are more rounds, with more uploads, only
+//! behind one that opened a page. What a loader thread computes on the device, and its requests beyond one a tensor, are not
+//! modelled. It is no proof that no real run reserves more: batches may begin elsewhere, and where a buffer is put depends on
+//! which gaps there are, so that with less alive a later buffer can find its gap taken.
 //!
 //! Whether an operation works in place is a race, too. It does if its input has no more than two holders, the program and the
 //! allocator (`can_mut` in `memory_pool/handle.rs` of cubecl-runtime), and while the server binds a new buffer the request

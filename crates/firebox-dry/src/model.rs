@@ -251,9 +251,9 @@ impl<'a> Life<'a> {
     /// Lives once, until a round opens no page any more or more than `enough` is reserved, at most [`MOST_ROUNDS`] rounds.
     ///
     /// Other threads ask the device, too, and where they do decides about the batches in which it takes requests. In the first
-    /// round the metrics read something wherever the program drains its queue. In later ones nobody does in the earlier half of
-    /// a program; in the other half the metrics read, and loader threads upload a batch after each answer, then two, then
-    /// three.
+    /// round the metrics read something wherever the program drains its queue. In the second one nobody does in the earlier half
+    /// of a program; in the other half the metrics read, and loader threads upload a batch after each answer. A round behind
+    /// one that opened a page has uploads of one batch more.
     fn run<B: DryTwin>(
         &mut self,
         lease: &mut Lease<B::Target>,
@@ -331,14 +331,14 @@ struct Others {
     uploads: usize,
 }
 
-/// The middle one of a trace's drains. In a trace of two iterations that is where the second one begins.
+/// The middle one of a trace's drains, or its begin if it has none. In a trace of two iterations the second one begins there.
 fn middle(trace: &Trace) -> usize {
     let drains = trace.steps.iter().enumerate().filter(|(_, step)| is_drain(step));
     let drains: Vec<usize> = drains.map(|(at, _)| at).collect();
     drains.get(drains.len() / 2).copied().unwrap_or_default()
 }
 
-/// The tensors of a batch that a loader thread has made for a trace. Each is a request to the device.
+/// The tensors of a batch that a loader thread has made for a trace. Each is at least one request to the device.
 fn uploads_of_batch(trace: &Trace) -> usize {
     let inputs = trace.calls().flat_map(|(_, call)| call.inputs.iter().map(|input| input.tensor));
     let batch: HashSet<TensorIndex> =
@@ -369,13 +369,14 @@ fn pass<B: DryTwin>(
         }
         let answers = at >= others.from;
         let instructions = program.step(step);
-        // What waits for the device is not in use yet, or is still.
+        // What waits for the device is not counted right: new buffers are missing, freed ones still count.
         if instructions.is_empty() && answers {
             live = monitor.usage().in_use;
         }
         instructions.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
-        if answers && is_drain(step) {
+        if is_settle(step) || answers && is_drain(step) {
             B::Twin::sync(device).expect("a dry device does not fail");
+            live = monitor.usage().in_use;
         }
         timeline.push(Moment { live, peak: monitor.reserved() });
     }
@@ -392,6 +393,10 @@ fn pass<B: DryTwin>(
     Passed { baseline, timeline, calls, left }
 }
 
+fn is_settle(step: &Step) -> bool {
+    matches!(step, Step::Mark(mark) if mark == Step::SETTLE)
+}
+
 fn is_drain(step: &Step) -> bool {
     matches!(step, Step::Mark(mark) if mark == Step::DRAIN)
 }
@@ -406,7 +411,6 @@ fn execute<B: DryTwin>(
         Instruction::Upload(tensor) => upload(runner, &tensor),
         Instruction::Read(tensor) => drop(block_on(runner.read_tensor_async(tensor))),
         Instruction::Drain => B::drain(device),
-        Instruction::Settle => runner.sync().expect("a dry device does not fail"),
     }
 }
 

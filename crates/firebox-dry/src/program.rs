@@ -20,8 +20,6 @@ pub(crate) enum Instruction {
     Read(TensorIr),
     /// Run what burn has queued.
     Drain,
-    /// The same, and wait until the device has taken it.
-    Settle,
 }
 
 /// A trace as a program. It is made step by step while it runs: all of it at once would be the most that planning holds.
@@ -152,7 +150,6 @@ impl<'a> Program<'a> {
                 vec![Instruction::Read(tensor)]
             }
             Step::Mark(mark) if mark == Step::DRAIN => vec![Instruction::Drain],
-            Step::Mark(mark) if mark == Step::SETTLE => vec![Instruction::Settle],
             Step::Mark(_) => Vec::new(),
         }
     }

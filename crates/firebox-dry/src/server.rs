@@ -361,7 +361,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
         binding: Binding,
         _stream: StreamId,
     ) -> Result<ManagedResource<()>, ServerError> {
-        self.serve();
+        self.answer();
         Ok(ManagedResource::new(binding.memory, ()))
     }
 
@@ -380,12 +380,12 @@ impl<T: Target> ComputeServer for DryServer<T> {
     }
 
     fn flush(&mut self, _stream: StreamId) -> Result<(), ServerError> {
-        self.serve();
+        self.answer();
         Ok(())
     }
 
     fn memory_usage(&mut self, stream: StreamId) -> Result<MemoryUsage, ServerError> {
-        self.serve();
+        self.answer();
         Ok(self.stream(stream).memory_usage())
     }
 
@@ -399,7 +399,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
     }
 
     fn start_profile(&mut self, _stream: StreamId) -> Result<ProfilingToken, ServerError> {
-        self.serve();
+        self.answer();
         let id = self.profiles.last_key_value().map_or(0, |(id, _)| id + 1);
         self.profiles.insert(id, self.requested);
         Ok(ProfilingToken { id })
@@ -412,7 +412,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
         _stream: StreamId,
         token: ProfilingToken,
     ) -> Result<ProfileDuration, ProfileError> {
-        self.serve();
+        self.answer();
         let started = self.profiles.remove(&token.id).unwrap_or(self.requested);
         let taken = self.requested - started;
         let lasted = Duration::from_nanos(u64::MAX / 2 / (taken + 1) / 1_000_000);

@@ -160,6 +160,28 @@ fn buffers_on_both_sides_of_an_answer_do_not_share_a_place() {
 }
 
 #[test]
+fn what_is_alive_is_known_where_the_device_answers() {
+    let _alone = DEVICES.lock();
+    let device = Default::default();
+    let large = || Tensor::<Lazy<Flex>, 1>::zeros([25 << 20], &device);
+    let trace = Recorder::new().record::<Flex, _>(|| {
+        let first = large();
+        firebox_lazy::mark::<Flex>(Step::SETTLE);
+        let second = large();
+        firebox_lazy::mark::<Flex>(Step::DRAIN);
+        drop(first);
+        firebox_lazy::mark::<Flex>(Step::SETTLE);
+        second
+    });
+    let trace = trace.expect("nothing is read").discard().trace;
+    let footprint = Dry::<Plain<Wgpu>>::new(small_vulkan()).footprint(&trace);
+    let marks = trace.steps.iter().zip(&footprint.timeline);
+    let marks = marks.filter(|(step, _)| matches!(step, Step::Mark(_)));
+    let live: Vec<Bytes> = marks.map(|(_, moment)| moment.live - footprint.baseline).collect();
+    assert_eq!(live, [100, 200, 100].map(Bytes::mib));
+}
+
+#[test]
 fn footprints_do_not_depend_on_threads_or_order() {
     let _alone = DEVICES.lock();
     let traces: Vec<Trace> = [8, 100, 900, 2500].into_iter().map(recorded_on_flex).collect();

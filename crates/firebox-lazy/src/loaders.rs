@@ -94,8 +94,8 @@ impl LoaderGuard {
         CHANGED.notify_all();
     }
 
-    /// Starts loader threads: `start` is the loader's `iter`. On Linux they have their names when this returns, so that
-    /// [`workers`](Self::workers) counts them all.
+    /// Starts loader threads: `start` is the loader's `iter`. On Linux this waits, for a second at most, until they have their
+    /// names, so that [`workers`](Self::workers) counts them all.
     ///
     /// # Panics
     ///

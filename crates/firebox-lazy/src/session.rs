@@ -355,31 +355,29 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Appends the end of a tensor. Those that follow each other are put into the order in which the tensors were made: burn
-    /// keeps gradients in hash maps, whose order is another one each time, and where later buffers are put depends on it.
+    /// Appends the end of a tensor. Those that are freed in a row are put into the order in which they were made: burn keeps
+    /// gradients in hash maps, whose order is another one each time, and where later buffers are put depends on it.
     fn free(&mut self, tensor: TensorIndex) {
         self.born[tensor.0 as usize] = None;
         self.instruct(Instruction::Free(tensor));
         self.trace.steps.push(Step::Free(tensor));
-        let mut at = self.trace.steps.len() - 1;
-        let mut program = self.program.as_mut_slice();
-        while at > 0
-            && let Step::Free(earlier) = self.trace.steps[at - 1]
-            && earlier > tensor
-        {
-            if !self.never_runs {
-                // What has been run stays where it is.
-                let [.., (_, before), (_, last)] = &mut *program else { return };
-                if !matches!(before, Instruction::Free(other) if *other == earlier) {
-                    return;
-                }
-                std::mem::swap(before, last);
-                let len = program.len() - 1;
-                program = &mut program[..len];
-            }
-            self.trace.steps.swap(at - 1, at);
-            at -= 1;
+        let steps = &mut self.trace.steps;
+        let before = steps[..steps.len() - 1].iter().rev();
+        let mut later =
+            before.take_while(|step| matches!(step, Step::Free(t) if *t > tensor)).count();
+        if !self.never_runs {
+            // What has been run, or stands behind something else that is run, stays where it is.
+            let program = &mut self.program;
+            let before = program[..program.len() - 1].iter().rev().take(later);
+            later = before.take_while(|(_, step)| matches!(step, Instruction::Free(_))).count();
+            let from = program.len() - 1 - later;
+            let first = program[from].0.0;
+            program[from..].rotate_right(1);
+            let numbers = first..;
+            program[from..].iter_mut().zip(numbers).for_each(|(entry, at)| entry.0 = OpIndex(at));
         }
+        let from = steps.len() - 1 - later;
+        steps[from..].rotate_right(1);
     }
 
     /// Runs what has been recorded and not been run.

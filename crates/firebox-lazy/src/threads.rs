@@ -15,24 +15,32 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// The highest number of a loader thread of this process that is alive. Linux keeps 15 bytes of a thread's name, enough
 /// for four digits.
 pub(crate) fn highest_loader() -> Option<u16> {
-    all().iter().filter_map(|thread| worker_of_name(&name_of(thread)?)).max()
+    let worker = |thread: &String| worker_of_name(&String::from_utf8(name_of(thread)?).ok()?);
+    all().iter().filter_map(worker).max()
 }
 
-/// Runs `start`, which starts threads, and waits until they have names of their own. A thread has the name of the one that starts
-/// it until it runs for the first time, and sets its name itself.
+/// Runs `start`, which starts threads, and waits until they have names of their own, for [`PATIENCE`] at most. A thread has the
+/// name of the one that starts it until it runs for the first time, and sets its name itself before it does anything else.
 pub(crate) fn starting<R>(start: impl FnOnce() -> R) -> R {
     let before = all();
     let result = start();
     let this = fs::read_link("/proc/thread-self").ok();
     let this = this.as_deref().and_then(Path::file_name).and_then(OsStr::to_str);
-    if let Some(ours) = this.and_then(name_of) {
-        let started = Instant::now();
-        let is_young = |thread: &String| name_of(thread).is_some_and(|name| name == ours);
-        while all().difference(&before).any(is_young) && started.elapsed() < PATIENCE {
-            std::thread::sleep(PAUSE);
+    let Some(ours) = this.and_then(name_of) else { return result };
+    let mut young: Vec<String> = all().difference(&before).cloned().collect();
+    let started = Instant::now();
+    loop {
+        // One that sleeps under our name has run, and will have no other.
+        young.retain(|thread| name_of(thread).as_ref() == Some(&ours) && !sleeps(thread));
+        if young.is_empty() {
+            return result;
         }
+        if started.elapsed() > PATIENCE {
+            log::warn!("{} new threads have no names after {PATIENCE:?}", young.len());
+            return result;
+        }
+        std::thread::sleep(PAUSE);
     }
-    result
 }
 
 /// The numbers of all threads.
@@ -41,10 +49,20 @@ fn all() -> BTreeSet<String> {
     threads.filter_map(|thread| thread.file_name().into_string().ok()).collect()
 }
 
-/// The name of a thread, unless it has ended.
-fn name_of(thread: &str) -> Option<String> {
-    let file = Path::new("/proc/self/task").join(thread).join("comm");
-    Some(fs::read_to_string(file).ok()?.trim_end().to_owned())
+/// The name of a thread, unless it has ended. Of a long name Linux keeps the first bytes, which need not be whole characters.
+fn name_of(thread: &str) -> Option<Vec<u8>> {
+    Some(read(thread, "comm")?.trim_ascii_end().to_vec())
+}
+
+/// Whether a thread waits for something. `stat` begins with its number, its name in parentheses and its state.
+fn sleeps(thread: &str) -> bool {
+    let stat = read(thread, "stat").unwrap_or_default();
+    let name_ends = stat.iter().rposition(|byte| *byte == b')');
+    name_ends.is_some_and(|end| stat[end + 1..].trim_ascii_start().starts_with(b"S"))
+}
+
+fn read(thread: &str, file: &str) -> Option<Vec<u8>> {
+    fs::read(Path::new("/proc/self/task").join(thread).join(file)).ok()
 }
 
 #[cfg(test)]
@@ -57,7 +75,6 @@ mod tests {
         use std::sync::mpsc;
 
         for workers in 1..=8_u16 {
-            // More threads than processors, so that some have to wait for their first turn.
             let (stop, stopped) = mpsc::channel::<()>();
             let stopped = std::sync::Arc::new(std::sync::Mutex::new(stopped));
             let threads: Vec<_> = starting(|| {
@@ -73,5 +90,17 @@ mod tests {
             drop(stop);
             threads.into_iter().for_each(|thread| thread.join().expect("it only waits"));
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_thread_that_has_no_name_is_not_waited_for() {
+        let started = Instant::now();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let wait = move || stopped.recv().is_err();
+        let thread = starting(|| std::thread::spawn(wait));
+        assert!(started.elapsed() < PATIENCE, "it sleeps, and so it has run");
+        drop(stop);
+        assert!(thread.join().expect("it only waits"));
     }
 }

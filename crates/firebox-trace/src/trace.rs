@@ -205,8 +205,8 @@ pub enum Step {
 }
 
 impl Step {
-    /// The text of a [`Mark`](Self::Mark) that says: here the program waits until its operations are issued to the device, so
-    /// that nothing before is run together with anything behind.
+    /// The text of a [`Mark`](Self::Mark) that says: here the program waits until the backend's queue of operations is empty, so
+    /// that nothing before is run together with anything behind. The device's own thread need not have taken them.
     pub const DRAIN: &str = "drain";
     /// The text of a [`Mark`](Self::Mark) that says: here the program waits until the device has taken all that was issued.
     pub const SETTLE: &str = "settle";
