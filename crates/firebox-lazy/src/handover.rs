@@ -177,8 +177,12 @@ mod tests {
 
     use super::*;
 
+    /// With two training threads in a process, nothing is left to either.
+    static ALONE: Mutex<()> = Mutex::new(());
+
     #[test]
     fn the_training_thread_takes_its_turn_once() {
+        let _alone = ALONE.lock();
         assert!(TrainingTurn::take().is_none(), "nobody trains");
         let guard = TrainingGuard::enter();
         guard.alone(|| assert!(TrainingTurn::take().is_none(), "it has it already"));
@@ -187,6 +191,7 @@ mod tests {
 
     #[test]
     fn what_another_thread_uses_lives_until_the_training_thread_collects_it() {
+        let _alone = ALONE.lock();
         let (used, dropped) = (Arc::new(()), Arc::new(()));
         let guard = TrainingGuard::enter();
         assert!(!is_elsewhere());
