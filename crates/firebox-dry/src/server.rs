@@ -55,7 +55,7 @@ const BATCH: usize = 32;
 /// alive here.
 ///
 /// After an answer a batch begins anew, so that batches begin at the same requests in every run, unless another thread asks in
-/// between: [`interleave`](Self::interleave).
+/// between (`interleave`).
 #[derive(Debug)]
 pub struct DryServer<T: Target> {
     /// The allocators, by stream.
