@@ -24,7 +24,7 @@ use burn::train::{InferenceStep, TrainStep};
 use firebox::dry::{Card, Cuda, DryCuda, Lease};
 use firebox::{
     Accumulating, Bytes, Heap, Items, Lazy, Learner, MemoryModel, MicroBatch, Need, PlanOptions,
-    Recorder, Trace, initialize, plan, rehearse,
+    Recorder, Split, Trace, initialize, plan, rehearse,
 };
 
 use crate::cnn::{Cnn, Images};
@@ -120,17 +120,19 @@ fn planner_alone() -> f64 {
     let batch = Rows::<B>::new(ITEMS, &device);
     let heap = Heap::flex();
     let mut footprints: HashMap<(usize, Accumulating), Need> = HashMap::new();
-    let mut known = |items: Items, accumulating| {
+    let mut of = |items: Items, accumulating| {
         let need = footprints.entry((items.get(), accumulating)).or_insert_with(|| {
             let pieces = if accumulating == Accumulating::Yes { PIECES } else { 1 };
             Need::upper_bound(heap.footprint(&rehearsal(&model, &batch, items.get(), pieces)).peak)
         });
-        Ok::<_, Infallible>(need.clone())
+        need.clone()
     };
+    let one = of(Items::new(1), Accumulating::Yes).peak;
+    // On the host the largest micro-batch decides.
+    let mut known = |split: Split| Ok::<_, Infallible>(of(split.largest(), split.accumulating()));
     let options = PlanOptions::new();
     let items = Items::new(ITEMS);
     let whole = plan(items, Bytes::MAX, &options, &mut known).expect("everything fits").peak();
-    let one = known(Items::new(1), Accumulating::Yes).expect("footprints do not fail").peak;
     // The eighth part of what the batch adds to what one item needs.
     let budget = Bytes::new(one.get() + whole.get().saturating_sub(one.get()) / 8);
     let split = plan(items, budget, &options, &mut known).expect("one item fits");

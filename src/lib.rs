@@ -87,7 +87,7 @@ pub use firebox_lazy::{
 };
 pub use firebox_plan::{
     Accumulating, Budget, BudgetError, DoesNotFit, FixedDoesNotFit, HostMemoryError, MemoryInfo,
-    Need, Plan, PlanError, PlanOptions, Probing, Remedy, Role, Sizing, host_memory, plan,
+    Need, Plan, PlanError, PlanOptions, Probing, Remedy, Role, Sizing, Split, host_memory, plan,
 };
 pub use firebox_trace::{
     Bytes, Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint, Heap,

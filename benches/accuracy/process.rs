@@ -18,7 +18,7 @@ use firebox_dry::Dry;
 
 use crate::cases::Case;
 use crate::target::{Base, Training, held, held_by_driver, properties};
-use crate::zoo::iterations::{record, train};
+use crate::zoo::iterations::{parts, record, train};
 use crate::zoo::{self, Numbered, Zoo};
 
 const EPOCHS: usize = 2;
@@ -149,7 +149,7 @@ impl Found {
 }
 
 fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
-    let trace = record::<Training, M>(items, 1, 1, &Default::default());
+    let trace = record::<Training, M>(items, &parts([items]), &Default::default());
     Ok(Dry::<Base>::new(properties()).replay(&trace)?.peak)
 }
 
@@ -204,15 +204,16 @@ fn fit<M: Subject>(case: &Case) -> anyhow::Result<Bytes> {
 /// Runs two iterations, on a device without memory and on the real one.
 fn step<M: Subject>(case: &Case) -> anyhow::Result<Left> {
     let device = Default::default();
-    let items = case.micro.unwrap_or(case.items);
-    let pieces = case.items / items;
-    let trace = record::<Training, M>(items, pieces, pieces, &device);
+    let micro = case.micro.unwrap_or(case.items);
+    let starts = (0..case.items).step_by(micro);
+    let parts = parts(starts.map(|start| micro.min(case.items - start)));
+    let trace = record::<Training, M>(case.items, &parts, &device);
     let footprint = Dry::<Base>::new(properties()).replay(&trace)?;
     let last = footprint.timeline.last().context("nothing was recorded")?;
     let before = held().in_use;
-    let numbers: Vec<usize> = (0..items * pieces).collect();
+    let numbers: Vec<usize> = (0..case.items).collect();
     let batch = M::batch(&numbers, &device);
-    let trained = train::<Training, M>(M::new(&device), &batch, items, pieces);
+    let trained = train::<Training, M>(M::new(&device), &batch, &parts);
     let measured = held().in_use - before;
     drop((trained, batch));
     Ok(Left { predicted: last.live, measured })

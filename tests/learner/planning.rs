@@ -210,5 +210,5 @@ fn a_model_that_reads_values_is_planned_and_trained() {
         .expect("it fits");
     let plan = fitted.report.expect("planned").plan;
     assert!(plan.is_whole(), "{plan}");
-    assert_eq!(plan.asked()[0].items.get(), 1, "from one item upwards");
+    assert_eq!(plan.asked()[0].split.largest().get(), 1, "from one item upwards");
 }

@@ -2,6 +2,7 @@
 //! a device.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
@@ -15,13 +16,12 @@ use super::Zoo;
 /// How many outputs of earlier micro-steps burn's metrics thread may hold.
 const OUTPUTS_IN_FLIGHT: usize = 2;
 
-/// Trains `model` for two iterations of so many micro-steps, each on `items` items of `batch`. The optimizer steps on
-/// the weighted sum of the gradients. Gives what training leaves behind.
+/// Trains `model` for two iterations of a micro-step on each of these parts of `batch`. The optimizer steps on the
+/// weighted sum of the gradients. Gives what training leaves behind.
 pub fn train<B, M>(
     model: M,
     batch: &<M as Zoo<B>>::Batch,
-    items: usize,
-    micro_steps: usize,
+    parts: &[Range<usize>],
 ) -> (M, impl Optimizer<M, B> + use<B, M>)
 where
     B: AutodiffBackend,
@@ -33,9 +33,9 @@ where
 
     for _ in 0..2 {
         let mut sum = GradientsParams::new();
-        for piece in 0..micro_steps {
-            let output = model.step(batch.range(piece * items..(piece + 1) * items));
-            if micro_steps == 1 {
+        for part in parts {
+            let output = model.step(batch.range(part.clone()));
+            if parts.len() == 1 {
                 sum = output.grads;
             } else {
                 model.visit(&mut AddScaled { sum: &mut sum, gradients: output.grads });
@@ -50,19 +50,19 @@ where
     (model, optimizer)
 }
 
-/// The trace of [`train`] on a batch of `pieces` times `items` items, recorded on the backend below `B`.
-pub fn record<B, M>(items: usize, pieces: usize, micro_steps: usize, device: &B::Device) -> Trace
+/// The trace of [`train`] on a batch of so many items, recorded on the backend below `B`.
+pub fn record<B, M>(items: usize, parts: &[Range<usize>], device: &B::Device) -> Trace
 where
     B: AutodiffBackend + LazyBackend,
     M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
 {
     let model = M::new(device);
     initialize::<B, M>(&model);
-    let numbers: Vec<usize> = (0..items * pieces).collect();
+    let numbers: Vec<usize> = (0..items).collect();
     let batch = M::batch(&numbers, device);
     let recording = Recorder::new().record::<B::Base, _>(|| {
         mark::<B::Base>("begin");
-        train(model, &batch, items, micro_steps)
+        train(model, &batch, parts)
     });
     let trace = recording.expect("this thread records nothing else").discard().trace;
     assert_eq!(trace.check(), Ok(()));
@@ -85,4 +85,14 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for AddScaled<'_> {
         };
         self.sum.register::<B::InnerBackend, D>(param.id, gradient);
     }
+}
+
+/// Parts of a batch of these sizes, one behind the other.
+pub fn parts(sizes: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
+    let mut begin = 0;
+    let part = |size| {
+        begin += size;
+        begin - size..begin
+    };
+    sizes.into_iter().map(part).collect()
 }

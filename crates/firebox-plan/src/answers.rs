@@ -1,10 +1,11 @@
 //! The planner's memory of footprints: each is asked for once.
 
-use firebox_trace::{Bytes, Items};
+use firebox_trace::Bytes;
 
 use crate::error::PlanError;
-use crate::need::{Accumulating, Need, Question};
+use crate::need::Need;
 use crate::outcome::Answer;
+use crate::split::Split;
 
 /// The function that knows footprints, and what it has said so far.
 pub(crate) struct Answers<F> {
@@ -14,32 +15,26 @@ pub(crate) struct Answers<F> {
 
 impl<F, E> Answers<F>
 where
-    F: FnMut(&[Question]) -> Vec<Result<Need, E>>,
+    F: FnMut(&[Split]) -> Vec<Result<Need, E>>,
 {
     pub fn new(footprints_of: F) -> Self {
         Self { footprints_of, known: Vec::new() }
     }
 
-    /// Whether `size` items fit the budget; asks if that is not known.
-    pub fn fits(
-        &mut self,
-        size: usize,
-        accumulating: Accumulating,
-        budget: Bytes,
-    ) -> Result<bool, PlanError<E>> {
-        self.ask(&[size], accumulating)?;
-        let answer = self.known(size, accumulating).expect("it was asked for");
+    /// Whether a split fits the budget; asks if that is not known.
+    pub fn fits(&mut self, split: Split, budget: Bytes) -> Result<bool, PlanError<E>> {
+        self.ask(&[split])?;
+        let answer = self.known(split).expect("it was asked for");
         Ok(answer.need.peak <= budget)
     }
 
-    /// Makes these sizes known, with one question for all that are not. A failure counts only where one size is asked for; of
+    /// Makes these splits known, with one question for all that are not. A failure counts only where one is asked for; of
     /// several, not all may be needed.
-    pub fn ask(&mut self, sizes: &[usize], accumulating: Accumulating) -> Result<(), PlanError<E>> {
-        let mut questions: Vec<Question> = Vec::new();
-        for size in sizes {
-            let question = (Items::new(*size), accumulating);
-            if self.known(*size, accumulating).is_none() && !questions.contains(&question) {
-                questions.push(question);
+    pub fn ask(&mut self, splits: &[Split]) -> Result<(), PlanError<E>> {
+        let mut questions: Vec<Split> = Vec::new();
+        for split in splits {
+            if self.known(*split).is_none() && !questions.contains(split) {
+                questions.push(*split);
             }
         }
         if questions.is_empty() {
@@ -48,11 +43,11 @@ where
         let several = questions.len() > 1;
         let needs = (self.footprints_of)(&questions);
         assert_eq!(needs.len(), questions.len(), "a question was not answered");
-        for ((items, accumulating), need) in questions.into_iter().zip(needs) {
+        for (split, need) in questions.into_iter().zip(needs) {
             match need {
-                Ok(need) => self.known.push(Answer { items, accumulating, need }),
+                Ok(need) => self.known.push(Answer { split, need }),
                 Err(_) if several => {}
-                Err(cause) => return Err(PlanError::Footprint { items, cause }),
+                Err(cause) => return Err(PlanError::Footprint { items: split.largest(), cause }),
             }
         }
         Ok(())
@@ -60,11 +55,15 @@ where
 }
 
 impl<F> Answers<F> {
-    /// What is known of `size` items. A plan asks some ten to forty times, too few for a map.
-    pub fn known(&self, size: usize, accumulating: Accumulating) -> Option<&Answer> {
-        self.known
-            .iter()
-            .find(|answer| answer.items.get() == size && answer.accumulating == accumulating)
+    /// What is known of a split. A plan asks some ten to forty times, too few for a map.
+    pub fn known(&self, split: Split) -> Option<&Answer> {
+        self.known.iter().find(|answer| answer.split == split)
+    }
+
+    /// What is known of micro-batches of one item that exceed the budget.
+    pub fn single_item_misfit(&self, budget: Bytes) -> Option<&Answer> {
+        let mut misfits = self.known.iter().filter(|answer| answer.need.peak > budget);
+        misfits.find(|answer| answer.split.largest().get() == 1)
     }
 
     /// The latest answer that exceeds the budget.

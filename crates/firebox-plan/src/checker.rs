@@ -7,14 +7,13 @@ use std::ops::Range;
 
 use firebox_trace::{Bytes, Items};
 
-use crate::need::Accumulating;
 use crate::options::Sizing;
 
 /// Looks whether the micro-batches `ranges` are a right way to run `batch` within `budget`.
 ///
-/// `footprint` gives the peak of so many items, or nothing if that is not known. Every size in `ranges` must be
-/// known; whether the whole batch would have fitted is only looked at if it is known. Looked for are: an item left out,
-/// run twice or out of order; an empty micro-batch; a peak above the budget; sizes that break the rule of the sizing;
+/// `footprint` gives the peak of an iteration of micro-batches of these sizes, or nothing if that is not known. That of
+/// `ranges` must be known; whether the whole batch would have fitted is only looked at if it is known. Looked for are: an item
+/// left out, run twice or out of order; an empty micro-batch; a peak above the budget; sizes that break the rule of the sizing;
 /// and a batch that is split although it fits whole (but not where the user has fixed the size). Not looked for are
 /// splits with fewer steps.
 ///
@@ -25,7 +24,7 @@ use crate::options::Sizing;
 /// use firebox_plan::{Sizing, Violation, check};
 /// use firebox_trace::{Bytes, Items};
 ///
-/// let footprint = |items: Items, _| Some(Bytes::mib(items.get() as u64));
+/// let footprint = |sizes: &[Items]| sizes.iter().max().map(|most| Bytes::mib(most.get() as u64));
 /// let (batch, budget) = (Items::new(10), Bytes::mib(4));
 /// assert_eq!(check(batch, budget, Sizing::Even, &[0..4, 4..7, 7..10], footprint), Ok(()));
 /// assert_eq!(
@@ -38,25 +37,20 @@ pub fn check(
     budget: Bytes,
     sizing: Sizing,
     ranges: &[Range<usize>],
-    mut footprint: impl FnMut(Items, Accumulating) -> Option<Bytes>,
+    mut footprint: impl FnMut(&[Items]) -> Option<Bytes>,
 ) -> Result<(), Violation> {
     check_coverage(batch, ranges)?;
     let sizes: Vec<usize> = ranges.iter().map(|range| range.end - range.start).collect();
     check_sizes(sizing, &sizes)?;
-    let mode = if sizes.len() > 1 { Accumulating::Yes } else { Accumulating::No };
-    let mut distinct = sizes.clone();
-    distinct.sort_unstable();
-    distinct.dedup();
-    for size in distinct {
-        let items = Items::new(size);
-        let peak = footprint(items, mode).ok_or(Violation::Unknown { items })?;
-        if peak > budget {
-            return Err(Violation::OverBudget { items, peak, budget });
-        }
+    let items: Vec<Items> = sizes.iter().copied().map(Items::new).collect();
+    let largest = items.iter().copied().max().unwrap_or(Items::new(0));
+    let peak = footprint(&items).ok_or(Violation::Unknown { items: largest })?;
+    if peak > budget {
+        return Err(Violation::OverBudget { items: largest, peak, budget });
     }
     let split_by_choice = matches!(sizing, Sizing::Fixed(_));
     if sizes.len() > 1 && !split_by_choice {
-        match footprint(batch, Accumulating::No) {
+        match footprint(&[batch]) {
             Some(peak) if peak <= budget => return Err(Violation::NeedlessSplit { peak, budget }),
             _ => {}
         }
@@ -94,16 +88,16 @@ pub enum Violation {
         /// The items of the batch.
         batch: Items,
     },
-    /// The footprint of a size in the plan is not known.
+    /// The footprint of the plan is not known.
     #[error("nothing is known of {items} items: find their footprint before running this plan")]
     Unknown {
-        /// The size.
+        /// The largest micro-batch.
         items: Items,
     },
-    /// A micro-batch does not fit.
+    /// The plan does not fit.
     #[error("{items} items need {peak} and the budget is {budget}: do not run this plan")]
     OverBudget {
-        /// The size.
+        /// The largest micro-batch.
         items: Items,
         /// What it needs.
         peak: Bytes,
@@ -201,11 +195,11 @@ mod tests {
     /// One MiB for each item, as much again for the sum of gradients, and nothing known above 90 items.
     #[track_caller]
     fn check_plan(sizing: Sizing, ranges: &[Range<usize>], expected: Result<(), &str>) {
-        let found =
-            check(Items::new(100), Bytes::mib(40), sizing, ranges, |items, accumulating| {
-                let extra = if accumulating == Accumulating::Yes { 1 } else { 0 };
-                (items.get() <= 90).then(|| Bytes::mib(items.get() as u64 + extra))
-            });
+        let found = check(Items::new(100), Bytes::mib(40), sizing, ranges, |sizes| {
+            let extra = if sizes.len() > 1 { 1 } else { 0 };
+            let items = sizes.iter().max()?.get();
+            (items <= 90).then(|| Bytes::mib(items as u64 + extra))
+        });
         assert_eq!(found.map_err(|violation| violation.to_string()), expected.map_err(Into::into));
     }
 
@@ -272,7 +266,7 @@ mod tests {
     fn a_needless_split_is_found_unless_the_user_asked_for_it() {
         let halves = [0..20, 20..40];
         let judge = |sizing| {
-            let footprint = |items: Items, _| Some(Bytes::mib(items.get() as u64));
+            let footprint = |sizes: &[Items]| Some(Bytes::mib(sizes[0].get() as u64));
             check(Items::new(40), Bytes::mib(40), sizing, &halves, footprint)
         };
         let needless = Violation::NeedlessSplit { peak: Bytes::mib(40), budget: Bytes::mib(40) };

@@ -34,7 +34,7 @@ pub enum PlanError<E> {
     /// [`source`](std::error::Error::source) as well.
     #[error("cannot plan without the footprint of {items} items: {cause}")]
     Footprint {
-        /// The size that was asked for.
+        /// The largest micro-batch that was asked for.
         items: Items,
         /// What the function said.
         cause: E,
@@ -91,8 +91,8 @@ impl fmt::Display for DoesNotFit {
 pub struct FixedDoesNotFit {
     /// The size that the user chose, or the batch if that is smaller.
     pub size: Items,
-    /// The footprint that exceeds the budget: of `size` items, of the remainder of the batch, or of a smaller size
-    /// tried on the way with [`Probing::FromOne`](crate::Probing::FromOne).
+    /// The footprint that exceeds the budget: of micro-batches of `size` items, or of a smaller size tried on the way with
+    /// [`Probing::FromOne`](crate::Probing::FromOne).
     pub misfit: Answer,
     /// The bytes there are.
     pub budget: Bytes,
@@ -109,8 +109,9 @@ impl FixedDoesNotFit {
 
 impl fmt::Display for FixedDoesNotFit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Answer { items, accumulating, ref need } = self.misfit;
+        let Answer { split, ref need } = self.misfit;
         let (size, budget, fitting) = (self.size, self.budget, self.fitting);
+        let (items, accumulating) = (split.largest(), split.accumulating());
         let excess = Excess { need, budget, accumulating };
         write!(f, "a micro-batch of {size} items does not fit: ")?;
         if items == size {

@@ -21,7 +21,9 @@ enum Rule {
     Even {
         few_steps: usize,
     },
-    PowersOfTwo,
+    PowersOfTwo {
+        below: usize,
+    },
 }
 
 impl Ladder {
@@ -33,7 +35,12 @@ impl Ladder {
 
     /// Powers of two below the batch, with the remainder last.
     pub fn powers_of_two(batch: usize) -> Self {
-        Self { batch, rule: Rule::PowersOfTwo }
+        Self::powers_of_two_below(batch, batch)
+    }
+
+    /// Powers of two below so many items, which are at most the batch's, with the remainder last.
+    pub fn powers_of_two_below(batch: usize, below: usize) -> Self {
+        Self { batch, rule: Rule::PowersOfTwo { below } }
     }
 
     /// The number of rungs.
@@ -42,7 +49,7 @@ impl Ladder {
             // One for each small number of steps but one step, and one for each size that is left.
             Rule::Even { few_steps: 0 } => 0,
             Rule::Even { few_steps } => few_steps - 1 + self.sizes_left(few_steps),
-            Rule::PowersOfTwo => (usize::BITS - (self.batch - 1).leading_zeros()) as usize,
+            Rule::PowersOfTwo { below } => (usize::BITS - (below - 1).leading_zeros()) as usize,
         }
     }
 
@@ -59,7 +66,7 @@ impl Ladder {
                 let size = self.len() - rung;
                 Split::even(self.batch, self.batch.div_ceil(size))
             }
-            Rule::PowersOfTwo => Split::chunks(self.batch, 1 << (self.len() - 1 - rung)),
+            Rule::PowersOfTwo { .. } => Split::chunks(self.batch, 1 << (self.len() - 1 - rung)),
         }
     }
 
@@ -73,7 +80,7 @@ impl Ladder {
                 }
                 self.len() - self.batch.div_ceil(steps)
             }
-            Rule::PowersOfTwo => (self.len() - 1).saturating_sub(size.ilog2() as usize),
+            Rule::PowersOfTwo { .. } => (self.len() - 1).saturating_sub(size.ilog2() as usize),
         }
     }
 
@@ -108,6 +115,8 @@ mod tests {
         assert_eq!(sizes(2), [1]);
         assert_eq!(sizes(64), [32, 16, 8, 4, 2, 1]);
         assert_eq!(sizes(65), [64, 32, 16, 8, 4, 2, 1]);
+        let below = Ladder::powers_of_two_below(100, 33);
+        assert_eq!((below.len(), below.split(0)), (6, Split::chunks(100, 32)));
     }
 
     #[test]
@@ -128,6 +137,6 @@ mod tests {
         let ladder = Ladder::even(usize::MAX);
         assert!(ladder.len() < 1 << 33);
         assert_eq!(ladder.size(ladder.len() - 1), 1);
-        assert_eq!(ladder.split(0).steps(), 2);
+        assert_eq!(ladder.split(0).len(), 2);
     }
 }

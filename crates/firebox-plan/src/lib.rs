@@ -15,12 +15,12 @@
 //! let card = MemoryInfo::new(Bytes::gib(8), Bytes::gib(7), "an 8 GiB card");
 //! let budget = Budget::fraction(0.9).resolve(&card)?;
 //!
-//! let plan = plan(Items::new(100), budget, &PlanOptions::new(), |items, accumulating| {
-//!     let state = match accumulating {
+//! let plan = plan(Items::new(100), budget, &PlanOptions::new(), |split| {
+//!     let state = match split.accumulating() {
 //!         Accumulating::No => Bytes::mib(2048),
 //!         Accumulating::Yes => Bytes::mib(2048 + 512), // and the gradients of earlier micro-batches
 //!     };
-//!     let activations = Bytes::mib(200) * items.get() as u64;
+//!     let activations = Bytes::mib(200) * split.largest().get() as u64;
 //!     Ok::<_, std::convert::Infallible>(
 //!         Need::exact(state + activations)
 //!             .holding("parameters and optimizer state", Role::State, state)
@@ -55,7 +55,8 @@ pub use checker::{Violation, check};
 pub use error::{DoesNotFit, FixedDoesNotFit, PlanError, Remedy};
 pub use firebox_trace::Estimate;
 pub use host_memory::{HostMemoryError, host_memory};
-pub use need::{Accumulating, Holding, Need, Oversized, Question, Role};
+pub use need::{Accumulating, Holding, Need, Oversized, Role};
 pub use options::{Cliffs, PlanOptions, Probing, Sizing};
 pub use outcome::{Answer, Plan};
 pub use planner::{plan, plan_at_once};
+pub use split::Split;

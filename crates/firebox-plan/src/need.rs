@@ -1,11 +1,11 @@
-//! What the planner is told about one micro-batch: its peak, how sure that is, and who holds the memory.
+//! What the planner is told about a split: its peak, how sure that is, and who holds the memory.
 //!
 //! The planner decides by the peak alone. Who holds the memory only serves the words of an error; the names come in as
 //! data, so that this crate need not know modules, parameters or backends.
 
 use std::borrow::Cow;
 
-use firebox_trace::{Bytes, Estimate, Items};
+use firebox_trace::{Bytes, Estimate};
 
 /// Whether a micro-batch is one of several, so that a sum of gradients is live while it runs.
 ///
@@ -42,7 +42,7 @@ pub struct Holding {
     pub bytes: Bytes,
 }
 
-/// The memory that one micro-batch needs.
+/// The memory that an iteration needs.
 ///
 /// ```
 /// use firebox_plan::{Estimate, Need, Role};
@@ -65,9 +65,6 @@ pub struct Need {
     /// A buffer that the device can never hold, however much of it is free.
     pub oversized: Option<Oversized>,
 }
-
-/// What the planner asks for: a number of items, in a batch that is split or not.
-pub type Question = (Items, Accumulating);
 
 /// A buffer that is larger than any that a device can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

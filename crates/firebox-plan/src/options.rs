@@ -69,7 +69,7 @@ pub struct PlanOptions {
     pub probing: Probing,
     /// What to do where a slightly larger micro-batch needs far more memory.
     pub cliffs: Cliffs,
-    /// How many sizes may be asked for at once, see [`plan_at_once`](crate::plan_at_once).
+    /// How many splits may be asked for at once, see [`plan_at_once`](crate::plan_at_once).
     pub at_once: usize,
 }
 
@@ -108,9 +108,9 @@ impl PlanOptions {
         self
     }
 
-    /// Sets how many sizes may be asked for at once; at least one.
-    pub const fn at_once(mut self, sizes: usize) -> Self {
-        self.at_once = if sizes == 0 { 1 } else { sizes };
+    /// Sets how many splits may be asked for at once; at least one.
+    pub const fn at_once(mut self, splits: usize) -> Self {
+        self.at_once = if splits == 0 { 1 } else { splits };
         self
     }
 }

@@ -6,15 +6,13 @@ use std::ops::Range;
 use firebox_trace::{Bytes, Estimate, Items};
 
 use crate::need::{Accumulating, Need};
-use crate::split::{Run, Split};
+use crate::split::Split;
 
 /// One footprint that the planner asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The size of the micro-batch.
-    pub items: Items,
-    /// Whether it was asked for as one of several.
-    pub accumulating: Accumulating,
+    /// The micro-batches of an iteration.
+    pub split: Split,
     /// What it needs.
     pub need: Need,
 }
@@ -27,8 +25,8 @@ pub struct Answer {
 /// use firebox_plan::{Need, PlanOptions, plan};
 /// use firebox_trace::{Bytes, Items};
 ///
-/// let plan = plan(Items::new(10), Bytes::mib(45), &PlanOptions::new(), |items, _| {
-///     Ok::<_, std::convert::Infallible>(Need::exact(Bytes::mib(10) * items.get() as u64))
+/// let plan = plan(Items::new(10), Bytes::mib(45), &PlanOptions::new(), |split| {
+///     Ok::<_, std::convert::Infallible>(Need::exact(Bytes::mib(10) * split.largest().get() as u64))
 /// })?;
 /// assert_eq!(plan.to_string(), "10 = 1 x 4 + 2 x 3");
 /// assert_eq!(plan.len(), 3);
@@ -48,16 +46,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan that runs `batch` as `split`; the answers must hold every size in it.
+    /// The plan that runs `batch` as `split`; it must be among the answers.
     pub(crate) fn new(batch: Items, budget: Bytes, split: Split, asked: Vec<Answer>) -> Self {
-        let mut plan =
-            Self { batch, budget, split, peak: Bytes::ZERO, estimate: Estimate::Exact, asked };
-        let needs: Vec<_> = plan.needs().map(|need| (need.peak, need.estimate)).collect();
-        for (peak, estimate) in needs {
-            plan.peak = plan.peak.max(peak);
-            plan.estimate = plan.estimate.max(estimate);
-        }
-        plan
+        let answer = asked.iter().find(|answer| answer.split == split);
+        let Need { peak, estimate, .. } =
+            answer.expect("the planner asks for the split that it takes").need;
+        Self { batch, budget, split, peak, estimate, asked }
     }
 
     /// The items of the batch, all micro-batches together.
@@ -73,7 +67,7 @@ impl Plan {
     /// The number of micro-batches: at least one, at most one for each item.
     #[expect(clippy::len_without_is_empty, reason = "a plan has at least one micro-batch")]
     pub fn len(&self) -> usize {
-        self.split.steps()
+        self.split.len()
     }
 
     /// Whether the batch is run in one piece.
@@ -86,59 +80,44 @@ impl Plan {
         self.split.accumulating()
     }
 
+    /// The micro-batches.
+    pub fn split(&self) -> Split {
+        self.split
+    }
+
     /// The micro-batch sizes in the order in which they run.
     pub fn sizes(&self) -> impl ExactSizeIterator<Item = Items> + use<> {
-        let split = self.split;
-        (0..split.steps()).map(move |step| Items::new(split.piece(step).1))
+        self.split.sizes()
     }
 
     /// The items of each micro-batch, from zero, in the order in which they run.
     pub fn ranges(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
-        let split = self.split;
-        (0..split.steps()).map(move |step| {
-            let (begin, size) = split.piece(step);
-            begin..begin + size
-        })
+        self.split.ranges()
     }
 
     /// The largest micro-batch.
     pub fn largest(&self) -> Items {
-        Items::new(self.split.first.size)
+        self.split.largest()
     }
 
-    /// The predicted peak in bytes: the largest over the sizes in this plan, never above the budget.
+    /// The predicted peak in bytes, never above the budget.
     pub fn peak(&self) -> Bytes {
         self.peak
     }
 
-    /// How sure [`peak`](Self::peak) is: as sure as the least sure footprint of the sizes in this plan.
+    /// How sure [`peak`](Self::peak) is.
     pub fn estimate(&self) -> Estimate {
         self.estimate
     }
 
-    /// All footprints that were asked for to make this plan, in the order of the questions. The sizes of the plan are
-    /// among them.
+    /// All footprints that were asked for to make this plan, in the order of the questions. Its own is among them.
     pub fn asked(&self) -> &[Answer] {
         &self.asked
-    }
-
-    /// What the sizes of this plan need, one for each different size.
-    fn needs(&self) -> impl Iterator<Item = &Need> {
-        let accumulating = self.accumulating();
-        self.split.runs().map(move |Run { size, .. }| {
-            let answer = self
-                .asked
-                .iter()
-                .find(|answer| answer.items.get() == size && answer.accumulating == accumulating);
-            &answer.expect("the planner asks for every size that it uses").need
-        })
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let runs: Vec<_> =
-            self.split.runs().map(|run| format!("{} x {}", run.count, run.size)).collect();
-        f.pad(&format!("{} = {}", self.batch, runs.join(" + ")))
+        f.pad(&format!("{} = {}", self.batch, self.split))
     }
 }

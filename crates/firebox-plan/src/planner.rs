@@ -12,9 +12,9 @@ use crate::answers::Answers;
 use crate::checker;
 use crate::error::{DoesNotFit, FixedDoesNotFit, PlanError};
 use crate::ladder::Ladder;
-use crate::need::{Accumulating, Need, Question, Role};
+use crate::need::{Accumulating, Need, Role};
 use crate::options::{Cliffs, PlanOptions, Probing, Sizing};
-use crate::outcome::Plan;
+use crate::outcome::{Answer, Plan};
 use crate::split::Split;
 
 /// How many rungs next to the one that the search found are tried one by one when it fails.
@@ -22,12 +22,12 @@ const NEIGHBOURS: usize = 4;
 
 /// Decides in how many pieces `batch` is run so that each fits `budget`.
 ///
-/// `footprint_of` tells what a micro-batch of so many items needs; it is asked at most once for each size and
-/// [`Accumulating`]. A micro-batch fits if its peak is not above the budget.
+/// `footprint_of` tells what an iteration needs that is cut like this; it is asked at most once for each [`Split`]. A split
+/// fits if its peak is not above the budget. Where the largest micro-batch decides, as on a heap that is not paged, that of
+/// [`Split::largest`] is the answer.
 ///
 /// # What is guaranteed
-/// For any footprints: the plan covers the batch exactly once and in order, follows the sizing, and every size in it
-/// was asked for and fits. [`PlanError::DoesNotFit`] means that one item was asked for and does not fit; so there is a
+/// For any footprints: the plan covers the batch exactly once and in order, follows the sizing, and was asked for and fits. [`PlanError::DoesNotFit`] means that one item was asked for and does not fit; so there is a
 /// plan whenever one item fits, unless the size is fixed.
 ///
 /// For footprints that grow with size (and are larger when accumulating): a batch that fits whole is not split, and no
@@ -35,8 +35,8 @@ const NEIGHBOURS: usize = 4;
 ///
 /// For footprints where a larger size may need less, fewer steps than those found may be possible, and where one item
 /// does not fit, only a few of the next larger sizes are tried. With [`Cliffs::Avoid`] there may be more steps than the
-/// fewest, and every size down to a tenth below the one that was found is asked for. With [`Probing::FromOne`] nothing above the first size
-/// that does not fit is tried.
+/// fewest, and every split down to a tenth below the one that was found is asked for. With [`Probing::FromOne`] nothing
+/// above the first size that does not fit is tried.
 ///
 /// # How often it asks
 /// With footprints that grow with size, for a batch of `n` items: at most `log2(n) / 2 + 4` times from the whole
@@ -51,11 +51,12 @@ const NEIGHBOURS: usize = 4;
 /// In debug builds, if the independent checker finds the plan wrong, which would be a bug of the planner.
 ///
 /// ```
-/// use firebox_plan::{Need, PlanOptions, Sizing, plan};
+/// use firebox_plan::{Need, PlanOptions, Sizing, Split, plan};
 /// use firebox_trace::{Bytes, Items};
 ///
-/// let footprint = |items: Items, _| {
-///     Ok::<_, std::convert::Infallible>(Need::exact(Bytes::mib(20) + Bytes::mib(1) * items.get() as u64))
+/// let footprint = |split: Split| {
+///     let activations = Bytes::mib(1) * split.largest().get() as u64;
+///     Ok::<_, std::convert::Infallible>(Need::exact(Bytes::mib(20) + activations))
 /// };
 /// let batch = Items::new(100);
 /// let even = plan(batch, Bytes::mib(60), &PlanOptions::new(), footprint)?;
@@ -76,20 +77,20 @@ pub fn plan<E>(
     batch: Items,
     budget: Bytes,
     options: &PlanOptions,
-    mut footprint_of: impl FnMut(Items, Accumulating) -> Result<Need, E>,
+    mut footprint_of: impl FnMut(Split) -> Result<Need, E>,
 ) -> Result<Plan, PlanError<E>> {
     // A later question may be needless once an earlier one has failed.
     let options = options.at_once(1);
-    plan_at_once(batch, budget, &options, |questions| {
-        questions.iter().map(|(items, accumulating)| footprint_of(*items, *accumulating)).collect()
+    plan_at_once(batch, budget, &options, |splits| {
+        splits.iter().map(|split| footprint_of(*split)).collect()
     })
 }
 
-/// Plans as [`plan`] does, with up to [`PlanOptions::at_once`] sizes asked for by one call, which may find out about them in
+/// Plans as [`plan`] does, with up to [`PlanOptions::at_once`] splits asked for by one call, which may find out about them in
 /// parallel. `footprints_of` answers all questions, in their order.
 ///
-/// With more than one at once the first sizes that are asked for below the whole batch are guessed from what the whole batch
-/// [holds](Need::holding), and the search is not by halves but by as many parts; more sizes are asked for in all, by fewer
+/// With more than one at once the first two that are asked for below the whole batch are guessed from what the whole batch
+/// [holds](Need::holding), and the search is not by halves but by as many parts; more splits are asked for in all, by fewer
 /// calls.
 ///
 /// # Errors
@@ -99,14 +100,14 @@ pub fn plan<E>(
 /// As [`plan`], and if an answer is missing.
 ///
 /// ```
-/// use firebox_plan::{Need, PlanOptions, Question, plan_at_once};
+/// use firebox_plan::{Need, PlanOptions, Split, plan_at_once};
 /// use firebox_trace::{Bytes, Items};
 ///
 /// let mut calls = 0;
-/// let footprints = |questions: &[Question]| {
+/// let footprints = |splits: &[Split]| {
 ///     calls += 1;
 ///     let need = |items: Items| Need::exact(Bytes::mib(20) + Bytes::mib(1) * items.get() as u64);
-///     questions.iter().map(|(items, _)| Ok::<_, std::convert::Infallible>(need(*items))).collect()
+///     splits.iter().map(|split| Ok::<_, std::convert::Infallible>(need(split.largest()))).collect()
 /// };
 /// let options = PlanOptions::new().at_once(4);
 /// let plan = plan_at_once(Items::new(5000), Bytes::mib(60), &options, footprints)?;
@@ -118,7 +119,7 @@ pub fn plan_at_once<E>(
     batch: Items,
     budget: Bytes,
     options: &PlanOptions,
-    footprints_of: impl FnMut(&[Question]) -> Vec<Result<Need, E>>,
+    footprints_of: impl FnMut(&[Split]) -> Vec<Result<Need, E>>,
 ) -> Result<Plan, PlanError<E>> {
     if batch.get() == 0 {
         return Err(PlanError::EmptyBatch);
@@ -159,17 +160,16 @@ struct Search<F> {
 
 impl<F, E> Search<F>
 where
-    F: FnMut(&[Question]) -> Vec<Result<Need, E>>,
+    F: FnMut(&[Split]) -> Vec<Result<Need, E>>,
 {
     /// The whole batch if it fits, or the first rung of the ladder that does.
     fn fewest_steps(&mut self, ladder: &Ladder) -> Result<Split, PlanError<E>> {
-        let Some(open) = self.approach(self.batch, Accumulating::No, ladder)? else {
-            return Ok(Split::whole(self.batch));
-        };
+        let whole = Split::whole(self.batch);
+        let Some(open) = self.approach(whole, ladder)? else { return Ok(whole) };
         let found = self.first_that_fits(ladder, open.clone())?;
         for rung in rungs_to_settle(open, found) {
             let split = ladder.split(rung);
-            if self.all_fit(&split)? {
+            if self.fits(split)? {
                 return match self.cliffs {
                     Cliffs::Ignore => Ok(split),
                     Cliffs::Avoid => self.below_cliff(ladder, rung),
@@ -181,19 +181,17 @@ where
 
     /// The split of a rung that fits, or the first below it that is slightly smaller and needs far less.
     fn below_cliff(&mut self, ladder: &Ladder, rung: usize) -> Result<Split, PlanError<E>> {
-        let (size, peak) = (ladder.size(rung), self.peak(&ladder.split(rung)));
+        let (size, peak) = (ladder.size(rung), self.peak(ladder.split(rung)));
         let least = (size as f64 * (1.0 - Cliffs::SLIGHTLY)).ceil() as usize;
         let enough = peak.scale(1.0 - Cliffs::FAR_LESS);
         let slightly = (rung + 1..ladder.len()).take_while(|lower| ladder.size(*lower) >= least);
         let splits: Vec<Split> = slightly.map(|lower| ladder.split(lower)).collect();
         for splits in splits.chunks(self.at_once) {
-            let sizes: Vec<usize> =
-                splits.iter().flat_map(|s| s.runs().map(|run| run.size)).collect();
             if self.at_once > 1 {
-                self.answers.ask(&sizes, Accumulating::Yes)?;
+                self.answers.ask(splits)?;
             }
             for split in splits {
-                if self.all_fit(split)? && self.peak(split) <= enough {
+                if self.fits(*split)? && self.peak(*split) <= enough {
                     return Ok(*split);
                 }
             }
@@ -201,11 +199,9 @@ where
         Ok(ladder.split(rung))
     }
 
-    /// What a split needs whose sizes have all been asked for.
-    fn peak(&self, split: &Split) -> Bytes {
-        let known = |size| self.answers.known(size, split.accumulating());
-        let peaks = split.runs().filter_map(|run| known(run.size)).map(|answer| answer.need.peak);
-        peaks.max().unwrap_or_default()
+    /// What a split needs that has been asked for.
+    fn peak(&self, split: Split) -> Bytes {
+        self.answers.known(split).map_or(Bytes::ZERO, |answer| answer.need.peak)
     }
 
     /// Micro-batches of `size` items, verified.
@@ -214,18 +210,13 @@ where
             return Err(PlanError::ZeroFixedSize);
         }
         let split = Split::chunks(self.batch, size);
-        let largest = split.first.size;
-        let smaller = Ladder::powers_of_two(largest);
-        let open = match self.approach(largest, split.accumulating(), &smaller)? {
-            Some(open) => open,
-            None if self.all_fit(&split)? => return Ok(split),
-            None => 0..smaller.len(),
-        };
+        let smaller = Ladder::powers_of_two_below(self.batch, split.first.size);
+        let Some(open) = self.approach(split, &smaller)? else { return Ok(split) };
         let misfit = self.answers.latest_misfit(self.budget).cloned();
         let found = self.first_that_fits(&smaller, open.clone())?;
         match misfit {
             Some(misfit) if found < open.end => Err(PlanError::FixedDoesNotFit(FixedDoesNotFit {
-                size: Items::new(largest),
+                size: split.largest(),
                 misfit,
                 budget: self.budget,
                 fitting: Items::new(smaller.size(found)),
@@ -234,25 +225,24 @@ where
         }
     }
 
-    /// Tries whether `goal` items fit, in the order that the probing asks for. If they do not, returns the rungs of
-    /// the ladder below that may still fit.
+    /// Tries whether `goal` fits, in the order that the probing asks for. If it does not, returns the rungs of the ladder below
+    /// that may still fit.
     fn approach(
         &mut self,
-        goal: usize,
-        accumulating: Accumulating,
+        goal: Split,
         ladder: &Ladder,
     ) -> Result<Option<Range<usize>>, PlanError<E>> {
         if self.probing == Probing::FromOne
-            && let Some(stopped) = self.grow(accumulating, ladder)?
+            && let Some(stopped) = self.grow(goal.accumulating(), ladder)?
         {
             return Ok(Some(stopped + 1..ladder.len()));
         }
-        let fits = self.fits(goal, accumulating)?;
+        let fits = self.fits(goal)?;
         Ok((!fits).then_some(0..ladder.len()))
     }
 
     /// Climbs from one item to the first rung, each size at most twice the one before. Returns the rung whose size
-    /// did not fit.
+    /// did not fit. Where the goal is not split, sizes are asked for as batches of their own.
     fn grow(
         &mut self,
         accumulating: Accumulating,
@@ -261,7 +251,11 @@ where
         let mut next = ladder.len().checked_sub(1);
         while let Some(rung) = next {
             let size = ladder.size(rung);
-            if !self.fits(size, accumulating)? {
+            let split = match accumulating {
+                Accumulating::No => Split::whole(size),
+                Accumulating::Yes => ladder.split(rung),
+            };
+            if !self.fits(split)? {
                 return Ok(Some(rung));
             }
             next = (rung > 0).then(|| ladder.at_most(size.saturating_mul(2)));
@@ -269,8 +263,8 @@ where
         Ok(None)
     }
 
-    /// The first of the `open` rungs whose largest micro-batch fits, found by halving, or by as many parts as may be asked for
-    /// at once; the end of `open` if that found none.
+    /// The first of the `open` rungs that fits, found by halving, or by as many parts as may be asked for at once; the end of
+    /// `open` if that found none.
     fn first_that_fits(
         &mut self,
         ladder: &Ladder,
@@ -279,17 +273,14 @@ where
         let Range { mut start, mut end } = open;
         let mut guess = self.guess(ladder, start..end);
         while start < end {
-            let (rungs, sizes) = match guess.take() {
-                Some(guess) => self.around(ladder, guess, start..end),
-                None => {
-                    let rungs = parts(start..end, self.at_once);
-                    let sizes = rungs.iter().map(|rung| ladder.size(*rung)).collect();
-                    (rungs, sizes)
-                }
+            let rungs = match guess.take() {
+                Some(guess) => (guess..end).take(2).collect(),
+                None => parts(start..end, self.at_once),
             };
-            self.answers.ask(&sizes, Accumulating::Yes)?;
-            for rung in rungs {
-                if self.fits(ladder.size(rung), Accumulating::Yes)? {
+            let splits: Vec<Split> = rungs.iter().map(|rung| ladder.split(*rung)).collect();
+            self.answers.ask(&splits)?;
+            for (rung, split) in rungs.into_iter().zip(splits) {
+                if self.fits(split)? {
                     end = rung;
                     break;
                 }
@@ -306,58 +297,26 @@ where
         let state = misfit.need.held_by(Role::State).get() as f64;
         let room = self.budget.get() as f64 - state;
         let grows = misfit.need.peak.get() as f64 - state;
-        let items = misfit.items.get() as f64 * room / grows;
+        let items = misfit.split.largest().get() as f64 * room / grows;
         let known = !open.is_empty() && state > 0.0 && room > 0.0 && misfit.need.peak != Bytes::MAX;
         (known && self.at_once > 1)
             .then(|| ladder.at_most(items.max(1.0) as usize).clamp(open.start, open.end - 1))
     }
 
-    /// The `open` rungs next to a guess, in order, and all sizes of their splits, as many as can be asked for at once.
-    fn around(
-        &self,
-        ladder: &Ladder,
-        guess: usize,
-        open: Range<usize>,
-    ) -> (Vec<usize>, Vec<usize>) {
-        let (mut rungs, mut sizes) = (Vec::new(), Vec::new());
-        for rung in guess..open.end {
-            let mut more: Vec<usize> = ladder.split(rung).runs().map(|run| run.size).collect();
-            more.retain(|size| !sizes.contains(size));
-            if !rungs.is_empty() && sizes.len() + more.len() > self.at_once {
-                break;
-            }
-            rungs.push(rung);
-            sizes.extend(more);
-        }
-        sizes.truncate(self.at_once.max(1));
-        (rungs, sizes)
-    }
-
-    fn all_fit(&mut self, split: &Split) -> Result<bool, PlanError<E>> {
-        for run in split.runs() {
-            if !self.fits(run.size, split.accumulating())? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    fn fits(&mut self, size: usize, accumulating: Accumulating) -> Result<bool, PlanError<E>> {
-        self.answers.fits(size, accumulating, self.budget)
+    fn fits(&mut self, split: Split) -> Result<bool, PlanError<E>> {
+        self.answers.fits(split, self.budget)
     }
 
     /// The error of a search that ended at one item.
     fn one_item_does_not_fit(&self) -> DoesNotFit {
-        let one = [Accumulating::Yes, Accumulating::No]
-            .into_iter()
-            .filter_map(|accumulating| self.answers.known(1, accumulating))
-            .find(|answer| answer.need.peak > self.budget)
-            .expect("every search asks for one item before it gives up");
+        let one = self.answers.single_item_misfit(self.budget);
+        let Answer { split, need } =
+            one.expect("every search asks for one item before it gives up");
         DoesNotFit {
             batch: Items::new(self.batch),
             budget: self.budget,
-            accumulating: one.accumulating,
-            need: one.need.clone(),
+            accumulating: split.accumulating(),
+            need: need.clone(),
         }
     }
 }
@@ -390,13 +349,10 @@ fn rungs_to_settle(open: Range<usize>, found: usize) -> Vec<usize> {
 /// Has the checker look at a plan, by the footprints that are already known.
 fn verify(plan: &Plan, sizing: Sizing) {
     let ranges: Vec<_> = plan.ranges().collect();
-    let verdict =
-        checker::check(plan.batch(), plan.budget(), sizing, &ranges, |items, accumulating| {
-            let mut answers = plan.asked().iter();
-            answers
-                .find(|answer| answer.items == items && answer.accumulating == accumulating)
-                .map(|answer| answer.need.peak)
-        });
+    let verdict = checker::check(plan.batch(), plan.budget(), sizing, &ranges, |sizes| {
+        let is_asked = |answer: &&Answer| answer.split.sizes().eq(sizes.iter().copied());
+        plan.asked().iter().find(is_asked).map(|answer| answer.need.peak)
+    });
     if let Err(violation) = verdict {
         panic!("the planner made a wrong plan, {plan}: {violation}");
     }

@@ -2,10 +2,15 @@
 //!
 //! Every plan has this shape, so a plan of a million micro-batches is as small as one of two.
 
+use std::fmt;
+use std::ops::Range;
+
+use firebox_trace::Items;
+
 use crate::need::Accumulating;
 
 /// Some micro-batches of one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Run {
     /// How many, at least one.
     pub count: usize,
@@ -13,23 +18,28 @@ pub(crate) struct Run {
     pub size: usize,
 }
 
-/// A whole batch, cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Split {
+/// The micro-batches in which a batch is run: some of one size, and perhaps some of a smaller one behind them.
+///
+/// It is what the planner asks footprints for. On a GPU the two sizes cannot be looked at one by one: buffers of one size leave
+/// gaps into which those of the other do not fit.
+///
+/// Displays as number and size: `4 x 25`, `1 x 4 + 2 x 3`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Split {
     /// The micro-batches that come first.
-    pub first: Run,
+    pub(crate) first: Run,
     /// Those that follow; each smaller than one of `first`.
-    pub rest: Option<Run>,
+    pub(crate) rest: Option<Run>,
 }
 
 impl Split {
     /// The batch in one piece.
-    pub fn whole(batch: usize) -> Self {
+    pub(crate) fn whole(batch: usize) -> Self {
         Self { first: Run { count: 1, size: batch }, rest: None }
     }
 
     /// `steps` micro-batches whose sizes differ by one at most.
-    pub fn even(batch: usize, steps: usize) -> Self {
+    pub(crate) fn even(batch: usize, steps: usize) -> Self {
         let (size, larger) = (batch / steps, batch % steps);
         if larger == 0 {
             return Self { first: Run { count: steps, size }, rest: None };
@@ -41,7 +51,7 @@ impl Split {
     }
 
     /// Micro-batches of `size` items, and one of what remains.
-    pub fn chunks(batch: usize, size: usize) -> Self {
+    pub(crate) fn chunks(batch: usize, size: usize) -> Self {
         if size >= batch {
             return Self::whole(batch);
         }
@@ -50,31 +60,58 @@ impl Split {
         Self { first: Run { count, size }, rest }
     }
 
-    /// The one or two runs, in order.
-    pub fn runs(&self) -> impl Iterator<Item = Run> + use<> {
-        [Some(self.first), self.rest].into_iter().flatten()
-    }
-
     /// The number of micro-batches.
-    pub fn steps(&self) -> usize {
+    #[expect(clippy::len_without_is_empty, reason = "there is at least one micro-batch")]
+    pub fn len(&self) -> usize {
         self.runs().map(|run| run.count).sum()
     }
 
-    /// Whether gradients are summed over micro-batches.
+    /// The largest micro-batch, which comes first.
+    pub fn largest(&self) -> Items {
+        Items::new(self.first.size)
+    }
+
+    /// The micro-batch sizes in the order in which they run.
+    pub fn sizes(&self) -> impl ExactSizeIterator<Item = Items> + use<> {
+        self.ranges().map(|range| Items::new(range.len()))
+    }
+
+    /// The items of each micro-batch, from zero, in the order in which they run.
+    pub fn ranges(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
+        let split = *self;
+        (0..split.len()).map(move |step| {
+            let (begin, size) = split.piece(step);
+            begin..begin + size
+        })
+    }
+
+    /// Whether gradients are summed over micro-batches: if there are several.
     pub fn accumulating(&self) -> Accumulating {
-        match self.steps() {
+        match self.len() {
             1 => Accumulating::No,
             _ => Accumulating::Yes,
         }
     }
 
+    /// The one or two runs, in order.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> + use<> {
+        [Some(self.first), self.rest].into_iter().flatten()
+    }
+
     /// The items of micro-batch `step`: where they begin and how many they are.
-    pub fn piece(&self, step: usize) -> (usize, usize) {
+    fn piece(&self, step: usize) -> (usize, usize) {
         let Run { count, size } = self.first;
         match self.rest {
             Some(rest) if step >= count => (count * size + (step - count) * rest.size, rest.size),
             _ => (step * size, size),
         }
+    }
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs = self.runs().map(|run| format!("{} x {}", run.count, run.size));
+        f.pad(&runs.collect::<Vec<_>>().join(" + "))
     }
 }
 
@@ -84,12 +121,11 @@ mod tests {
 
     #[track_caller]
     fn check(split: Split, sizes: &[usize]) {
-        let pieces: Vec<_> = (0..split.steps()).map(|step| split.piece(step)).collect();
-        assert_eq!(pieces.iter().map(|piece| piece.1).collect::<Vec<_>>(), sizes);
+        assert_eq!(split.sizes().map(Items::get).collect::<Vec<_>>(), sizes);
         let mut begin = 0;
-        for piece in pieces {
-            assert_eq!(piece.0, begin);
-            begin += piece.1;
+        for range in split.ranges() {
+            assert_eq!(range.start, begin);
+            begin = range.end;
         }
     }
 

@@ -1,10 +1,11 @@
 //! What holds for every batch, budget and footprint: thousands of random ones, judged by the independent checker and by
 //! brute force.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 
 use firebox_plan::{
-    Accumulating, Answer, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, Violation,
+    Accumulating, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, Split, Violation,
     check, plan, plan_at_once,
 };
 use firebox_trace::{Bytes, Items};
@@ -42,6 +43,23 @@ impl Footprint {
                 item * items as u64 + scramble(*seed ^ items as u64) % noise + held(*sum)
             }
         })
+    }
+}
+
+impl Footprint {
+    /// The peak of an iteration on micro-batches of these sizes: of the largest peak, and for ragged ones some more by what
+    /// follows what.
+    fn of(&self, sizes: impl IntoIterator<Item = Items>) -> Bytes {
+        let sizes: Vec<usize> = sizes.into_iter().map(Items::get).collect();
+        let mode = if sizes.len() > 1 { Accumulating::Yes } else { Accumulating::No };
+        let (first, last) = (sizes[0], sizes[sizes.len() - 1]);
+        let mixed = match self {
+            Self::Ragged { seed, noise, .. } if first != last => {
+                Bytes::new(scramble(*seed ^ (first * last) as u64) % noise)
+            }
+            _ => Bytes::ZERO,
+        };
+        self.peak(first, mode).max(self.peak(last, mode)) + mixed
     }
 }
 
@@ -90,7 +108,7 @@ struct Case {
     budget: Bytes,
     options: PlanOptions,
     footprint: Footprint,
-    asked: Vec<(usize, Accumulating)>,
+    asked: Vec<Split>,
     calls: usize,
     found: Result<Plan, PlanError<Infallible>>,
 }
@@ -106,12 +124,11 @@ impl Case {
         // A state of half of what one item needs: a guess to begin with that is not always right.
         let state = one.scale(0.5);
         let found = plan_at_once(Items::new(batch), budget, &options, |questions| {
-            asked
-                .extend(questions.iter().map(|(items, accumulating)| (items.get(), *accumulating)));
+            asked.extend(questions);
             calls += 1;
             assert!((1..=options.at_once).contains(&questions.len()));
-            let needs = questions.iter().map(|(items, accumulating)| {
-                let peak = footprint.peak(items.get(), *accumulating);
+            let needs = questions.iter().map(|split| {
+                let peak = footprint.of(split.sizes());
                 Ok(Need::exact(peak).holding("state", Role::State, state))
             });
             needs.collect()
@@ -127,9 +144,10 @@ impl Case {
     fn verdict(&self, plan: &Plan, all_known: bool) -> Result<(), Violation> {
         let ranges: Vec<_> = plan.ranges().collect();
         let (batch, sizing) = (Items::new(self.batch), self.options.sizing);
-        check(batch, self.budget, sizing, &ranges, |items, accumulating| {
-            let known = all_known || self.asked.contains(&(items.get(), accumulating));
-            known.then(|| self.footprint.peak(items.get(), accumulating))
+        check(batch, self.budget, sizing, &ranges, |sizes| {
+            let sizes = || sizes.iter().copied();
+            let known = all_known || self.asked.iter().any(|split| split.sizes().eq(sizes()));
+            known.then(|| self.footprint.of(sizes()))
         })
     }
 
@@ -158,9 +176,7 @@ impl Case {
 
     /// What must hold for any footprints.
     fn check_always(&self) -> Result<(), TestCaseError> {
-        let mut distinct = self.asked.clone();
-        distinct.sort_by_key(|(items, accumulating)| (*items, *accumulating == Accumulating::Yes));
-        distinct.dedup();
+        let distinct: HashSet<Split> = self.asked.iter().copied().collect();
         prop_assert_eq!(distinct.len(), self.asked.len(), "asked twice");
         let log = (self.batch as f64).log2();
         prop_assert!(self.calls as f64 <= 3.0 * log + 16.0, "asked {:?}", self.asked);
@@ -171,10 +187,8 @@ impl Case {
             Ok(plan) => {
                 let all_known = self.options.probing == Probing::FromWhole;
                 prop_assert_eq!(self.verdict(plan, all_known), Ok(()));
-                let mode = plan.accumulating();
-                let peaks = plan.sizes().map(|size| self.footprint.peak(size.get(), mode));
-                prop_assert_eq!(Some(plan.peak()), peaks.max());
-                let told: Vec<_> = plan.asked().iter().map(question).collect();
+                prop_assert_eq!(plan.peak(), self.footprint.of(plan.sizes()));
+                let told: Vec<_> = plan.asked().iter().map(|answer| answer.split).collect();
                 prop_assert_eq!(&told, &self.asked);
             }
             Err(PlanError::DoesNotFit(error)) => {
@@ -182,9 +196,11 @@ impl Case {
                 prop_assert_eq!(error.need.peak, self.footprint.peak(1, error.accumulating));
             }
             Err(PlanError::FixedDoesNotFit(error)) => {
-                prop_assert!(!self.fits(error.misfit.items.get(), error.misfit.accumulating));
-                prop_assert!(error.misfit.items <= error.size);
-                prop_assert!(self.fits(error.fitting.get(), Accumulating::Yes));
+                prop_assert!(self.footprint.of(error.misfit.split.sizes()) > self.budget);
+                prop_assert!(error.misfit.split.largest() <= error.size);
+                let is_fitting = |split: &&Split| split.largest() == error.fitting;
+                let fitting = self.asked.iter().find(is_fitting).map(|split| split.sizes());
+                prop_assert!(fitting.is_some_and(|sizes| self.footprint.of(sizes) <= self.budget));
                 prop_assert!(error.fitting < error.size);
             }
             Err(error) => prop_assert!(false, "unexpected: {error}"),
@@ -195,10 +211,11 @@ impl Case {
     /// No size is more than twice, and one, what was known to fit before.
     fn check_small_steps(&self) -> Result<(), TestCaseError> {
         let mut fitting = 0;
-        for (items, accumulating) in &self.asked {
-            prop_assert!(*items <= (2 * fitting).max(1), "{items} asked after {fitting}");
-            if self.fits(*items, *accumulating) {
-                fitting = fitting.max(*items);
+        for split in &self.asked {
+            let items = split.largest().get();
+            prop_assert!(items <= (2 * fitting).max(1), "{items} asked after {fitting}");
+            if self.footprint.of(split.sizes()) <= self.budget {
+                fitting = fitting.max(items);
             }
         }
         Ok(())
@@ -220,10 +237,6 @@ impl Case {
         prop_assert!(self.calls as f64 <= most, "asked {:?}", self.asked);
         Ok(())
     }
-}
-
-fn question(answer: &Answer) -> (usize, Accumulating) {
-    (answer.items.get(), answer.accumulating)
 }
 
 fn config() -> ProptestConfig {
@@ -255,8 +268,9 @@ proptest! {
 #[test]
 fn single_items_are_the_last_resort() {
     for batch in 2..200 {
-        let footprint = |items: Items, _| {
-            Ok::<_, Infallible>(Need::exact(Bytes::new(if items.get() == 1 { 1 } else { 2 })))
+        let footprint = |split: Split| {
+            let is_one = split.largest().get() == 1;
+            Ok::<_, Infallible>(Need::exact(Bytes::new(if is_one { 1 } else { 2 })))
         };
         let plan = plan(Items::new(batch), Bytes::new(1), &PlanOptions::new(), footprint);
         assert_eq!(plan.map(|plan| plan.len()), Ok(batch));
@@ -274,9 +288,9 @@ fn the_number_of_questions_is_bounded() {
                 let mut asked = 0;
                 let options = PlanOptions::new().probing(probing);
                 let budget = Bytes::new(largest as u64);
-                let plan = plan(Items::new(batch), budget, &options, |items, _| {
+                let plan = plan(Items::new(batch), budget, &options, |split| {
                     asked += 1;
-                    Ok::<_, Infallible>(Need::exact(Bytes::new(items.get() as u64)))
+                    Ok::<_, Infallible>(Need::exact(Bytes::new(split.largest().get() as u64)))
                 });
                 assert_eq!(plan.map(|plan| plan.len()), Ok(batch.div_ceil(largest)));
                 let most = factor * (batch as f64).log2() + constant;

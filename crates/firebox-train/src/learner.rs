@@ -16,7 +16,7 @@ use firebox_plan::{Budget, Sizing};
 use crate::device::DeviceMemory;
 use crate::error::{FitError, Phase, TrainError};
 use crate::gradients::Reduction;
-use crate::rehearsal::{Iterations, rehearse_training};
+use crate::rehearsal::{Course, Iterations, rehearse_training};
 use crate::report::{MemoryUse, PlanReport};
 use crate::settings::Settings;
 use crate::splitter::{ByMicroBatch, Splitter};
@@ -188,9 +188,10 @@ where
         );
         let settings = &self.builder.settings;
         let mut planner = settings.planner::<B, M>(&self.model)?;
+        let course = Course { iterations: Iterations::Two, batches: 1 };
         let planned = planner
-            .plan(Phase::Training, items, Iterations::Two, false, |question, recorder| {
-                rehearse_training(&learner, splitter, batch, question, Iterations::Two, recorder)
+            .plan(Phase::Training, items, course.iterations, |split, recorder| {
+                rehearse_training(&learner, splitter, batch, split, course, recorder)
             })?
             .clone();
         let quiet = Settings { quiet: true, ..settings.clone() };

@@ -6,6 +6,7 @@ mod strategy;
 
 mod beside;
 mod labels;
+mod pieces;
 mod planner;
 mod rehearsal;
 

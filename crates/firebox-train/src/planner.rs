@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls};
 use firebox_plan::{
-    Accumulating, Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Question, Role, Sizing,
-    plan_at_once,
+    Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, Split, plan_at_once,
 };
 use firebox_trace::{Bytes, Category, Heap, Items, MemoryModel, StructuralHash, TensorInfo, Trace};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
@@ -52,7 +51,7 @@ pub(crate) struct Planned {
     pub(crate) plan: Plan,
     /// How many batches in a row it was made for.
     iterations: Iterations,
-    /// The rehearsal of the largest micro-batch.
+    /// Its rehearsal.
     pub(crate) rehearsed: Rehearsed,
     pub(crate) cost: PlanningCost,
     /// What is alive beside a micro-step.
@@ -122,7 +121,7 @@ impl Planner {
         (!is_enough).then_some(iterations)
     }
 
-    /// Makes the plan for batches of `items` items; `rehearse` rehearses one size with a recorder.
+    /// Makes the plan for batches of `items` items; `rehearse` rehearses one way to cut them, with a recorder.
     ///
     /// At first no read is allowed inside a rehearsal. A model that reads values is so found before anything of a
     /// large batch has been run, and is then planned from one item upwards.
@@ -131,8 +130,7 @@ impl Planner {
         phase: Phase,
         items: usize,
         iterations: Iterations,
-        always_accumulating: bool,
-        mut rehearse: impl FnMut(Question, &Recorder) -> Result<Rehearsal, TrainError>,
+        mut rehearse: impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
         let budget = self.budget.scale(self.share);
@@ -148,33 +146,27 @@ impl Planner {
             // A footprint on the host is found faster than recorded, and reading takes the memory that it measures.
             let alone = reads || self.memory.is_on_host();
             let options = options.at_once(if alone { 1 } else { AT_ONCE });
-            let mut rehearsals: HashMap<(usize, Accumulating), Rehearsed> = HashMap::new();
-            let result =
-                plan_at_once(Items::new(items), budget, &options, |questions| {
-                    let recorded = questions.iter().map(|(size, accumulating)| {
-                        let more = always_accumulating && phase == Phase::Training;
-                        let really = if more { Accumulating::Yes } else { *accumulating };
-                        cost.rehearsals += 1;
-                        rehearse((*size, really), &recorder)
-                    });
-                    let recorded: Vec<Result<Rehearsal, TrainError>> = recorded.collect();
-                    let assessed = assess_all(recorded, &conditions);
-                    let needs =
-                        questions.iter().zip(assessed).map(|(question, assessed)| match assessed {
-                            Ok(rehearsed) => {
-                                cost.operations += rehearsed.operations;
-                                let need = need_of(&rehearsed);
-                                rehearsals.insert((question.0.get(), question.1), rehearsed);
-                                Ok(need)
-                            }
-                            // What comes before a read is too large already.
-                            Err(TrainError::Record(RecordError::ReadTooLarge {
-                                needed, ..
-                            })) if reads => Ok(Need::heuristic(needed)),
-                            Err(error) => Err(error),
-                        });
-                    needs.collect()
+            let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
+            let result = plan_at_once(Items::new(items), budget, &options, |splits| {
+                cost.rehearsals += splits.len();
+                let recorded = splits.iter().map(|split| rehearse(*split, &recorder));
+                let recorded: Vec<Result<Rehearsal, TrainError>> = recorded.collect();
+                let assessed = assess_all(recorded, &conditions);
+                let needs = splits.iter().zip(assessed).map(|(split, assessed)| match assessed {
+                    Ok(rehearsed) => {
+                        cost.operations += rehearsed.operations;
+                        let need = need_of(&rehearsed);
+                        rehearsals.insert(*split, rehearsed);
+                        Ok(need)
+                    }
+                    // What comes before a read is too large already.
+                    Err(TrainError::Record(RecordError::ReadTooLarge { needed, .. })) if reads => {
+                        Ok(Need::heuristic(needed))
+                    }
+                    Err(error) => Err(error),
                 });
+                needs.collect()
+            });
             match result {
                 Err(PlanError::Footprint {
                     cause: TrainError::Record(RecordError::ReadTooLarge { .. }),
@@ -184,11 +176,7 @@ impl Planner {
                 Ok(plan) => break (plan, rehearsals),
             }
         };
-        let rehearsed = plan
-            .sizes()
-            .filter_map(|size| rehearsals.remove(&(size.get(), plan.accumulating())))
-            .max_by_key(|rehearsed| rehearsed.footprint.peak)
-            .expect("every size of a plan was rehearsed");
+        let rehearsed = rehearsals.remove(&plan.split()).expect("what is planned was rehearsed");
         // Most sizes that were rehearsed do not come again.
         forget_calls();
         cost.time = started.elapsed();

@@ -1,7 +1,7 @@
 //! The rehearsal: a whole iteration as the Learner will run it, recorded on a copy and thrown away.
 //!
 //! Two iterations are rehearsed, since an optimizer's state is born in the first step and alive from then on, and up
-//! to three micro-steps an iteration, after which every further one repeats the third: the accumulated gradients are
+//! to three micro-steps of each size, after which every further one repeats the third: the accumulated gradients are
 //! there, and the metrics hold the outputs of two earlier micro-steps. A batch of a size that comes once in a while, such as
 //! the last one of an epoch, is rehearsed as it comes: one iteration, in a process that has trained before.
 
@@ -16,7 +16,7 @@ use firebox_lazy::{
     HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, host_bytes_of_descriptions, mark,
     rehearse,
 };
-use firebox_plan::{Accumulating, Question};
+use firebox_plan::Split;
 use firebox_trace::{
     Bytes, Category, Footprint, Items, MemoryModel, OpIndex, Origin, Step, TensorIndex, TensorInfo,
     Trace,
@@ -29,10 +29,14 @@ use crate::labels::{
     ITERATION_END, MICRO_STEP, OPTIMIZER_STEP, label_by_lifetime, label_gradients,
     label_parameters, retire_what_is_replaced,
 };
+use crate::pieces::representative;
 use crate::splitter::Splitter;
 
 /// How many earlier outputs burn's metrics thread may still hold: one in its queue, one in its hands.
 const OUTPUTS_IN_FLIGHT: usize = 2;
+
+/// How many validated batches are rehearsed, so that the metrics hold the outputs of as many micro-steps as they may.
+const VALIDATED_BATCHES: usize = OUTPUTS_IN_FLIGHT + 1;
 
 /// What a rehearsal is assessed by.
 pub(crate) struct Conditions<'a> {
@@ -75,13 +79,21 @@ pub(crate) enum Iterations {
     Two = 2,
 }
 
-/// Rehearses training on micro-batches of `items` items of `batch`.
+/// How a training run goes on that is rehearsed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Course {
+    pub(crate) iterations: Iterations,
+    /// How many batches an iteration has, whose gradients are summed up.
+    pub(crate) batches: usize,
+}
+
+/// Rehearses training on the micro-batches `split` of `batch`.
 pub(crate) fn rehearse_training<LC, S>(
     learner: &burn::train::Learner<LC>,
     splitter: &S,
     batch: &<LC::TrainingModel as TrainStep>::Input,
-    (items, accumulating): Question,
-    iterations: Iterations,
+    split: Split,
+    course: Course,
     recorder: &Recorder,
 ) -> Result<Rehearsal, TrainError>
 where
@@ -91,17 +103,10 @@ where
         LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
     S: Splitter<<LC::TrainingModel as TrainStep>::Input>,
 {
-    let total = splitter.items(batch)?;
-    let pieces = match accumulating {
-        Accumulating::No => 1,
-        Accumulating::Yes => (total / items.get().max(1)).clamp(2, 3),
-    };
-    let micro = |piece: usize| {
-        let start = (piece * items.get()).min(total - items.get());
-        splitter.range(batch, start..start + items.get())
-    };
+    let pieces = representative(split, course.batches);
+    let accumulates = pieces.len() > 1;
     let model = learner.model();
-    let mut trace = guard(Phase::Training, items, || {
+    let mut trace = guard(Phase::Training, split.largest(), || {
         rehearse::<LC::Backend, _>(recorder, &model, |model| {
             let mut learner = learner.clone();
             // Leaves of its own for the graph of the rehearsal: a branch without a backward pass lives in burn's graph
@@ -111,19 +116,19 @@ where
             }
             let mut outputs = VecDeque::new();
             label_parameters(model);
-            for _ in 0..iterations as usize {
+            for _ in 0..course.iterations as usize {
                 let mut sum = GradientSum::new();
                 learner.lr_step();
-                for piece in 0..pieces {
-                    let micro = micro(piece);
+                for piece in &pieces {
+                    let micro = splitter.range(batch, piece.clone());
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
                     mark::<<LC::Backend as LazyBackend>::Base>(MICRO_STEP);
                     let output = learner.train_step(micro);
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
                     label_gradients(model, &output.grads, Category::Gradient);
-                    let scale = if pieces == 1 { 1.0 } else { 0.5 };
+                    let scale = if accumulates { 0.5 } else { 1.0 };
                     sum.add(model, output.grads, scale);
-                    if let (Accumulating::Yes, Some(sum)) = (accumulating, sum.get()) {
+                    if let (true, Some(sum)) = (accumulates, sum.get()) {
                         label_gradients(model, sum, Category::AccumulatedGradient);
                     }
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
@@ -148,12 +153,12 @@ where
     Ok(trace)
 }
 
-/// Rehearses validation on micro-batches of `items` items of `batch`.
+/// Rehearses validation on the micro-batches `split` of `batch`, over and over.
 pub(crate) fn rehearse_validation<B, M, S>(
     model: &M,
     splitter: &S,
     batch: &M::Input,
-    items: Items,
+    split: Split,
     recorder: &Recorder,
 ) -> Result<Rehearsal, TrainError>
 where
@@ -161,12 +166,13 @@ where
     M: InferenceStep + Module<B>,
     S: Splitter<M::Input>,
 {
-    let mut trace = guard(Phase::Validation, items, || {
+    let pieces = representative(split, VALIDATED_BATCHES);
+    let mut trace = guard(Phase::Validation, split.largest(), || {
         rehearse::<B, _>(recorder, model, |model| {
             let mut outputs = VecDeque::new();
             label_parameters(model);
-            for _ in 0..=OUTPUTS_IN_FLIGHT {
-                let micro = splitter.range(batch, 0..items.get());
+            for piece in &pieces {
+                let micro = splitter.range(batch, piece.clone());
                 mark::<B::Base>(Step::DRAIN);
                 mark::<B::Base>(MICRO_STEP);
                 outputs.push_back(model.step(micro));

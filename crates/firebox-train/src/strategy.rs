@@ -32,7 +32,7 @@ use crate::error::{During, LastState, Phase, TrainError, panic_message};
 use crate::gradients::{GradientSum, Reduction};
 use crate::micro_step::{MicroStep, Queue};
 use crate::planner::Planner;
-use crate::rehearsal::rehearse_training;
+use crate::rehearsal::{Course, rehearse_training};
 use crate::report::{MemoryUse, PlanReport};
 use crate::settings::{Settings, parameter_bytes};
 use crate::splitter::Splitter;
@@ -372,16 +372,10 @@ where
             };
             planner.beside = beside;
             let learner = &self.learner;
-            let accumulates = self.accumulation > 1;
-            let planned = planner.plan(
-                Phase::Training,
-                items,
-                iterations,
-                accumulates,
-                |question, recorder| {
-                    rehearse_training(learner, splitter, batch, question, iterations, recorder)
-                },
-            )?;
+            let course = Course { iterations, batches: self.accumulation };
+            let planned = planner.plan(Phase::Training, items, iterations, |split, recorder| {
+                rehearse_training(learner, splitter, batch, split, course, recorder)
+            })?;
             let limit = planned.rehearsed.loader_limit;
             self.unmeasured = MEASURED_BATCHES;
             self.report(Phase::Training, items);

@@ -48,17 +48,12 @@ where
                 let beside = self.beside(items);
                 let planner = self.planner.as_mut().expect("training comes before validation");
                 planner.beside = beside;
-                let planned = planner.plan(
-                    Phase::Validation,
-                    items,
-                    iterations,
-                    false,
-                    |question, recorder| {
+                let planned =
+                    planner.plan(Phase::Validation, items, iterations, |split, recorder| {
                         rehearse_validation::<B::InnerBackend, _, _>(
-                            &model, splitter, &batch, question.0, recorder,
+                            &model, splitter, &batch, split, recorder,
                         )
-                    },
-                )?;
+                    })?;
                 let limit = planned.rehearsed.loader_limit;
                 self.unmeasured = MEASURED_BATCHES;
                 self.report(Phase::Validation, items);

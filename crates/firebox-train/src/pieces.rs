@@ -1,0 +1,72 @@
+//! The micro-steps that a rehearsal runs in place of all.
+
+use std::ops::Range;
+
+use firebox_plan::Split;
+
+/// After so many micro-steps of one size every further one repeats the last of them.
+const REPEATING: usize = 3;
+
+/// After so many batches every further one finds what the last of them found: micro-steps of all sizes behind each other.
+const BATCHES: usize = 2;
+
+/// The micro-steps that stand for those of `batches` batches in a row, as the ranges of items of the batch that is rehearsed:
+/// of equal ones behind each other the first three.
+pub(crate) fn representative(split: Split, batches: usize) -> Vec<Range<usize>> {
+    let one = shortened(split.ranges());
+    let is_uneven = one.first().map(Range::len) != one.last().map(Range::len);
+    let batches = if is_uneven { batches.min(BATCHES) } else { batches.min(REPEATING) };
+    shortened((0..batches).flat_map(|_| one.iter().cloned()))
+}
+
+/// Of equally long ranges behind each other the first [`REPEATING`].
+fn shortened(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+    let mut kept: Vec<Range<usize>> = Vec::new();
+    let mut equal = 0;
+    for range in ranges {
+        let repeats = kept.last().is_some_and(|last| last.len() == range.len());
+        equal = if repeats { equal + 1 } else { 1 };
+        if equal <= REPEATING {
+            kept.push(range);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use firebox_plan::{Need, PlanOptions, Sizing, plan};
+    use firebox_trace::{Bytes, Items};
+
+    use super::*;
+
+    /// The sizes that stand for `batches` batches of `items` items, cut into micro-batches of `size`.
+    #[track_caller]
+    fn check(items: usize, size: usize, batches: usize, expected: &[usize]) {
+        let options = PlanOptions::new().sizing(Sizing::Fixed(Items::new(size)));
+        let free = |_| Ok::<_, Infallible>(Need::exact(Bytes::ZERO));
+        let plan = plan(Items::new(items), Bytes::new(1), &options, free).expect("it is free");
+        let ranges = representative(plan.split(), batches);
+        assert_eq!(ranges.iter().map(Range::len).collect::<Vec<_>>(), expected);
+        assert!(ranges.iter().all(|range| range.end <= items));
+    }
+
+    #[test]
+    fn three_of_each_size_stand_for_all() {
+        check(10, 10, 1, &[10]);
+        check(20, 10, 1, &[10, 10]);
+        check(90, 10, 1, &[10, 10, 10]);
+        check(95, 10, 1, &[10, 10, 10, 5]);
+        check(15, 10, 1, &[10, 5]);
+    }
+
+    #[test]
+    fn what_follows_the_smaller_size_is_rehearsed_where_batches_are_summed_up() {
+        check(10, 10, 2, &[10, 10]);
+        check(10, 10, 8, &[10, 10, 10]);
+        check(20, 10, 8, &[10, 10, 10]);
+        check(95, 10, 8, &[10, 10, 10, 5, 10, 10, 10, 5]);
+    }
+}
