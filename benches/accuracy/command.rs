@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cases::{CASES, Case, FEW};
 use crate::comparison::{Compared, Comparison};
-use crate::process::{self, Found};
+use crate::process::{self, Found, Setup};
 use crate::target;
 
 /// Compares predicted with measured memory on the first device, for every model of the zoo.
@@ -34,6 +34,8 @@ struct Options {
     /// Runs this case, which need not be in the list: `--case gpt-230`, `--case cnn-420-by-140`. Can be given several times.
     #[arg(long, value_name = "NAME", conflicts_with = "cases")]
     case: Vec<Case>,
+    #[command(flatten)]
+    setup: Setup,
     /// Lists the cases and runs none.
     #[arg(long)]
     list: bool,
@@ -76,7 +78,7 @@ pub fn run() -> anyhow::Result<()> {
         if let Some(folder) = &options.kernels {
             target::keep_kernels(folder);
         }
-        println!("{}", process::run(case, options.left)?);
+        println!("{}", process::run(case, options.setup, options.left)?);
         return Ok(());
     }
     if options.probe {
@@ -106,7 +108,8 @@ pub fn run() -> anyhow::Result<()> {
     let started = Instant::now();
     let limit = options.limit.map(Duration::from_secs);
     let is_over = || limit.is_some_and(|limit| started.elapsed() >= limit);
-    let comparison = compare(device, &cases, options.processes, options.jobs, is_over)?;
+    let arguments = options.setup.arguments();
+    let comparison = compare(device, &cases, &arguments, options.processes, options.jobs, is_over)?;
     println!("{}", comparison.table());
     if let Some(file) = &options.json {
         let text = serde_json::to_string_pretty(&comparison.json())?;
@@ -134,7 +137,7 @@ fn test() -> anyhow::Result<()> {
         return Ok(());
     };
     let cases: Vec<Case> = FEW.iter().map(|name| name.parse()).collect::<anyhow::Result<_>>()?;
-    let comparison = compare(device, &cases, FEW_PROCESSES, 1, || false)?;
+    let comparison = compare(device, &cases, &[], FEW_PROCESSES, 1, || false)?;
     println!("{}\n{comparison}", comparison.table());
     for compared in &comparison.cases {
         let (case, ratio) = (compared.case, compared.ratio());
@@ -147,11 +150,12 @@ fn test() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs every case in so many processes of its own, `jobs` beside each other: the first of each case, then the second of each,
-/// until `is_over`.
+/// Runs every case in so many processes of its own with the arguments of `setup`, `jobs` beside each other: the first of each
+/// case, then the second of each, until `is_over`.
 fn compare(
     target: String,
     cases: &[Case],
+    setup: &[String],
     processes: u64,
     jobs: u64,
     is_over: impl Fn() -> bool + Sync,
@@ -168,7 +172,7 @@ fn compare(
         let mut found = Vec::new();
         while let Some((round, case)) = next() {
             bar.set_message(case.to_string());
-            found.push((*case, measure(case, kernels.path(), round == 0)?));
+            found.push((*case, measure(case, setup, kernels.path(), round == 0)?));
             bar.inc(1);
         }
         Ok(found)
@@ -190,11 +194,12 @@ fn compare(
 }
 
 /// Runs a case in a process of its own.
-fn measure(case: &Case, kernels: &Path, left: bool) -> anyhow::Result<Found> {
+fn measure(case: &Case, setup: &[String], kernels: &Path, left: bool) -> anyhow::Result<Found> {
     let name = case.to_string();
     let kernels = kernels.display().to_string();
     let mut arguments = vec!["--process", &name, "--kernels", &kernels];
     arguments.extend(left.then_some("--left"));
+    arguments.extend(setup.iter().map(String::as_str));
     let output = itself(&arguments)?;
     Found::parse(&output).with_context(|| format!("{case} found nothing:\n{output}"))
 }

@@ -21,13 +21,42 @@ use crate::target::{Base, Training, held, held_by_driver, properties};
 use crate::zoo::iterations::{parts, record, train};
 use crate::zoo::{self, Numbered, Zoo};
 
-const EPOCHS: usize = 2;
-/// Whole batches an epoch.
-const BATCHES: usize = 2;
-const WORKERS: usize = 2;
+/// Optimizer steps an epoch on whole batches.
+const STEPS: usize = 2;
 /// More than any case needs: batches are split as the case says.
 const BUDGET: Bytes = Bytes::gib(64);
 const SEED: u64 = 7;
+
+/// How a case is trained.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct Setup {
+    /// Epochs of two optimizer steps each.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
+    epochs: u64,
+    /// Threads of the data loader; with none, batches are made where they are used.
+    #[arg(long, default_value_t = 2)]
+    workers: u64,
+    /// How many batches of the loader an optimizer step has (burn's `grads_accumulation`).
+    #[arg(long, value_name = "BATCHES", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    accumulate: u64,
+    /// Trains without a checkpointer.
+    #[arg(long)]
+    no_checkpoints: bool,
+}
+
+impl Setup {
+    /// The arguments that say the same to another process.
+    pub fn arguments(&self) -> Vec<String> {
+        let numbers = [
+            ("--epochs", self.epochs),
+            ("--workers", self.workers),
+            ("--accumulate", self.accumulate),
+        ];
+        let numbers = numbers.map(|(name, number)| [name.to_owned(), number.to_string()]);
+        let flag = self.no_checkpoints.then(|| "--no-checkpoints".to_owned());
+        numbers.into_iter().flatten().chain(flag).collect()
+    }
+}
 
 type Valid = <Training as AutodiffBackend>::InnerBackend;
 type Components<M> =
@@ -62,9 +91,9 @@ macro_rules! subjects {
         })*
 
         /// Runs a case in this process, and two more iterations if what they leave is asked for.
-        pub fn run(case: &Case, left: bool) -> anyhow::Result<Found> {
+        pub fn run(case: &Case, setup: Setup, left: bool) -> anyhow::Result<Found> {
             match case.model {
-                $($name => measure::<zoo::$model<Training>>(case, left),)*
+                $($name => measure::<zoo::$model<Training>>(case, setup, left),)*
                 other => bail!("there is no model `{other}`; `--list` names the cases of all"),
             }
         }
@@ -153,12 +182,12 @@ fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
     Ok(Dry::<Base>::new(properties()).replay(&trace)?.peak)
 }
 
-fn measure<M: Subject>(case: &Case, left: bool) -> anyhow::Result<Found> {
+fn measure<M: Subject>(case: &Case, setup: Setup, left: bool) -> anyhow::Result<Found> {
     Training::seed(&Default::default(), SEED);
     // This makes the driver's context, which no prediction contains.
     Base::sync(&Default::default()).map_err(|error| anyhow::anyhow!("{error}"))?;
     let before = held_by_driver();
-    let predicted = fit::<M>(case)?;
+    let predicted = fit::<M>(case, setup)?;
     // Before the look at the pools, which makes every stream that there is not yet.
     let driver = held_by_driver().zip(before).map(|(after, before)| after - before);
     let driver = driver.filter(|driver| *driver > Bytes::ZERO);
@@ -168,28 +197,33 @@ fn measure<M: Subject>(case: &Case, left: bool) -> anyhow::Result<Found> {
 }
 
 /// Trains as a user does, with loader threads, metrics and checkpoints; gives the predicted bytes.
-fn fit<M: Subject>(case: &Case) -> anyhow::Result<Bytes> {
+fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Bytes> {
     let device = Default::default();
     let folder = tempfile::tempdir()?;
     let rest = if case.valid { case.items * 2 / 3 } else { 0 };
     // An odd number: burn gives a worker whole batches, and a worker that has the smaller one alone would bring it first.
-    let batches = BATCHES + usize::from(case.valid);
+    let batches = STEPS * setup.accumulate as usize + usize::from(case.valid);
     let valid_items = if case.valid { case.items + case.items / 3 } else { 0 };
     let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
     let train = DataLoaderBuilder::<Training, _, _>::new(Numbered::<M>::new())
         .batch_size(case.items)
         .shuffle(SEED)
-        .num_workers(WORKERS)
+        .num_workers(setup.workers as usize)
         .build(numbers(batches * case.items + rest));
     let valid = DataLoaderBuilder::<Valid, _, _>::new(Numbered::<M::Valid>::new())
         .batch_size(case.items)
-        .num_workers(WORKERS)
+        .num_workers(setup.workers as usize)
         .build(numbers(valid_items));
-    let training = SupervisedTraining::new(folder.path(), train, valid)
-        .with_file_checkpointer(CompactRecorder::new())
+    let mut training = SupervisedTraining::new(folder.path(), train, valid)
         .with_application_logger(None)
         .renderer(CliMetricsRenderer::new())
-        .num_epochs(EPOCHS);
+        .num_epochs(setup.epochs as usize);
+    if !setup.no_checkpoints {
+        training = training.with_file_checkpointer(CompactRecorder::new());
+    }
+    if setup.accumulate > 1 {
+        training = training.grads_accumulation(setup.accumulate as usize);
+    }
     let builder = Learner::builder().auto_batch().memory(BUDGET).quiet();
     let builder = builder.micro_batch(case.micro.unwrap_or(case.items));
     let model = M::new(&device);
