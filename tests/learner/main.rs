@@ -14,6 +14,7 @@ mod micro_batch;
 #[path = "../models/mod.rs"]
 mod models;
 mod planning;
+mod shapes;
 mod sizes;
 mod task;
 mod whole_batch;

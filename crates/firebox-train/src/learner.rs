@@ -19,6 +19,7 @@ use crate::gradients::Reduction;
 use crate::rehearsal::{Course, Iterations, rehearse_training};
 use crate::report::{MemoryUse, PlanReport};
 use crate::settings::Settings;
+use crate::shape::Shape;
 use crate::splitter::{ByMicroBatch, Splitter};
 use crate::strategy::{AutoBatch, Components, Outcome};
 
@@ -190,7 +191,7 @@ where
         let mut planner = settings.planner::<B, M>(&self.model)?;
         let course = Course { iterations: Iterations::Two, batches: 1 };
         let planned = planner
-            .plan(Phase::Training, items, course.iterations, |split, recorder| {
+            .plan(Phase::Training, Shape::of_items(items), course.iterations, |split, recorder| {
                 rehearse_training(&learner, splitter, batch, split, course, recorder)
             })?
             .clone();

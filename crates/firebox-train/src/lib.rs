@@ -6,9 +6,11 @@ mod strategy;
 
 mod beside;
 mod labels;
+mod pages;
 mod pieces;
 mod planner;
 mod rehearsal;
+mod shape;
 
 mod gradients;
 mod micro_step;

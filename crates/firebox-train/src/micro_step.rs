@@ -4,12 +4,13 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
-use firebox_lazy::{LazyBackend, RecordError, TrainingGuard, restore};
+use firebox_lazy::{LazyBackend, RecordError, TrainingGuard, loader_streams, restore};
 use firebox_trace::{Bytes, Items};
 
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError, panic_message};
-use crate::planner::Planner;
+use crate::planner::{Admission, Applicant, Planner};
+use crate::shape::Shape;
 use crate::splitter::Splitter;
 
 /// Runs `step` on the items `range` of `batch`, or on parts of them if all do not fit, and hands every output with
@@ -20,8 +21,9 @@ pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
     pub(crate) module: &'a M,
     pub(crate) splitter: &'a S,
     pub(crate) batch: &'a I,
-    /// The items of the batch.
-    pub(crate) items: usize,
+    pub(crate) shape: Shape,
+    /// Whether the plan was made on this very batch.
+    pub(crate) rehearsed: bool,
     /// What is alive beside the micro-step.
     pub(crate) held: Bytes,
     /// What is alive on top of that once the batch is split further than planned: the sum of the gradients, if the plan
@@ -48,6 +50,19 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
             self.drain();
             result
         })
+    }
+
+    /// Gives pages back that no buffer lies on, the training thread's and those of loader threads, if there is no room without.
+    pub(crate) fn prepare(&self, admission: Admission) {
+        if admission == Admission::Runs {
+            return;
+        }
+        log::debug!("pages that batches of other shapes have left are given back");
+        self.alone(|| self.drain());
+        B::Base::give_back(self.device);
+        for stream in loader_streams() {
+            stream.executes(|| B::Base::give_back(self.device));
+        }
     }
 
     /// Empties the queue.
@@ -77,6 +92,7 @@ where
             Err(error) => {
                 log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
                 self.held += std::mem::take(&mut self.sum);
+                self.rehearsed = false;
                 let middle = range.start + range.len() / 2;
                 self.run(range.start..middle, step, sink)?;
                 self.run(middle..range.end, step, sink)
@@ -117,7 +133,14 @@ where
         let recorder = self.planner.step_recorder(self.held);
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let recording = recorder.record::<B::Base, _>(|| step(micro))?;
-            self.planner.admit(self.phase, recording.trace(), self.held, self.items)?;
+            let admission = self.planner.admit(&Applicant {
+                phase: self.phase,
+                trace: recording.trace(),
+                shape: self.shape,
+                held: self.held,
+                rehearsed: self.rehearsed,
+            })?;
+            self.queue.prepare(admission);
             let output = recording.run();
             self.queue.drain();
             Ok(output)

@@ -14,7 +14,9 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::beside::Beside;
 use crate::error::{Phase, TrainError};
+use crate::pages::{OpenPages, Pages, bytes, pages_of};
 use crate::rehearsal::{Conditions, Iterations, Rehearsed, assess, recording_bytes};
+use crate::shape::Shape;
 
 /// How many sizes are assessed at once: as many as a card has devices without memory.
 const AT_ONCE: usize = firebox_dry::MAX_DEVICES_PER_CARD;
@@ -30,11 +32,13 @@ pub(crate) struct Planner {
     share: f64,
     pub(crate) sizing: Sizing,
     pub(crate) beside: Beside,
-    plans: HashMap<(Phase, usize), Planned>,
-    /// The most that any plan was predicted to need.
+    plans: HashMap<(Phase, Shape), Planned>,
+    /// The most that the run was predicted to need: any plan, or the pages of several.
     pub(crate) predicted: Bytes,
+    /// The pages that are open, where pages count.
+    pages: OpenPages,
     /// What plans have run so far, for a memory model that wants to know: the latest few, in their order.
-    ran: Vec<((Phase, usize), Arc<Trace>)>,
+    ran: Vec<((Phase, Shape), Arc<Trace>)>,
     /// What micro-steps of a known structure need beside what is held.
     known: HashMap<(Phase, StructuralHash), Known>,
     /// The optimizer's state, which validation does not see and lives beside it.
@@ -45,7 +49,7 @@ pub(crate) struct Planner {
     reads: bool,
 }
 
-/// A plan for batches of one size.
+/// A plan for batches of one shape.
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
@@ -56,17 +60,44 @@ pub(crate) struct Planned {
     pub(crate) cost: PlanningCost,
     /// What is alive beside a micro-step.
     pub(crate) held: Bytes,
-    /// What a planned micro-step was found to need when measured by itself, where its pages count: by itself it may open
+    /// What its micro-steps were found to need when measured by themselves, where their pages count: by itself one may open
     /// pages that the whole iteration has room on.
-    standalone: Option<Bytes>,
+    standalone: Bytes,
+}
+
+impl Planned {
+    /// The pages that batches have open in all, where pages count.
+    fn pages(&self) -> Option<Pages> {
+        pages_of(&self.rehearsed.footprint)
+    }
 }
 
 /// What a micro-step of a known structure needs beside what is held.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Known {
     needed: Bytes,
-    /// Whether these are pages, which a whole iteration may have open anyway.
-    pages: bool,
+    /// The pages that it opens by itself, where pages count.
+    pages: Option<Pages>,
+}
+
+/// A micro-step that asks to be run.
+pub(crate) struct Applicant<'a> {
+    pub(crate) phase: Phase,
+    pub(crate) trace: &'a Trace,
+    /// The batch that it is a part of.
+    pub(crate) shape: Shape,
+    /// What is alive beside it.
+    pub(crate) held: Bytes,
+    /// Whether the plan for its batch was made on this very batch.
+    pub(crate) rehearsed: bool,
+}
+
+/// What may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Runs,
+    /// It has no room beside the pages that others have left, and runs once those are given back.
+    RunsOnceGivenBack,
 }
 
 /// What making a plan cost.
@@ -90,6 +121,7 @@ impl Planner {
             beside: Beside::default(),
             plans: HashMap::new(),
             predicted: Bytes::ZERO,
+            pages: OpenPages::default(),
             ran: Vec::new(),
             known: HashMap::new(),
             optimizer_state: Vec::new(),
@@ -98,17 +130,17 @@ impl Planner {
         }
     }
 
-    /// The plan for batches of this size, if there is one already.
-    pub(crate) fn planned(&self, phase: Phase, items: usize) -> Option<&Planned> {
-        self.plans.get(&(phase, items))
+    /// The plan for batches of this shape, if there is one already.
+    pub(crate) fn planned(&self, phase: Phase, shape: Shape) -> Option<&Planned> {
+        self.plans.get(&(phase, shape))
     }
 
-    /// For how many batches in a row batches of this size are to be planned, if that is not done yet; `again` says that the last
-    /// batch was of this size as well.
+    /// For how many batches in a row batches of this shape are to be planned, if that is not done yet; `again` says that the last
+    /// batch was of this shape as well.
     ///
-    /// Where pages count, the first size is planned for two, and every other one, such as that of the last batch of an epoch, for
+    /// Where pages count, the first shape is planned for two, and every other one, such as that of the last batch of an epoch, for
     /// one until two come in a row: two may need a page that one does not.
-    pub(crate) fn to_plan(&self, phase: Phase, items: usize, again: bool) -> Option<Iterations> {
+    pub(crate) fn to_plan(&self, phase: Phase, shape: Shape, again: bool) -> Option<Iterations> {
         let has_trained = self.plans.keys().any(|(phase, _)| *phase == Phase::Training);
         let iterations = match phase {
             Phase::Training if has_trained && !again && !self.memory.is_on_host() => {
@@ -116,29 +148,84 @@ impl Planner {
             }
             _ => Iterations::Two,
         };
-        let planned = self.planned(phase, items).map(|planned| planned.iterations);
+        let planned = self.planned(phase, shape).map(|planned| planned.iterations);
         let is_enough = planned == Some(Iterations::Two) || planned == Some(iterations);
         (!is_enough).then_some(iterations)
     }
 
-    /// Makes the plan for batches of `items` items; `rehearse` rehearses one way to cut them, with a recorder.
+    /// Makes the plan for batches of this shape; `rehearse` rehearses one way to cut them, with a recorder.
     ///
-    /// At first no read is allowed inside a rehearsal. A model that reads values is so found before anything of a
-    /// large batch has been run, and is then planned from one item upwards.
+    /// Where pages count, those of earlier plans take room. If the batch fits in fewer micro-batches without them, it is planned
+    /// so, and they are given back before it runs.
     pub(crate) fn plan(
         &mut self,
         phase: Phase,
-        items: usize,
+        shape: Shape,
         iterations: Iterations,
         mut rehearse: impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
-        let budget = self.budget.scale(self.share);
         let mut cost = PlanningCost::default();
+        let has_run = !self.ran.is_empty();
+        let mut found = self.search(phase, shape.items, true, &mut cost, &mut rehearse);
+        let is_chosen = matches!(self.sizing, Sizing::Fixed(_));
+        let may_gain = match &found {
+            Ok((plan, _)) => !plan.is_whole() && !is_chosen,
+            Err(TrainError::Plan { .. }) => true,
+            Err(_) => false,
+        };
+        if has_run && may_gain {
+            let alone = self.search(phase, shape.items, false, &mut cost, &mut rehearse);
+            let steps = |found: &Result<(Plan, Rehearsed), TrainError>| {
+                found.as_ref().map_or(usize::MAX, |(plan, _)| plan.len())
+            };
+            if steps(&alone) < steps(&found) {
+                found = alone;
+                self.ran.clear();
+            }
+        }
+        let (plan, mut rehearsed) = found?;
+        // Most sizes that were rehearsed do not come again.
+        forget_calls();
+        cost.time = started.elapsed();
+        if phase == Phase::Training {
+            self.optimizer_state.clone_from(&rehearsed.optimizer_state);
+            self.running_state.clone_from(&rehearsed.running_state);
+        }
+        let held = rehearsed.held;
+        if let Some(trace) = rehearsed.trace.take() {
+            self.ran.retain(|(ran, _)| *ran != (phase, shape));
+            self.ran.push(((phase, shape), trace));
+            // A loader whose batches all differ must not make planning ever slower.
+            if self.ran.len() > REMEMBERED {
+                self.ran.remove(0);
+            }
+        }
+        let standalone = Bytes::ZERO;
+        let planned = Planned { plan, iterations, rehearsed, cost, held, standalone };
+        Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
+    }
+
+    /// Searches a plan for batches of `items` items, behind what has run or as if nothing had.
+    ///
+    /// At first no read is allowed inside a rehearsal. A model that reads values is so found before anything of a
+    /// large batch has been run, and is then planned from one item upwards.
+    fn search(
+        &mut self,
+        phase: Phase,
+        items: usize,
+        has_run: bool,
+        cost: &mut PlanningCost,
+        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> Result<(Plan, Rehearsed), TrainError> {
+        let budget = self.budget.scale(self.share);
         let (plan, mut rehearsals) = loop {
             let reads = self.reads;
             let recorder = self.recorder(budget);
-            let conditions = self.conditions(phase, budget);
+            let mut conditions = self.conditions(phase, budget);
+            if !has_run {
+                conditions.before.clear();
+            }
             let probing = if reads { Probing::FromOne } else { Probing::FromWhole };
             // On the host a size that is a little smaller needs a little less.
             let cliffs = if self.memory.is_on_host() { Cliffs::Ignore } else { Cliffs::Avoid };
@@ -177,25 +264,26 @@ impl Planner {
             }
         };
         let rehearsed = rehearsals.remove(&plan.split()).expect("what is planned was rehearsed");
-        // Most sizes that were rehearsed do not come again.
-        forget_calls();
-        cost.time = started.elapsed();
-        if phase == Phase::Training {
-            self.optimizer_state.clone_from(&rehearsed.optimizer_state);
-            self.running_state.clone_from(&rehearsed.running_state);
+        Ok((plan, rehearsed))
+    }
+
+    /// What is to be done before a batch runs that has a plan.
+    pub(crate) fn begin(&mut self, phase: Phase, shape: Shape) -> Admission {
+        let planned = self.plans.get(&(phase, shape)).expect("it has a plan");
+        let peak = planned.plan.peak();
+        let Some(pages) = planned.pages() else {
+            self.predicted = self.predicted.max(peak);
+            return Admission::Runs;
+        };
+        let together = self.pages.with(&pages) + (peak - bytes(&pages));
+        if together <= self.budget {
+            self.pages.open(&pages);
+            self.predicted = self.predicted.max(together);
+            return Admission::Runs;
         }
-        let held = rehearsed.held;
-        if let Some(trace) = &rehearsed.trace {
-            self.ran.retain(|(ran, _)| *ran != (phase, items));
-            self.ran.push(((phase, items), trace.clone()));
-            // A loader whose batches all differ must not make planning ever slower.
-            if self.ran.len() > REMEMBERED {
-                self.ran.remove(0);
-            }
-        }
-        self.predicted = self.predicted.max(plan.peak());
-        let planned = Planned { plan, iterations, rehearsed, cost, held, standalone: None };
-        Ok(self.plans.entry((phase, items)).insert_entry(planned).into_mut())
+        self.pages.give_back(&pages);
+        self.predicted = self.predicted.max(peak);
+        Admission::RunsOnceGivenBack
     }
 
     fn conditions(&self, phase: Phase, budget: Bytes) -> Conditions<'_> {
@@ -229,32 +317,39 @@ impl Planner {
 
     /// Whether a micro-step fits beside what is held. Its needs are looked up by its structure, and found out once.
     ///
-    /// `batch` are the items of the batch that it is a part of. The first micro-step of a plan has just been rehearsed; where
-    /// pages count, what it needs by itself is what later ones are compared with.
-    pub(crate) fn admit(
-        &mut self,
-        phase: Phase,
-        trace: &Trace,
-        held: Bytes,
-        batch: usize,
-    ) -> Result<(), TrainError> {
+    /// What a micro-step needs by itself that was rehearsed is what later ones are compared with, where pages count.
+    pub(crate) fn admit(&mut self, step: &Applicant) -> Result<Admission, TrainError> {
+        let Applicant { phase, trace, shape, held, rehearsed } = *step;
         let memory = self.memory.as_ref();
         let structure = (phase, trace.structural_hash());
-        let Known { needed, pages } = *self.known.entry(structure).or_insert_with(|| {
+        let Known { needed, pages } = &*self.known.entry(structure).or_insert_with(|| {
             let footprint = memory.footprint(trace);
             let recording = recording_bytes(memory, trace, trace.calls().count());
-            let pages = footprint.paging.as_ref().is_some_and(|paging| !paging.is_refused());
-            Known { needed: footprint.growth() + recording, pages }
+            Known { needed: footprint.growth() + recording, pages: pages_of(&footprint) }
         });
-        let planned = self.plans.get_mut(&(phase, batch));
-        let standalone = planned.map_or(Bytes::ZERO, |planned| {
-            *planned.standalone.get_or_insert(if pages { needed } else { Bytes::ZERO })
-        });
-        let budget = (self.budget - held).max(standalone);
-        if needed > budget {
-            return Err(TrainError::GrewTooLarge { phase, needed, budget });
+        let mut planned = self.plans.get_mut(&(phase, shape));
+        if let (true, Some(planned), Some(_)) = (rehearsed, &mut planned, pages) {
+            planned.standalone = planned.standalone.max(*needed);
+            return Ok(Admission::Runs);
         }
-        Ok(())
+        let standalone = planned.as_ref().map_or(Bytes::ZERO, |planned| planned.standalone);
+        let budget = (self.budget - held).max(standalone);
+        if *needed > budget {
+            return Err(TrainError::GrewTooLarge { phase, needed: *needed, budget });
+        }
+        let Some(pages) = pages.as_ref().filter(|_| *needed > standalone) else {
+            return Ok(Admission::Runs);
+        };
+        let together = self.pages.with(pages);
+        if together <= self.budget {
+            self.pages.open(pages);
+            self.predicted = self.predicted.max(together);
+            return Ok(Admission::Runs);
+        }
+        let but = planned.and_then(|planned| planned.pages()).unwrap_or_default();
+        self.pages.give_back(&but);
+        self.pages.open(pages);
+        Ok(Admission::RunsOnceGivenBack)
     }
 
     /// Whether planning has run parts of steps, which has opened pages.

@@ -35,6 +35,7 @@ use crate::planner::Planner;
 use crate::rehearsal::{Course, rehearse_training};
 use crate::report::{MemoryUse, PlanReport};
 use crate::settings::{Settings, parameter_bytes};
+use crate::shape::Shape;
 use crate::splitter::Splitter;
 use crate::watch::Watch;
 
@@ -108,7 +109,7 @@ where
             gate: LoaderGate::enter(),
             loader_limit: Bytes::ZERO,
             loader_items: 0,
-            latest: 0,
+            latest: None,
             unmeasured: 0,
             watch: Watch::new(device),
             position: (starting_epoch, 0),
@@ -193,8 +194,8 @@ where
     loader_limit: Bytes,
     /// The items of the loader of this epoch.
     loader_items: usize,
-    /// The items of the latest training batch.
-    latest: usize,
+    /// The latest training batch.
+    latest: Option<Shape>,
     /// How many batches are yet to be compared with a prediction.
     unmeasured: usize,
     watch: Watch<<B as LazyBackend>::Base>,
@@ -204,6 +205,19 @@ where
     batch_start: Option<M::Record>,
     optimizer_lost: bool,
     phantom: PhantomData<B>,
+}
+
+/// How a batch is run.
+struct Work {
+    shape: Shape,
+    /// Its micro-batches.
+    ranges: Vec<std::ops::Range<usize>>,
+    /// What is alive beside one of them.
+    held: Bytes,
+    /// What more is once one is split further than planned.
+    sum: Bytes,
+    /// Whether this was planned on this very batch.
+    rehearsed: bool,
 }
 
 /// The gradients of the loader batches since the last optimizer step.
@@ -276,7 +290,7 @@ where
             self.learner.lr_step();
         }
         let items = self.strategy.train_splitter.items(&batch)?;
-        let (ranges, held, sum) = self.plan_training(&batch, items)?;
+        let Work { shape, ranges, held, sum, rehearsed } = self.plan_training(&batch, items)?;
         let keeps_statistics =
             self.planner.as_ref().is_some_and(|planner| !planner.running_state.is_empty());
         if accumulated.batches == 0 && keeps_statistics {
@@ -298,7 +312,8 @@ where
             module: &model,
             splitter,
             batch: &batch,
-            items,
+            shape,
+            rehearsed,
             held,
             sum,
             queue: queue(&self.training, &self.device),
@@ -354,36 +369,37 @@ where
         Ok(())
     }
 
-    /// The ranges of a batch's micro-batches, what is alive beside one of them, and what more is once one is split further.
-    fn plan_training(
-        &mut self,
-        batch: &M::Input,
-        items: usize,
-    ) -> Result<(Vec<std::ops::Range<usize>>, Bytes, Bytes), TrainError> {
+    /// How a batch is run; plans it if that is not known.
+    fn plan_training(&mut self, batch: &M::Input, items: usize) -> Result<Work, TrainError> {
         let splitter = &self.strategy.train_splitter;
         if items == 0 {
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
-        if let Some(iterations) = self.to_plan(Phase::Training, items) {
+        let planner = match &mut self.planner {
+            Some(planner) => planner,
+            none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
+        };
+        let shape = Shape::of::<B, _, _>(batch, items, splitter, planner);
+        let to_plan = self.to_plan(Phase::Training, shape);
+        if let Some(iterations) = to_plan {
             let beside = self.beside(items);
-            let planner = match &mut self.planner {
-                Some(planner) => planner,
-                none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
-            };
+            let planner = self.planner.as_mut().expect("made above");
             planner.beside = beside;
             let learner = &self.learner;
             let course = Course { iterations, batches: self.accumulation };
-            let planned = planner.plan(Phase::Training, items, iterations, |split, recorder| {
+            let planned = planner.plan(Phase::Training, shape, iterations, |split, recorder| {
                 rehearse_training(learner, splitter, batch, split, course, recorder)
             })?;
             let limit = planned.rehearsed.loader_limit;
             self.unmeasured = MEASURED_BATCHES;
-            self.report(Phase::Training, items);
+            self.report(Phase::Training, shape);
             self.let_loaders_ahead(limit);
         }
-        self.latest = items;
-        let planner = self.planner.as_ref().expect("made above");
-        let planned = planner.planned(Phase::Training, items).expect("made above");
+        self.latest = Some(shape);
+        let planner = self.planner.as_mut().expect("made above");
+        let admission = planner.begin(Phase::Training, shape);
+        queue::<B>(&self.training, &self.device).prepare(admission);
+        let planned = planner.planned(Phase::Training, shape).expect("made above");
         let sum = match planned.plan.accumulating() {
             Accumulating::No if self.accumulation == 1 => {
                 parameter_bytes::<B, M>(&self.learner.model())
@@ -391,7 +407,8 @@ where
             _ => Bytes::ZERO,
         };
         self.watch.begin_batch(During::MicroSteps, items, &planned.plan);
-        Ok((planned.plan.ranges().collect(), planned.held, sum))
+        let (ranges, held) = (planned.plan.ranges().collect(), planned.held);
+        Ok(Work { shape, ranges, held, sum, rehearsed: to_plan.is_some() })
     }
 
     fn optimizer_step(

@@ -13,6 +13,7 @@ use crate::beside::Beside;
 use crate::device::DeviceMemory;
 use crate::error::Phase;
 use crate::rehearsal::Iterations;
+use crate::shape::Shape;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
 where
@@ -23,20 +24,19 @@ where
     M::InnerModule: InferenceStep,
     O: Optimizer<M, B> + 'static,
 {
-    /// For how many batches in a row batches of this size are to be planned, if they are not planned yet.
-    pub(super) fn to_plan(&self, phase: Phase, items: usize) -> Option<Iterations> {
-        let again = self.accumulation > 1 || self.latest == items;
-        let Some(planner) = &self.planner else { return Some(Iterations::Two) };
-        planner.to_plan(phase, items, again)
+    /// For how many batches in a row batches of this shape are to be planned, if they are not planned yet.
+    pub(super) fn to_plan(&self, phase: Phase, shape: Shape) -> Option<Iterations> {
+        let again = self.accumulation > 1 || self.latest == Some(shape);
+        self.planner.as_ref().and_then(|planner| planner.to_plan(phase, shape, again))
     }
 
-    /// Says how batches of this size are run from now on.
-    pub(super) fn report(&self, phase: Phase, items: usize) {
+    /// Says how batches of this shape are run from now on.
+    pub(super) fn report(&self, phase: Phase, shape: Shape) {
         let planner = self.planner.as_ref().expect("a plan was made");
         if planner.has_run_steps() {
             <B as LazyBackend>::Base::give_back(&self.device);
         }
-        let planned = planner.planned(phase, items).expect("a plan was made");
+        let planned = planner.planned(phase, shape).expect("a plan was made");
         let plans = &mut self.strategy.outcome().plans;
         let model = self.learner.model();
         let settings = &self.strategy.settings;

@@ -14,6 +14,7 @@ use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
 use crate::micro_step::MicroStep;
 use crate::rehearsal::{rehearse_validation, validation_model};
+use crate::shape::Shape;
 use crate::splitter::Splitter;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
@@ -44,23 +45,28 @@ where
             if items == 0 {
                 return Err(TrainError::EmptyBatch { phase: Phase::Validation });
             }
-            if let Some(iterations) = self.to_plan(Phase::Validation, items) {
+            let planner = self.planner.as_ref().expect("training comes before validation");
+            let shape = Shape::of::<B::InnerBackend, _, _>(&batch, items, splitter, planner);
+            let to_plan = self.to_plan(Phase::Validation, shape);
+            if let Some(iterations) = to_plan {
                 let beside = self.beside(items);
                 let planner = self.planner.as_mut().expect("training comes before validation");
                 planner.beside = beside;
                 let planned =
-                    planner.plan(Phase::Validation, items, iterations, |split, recorder| {
+                    planner.plan(Phase::Validation, shape, iterations, |split, recorder| {
                         rehearse_validation::<B::InnerBackend, _, _>(
                             &model, splitter, &batch, split, recorder,
                         )
                     })?;
                 let limit = planned.rehearsed.loader_limit;
                 self.unmeasured = MEASURED_BATCHES;
-                self.report(Phase::Validation, items);
+                self.report(Phase::Validation, shape);
                 self.let_loaders_ahead(limit);
             }
             let planner = self.planner.as_mut().expect("training comes before validation");
-            let planned = planner.planned(Phase::Validation, items).expect("made above");
+            let admission = planner.begin(Phase::Validation, shape);
+            queue::<B::InnerBackend>(&self.training, &self.device).prepare(admission);
+            let planned = planner.planned(Phase::Validation, shape).expect("made above");
             let (ranges, held) = (planned.plan.ranges().collect::<Vec<_>>(), planned.held);
             self.watch.begin_batch(During::Validation, items, &planned.plan);
             let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
@@ -69,7 +75,8 @@ where
                 module: &model,
                 splitter,
                 batch: &batch,
-                items,
+                shape,
+                rehearsed: to_plan.is_some(),
                 held,
                 sum: Bytes::ZERO,
                 queue: queue(&self.training, &self.device),

@@ -1,0 +1,47 @@
+//! What tells batches apart that need plans of their own.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use firebox_lazy::{LazyBackend, Recorder};
+use firebox_trace::StructuralHash;
+
+use crate::planner::Planner;
+use crate::splitter::Splitter;
+
+/// The shape of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    pub(crate) items: usize,
+    /// How the first item is cut off, which tells the shapes of all tensors of the batch. `None` where only their bytes count,
+    /// and where nothing was cut, as from a batch of one item.
+    cut: Option<StructuralHash>,
+}
+
+impl Shape {
+    /// A batch of which nothing but its items is known.
+    pub(crate) fn of_items(items: usize) -> Self {
+        Self { items, cut: None }
+    }
+
+    /// The shape of a batch of at least one item. It is cut in a recording that is thrown away.
+    pub(crate) fn of<B, I, S>(batch: &I, items: usize, splitter: &S, planner: &Planner) -> Self
+    where
+        B: LazyBackend,
+        S: Splitter<I>,
+    {
+        let mut shape = Self::of_items(items);
+        if planner.memory.is_on_host() {
+            return shape;
+        }
+        let recorder = Recorder::new().refuse_reads();
+        // What is wrong with a splitter is told where the batch is cut to be run.
+        let cut = catch_unwind(AssertUnwindSafe(|| {
+            recorder.record::<B::Base, _>(|| splitter.range(batch, 0..1))
+        }));
+        if let Ok(Ok(recording)) = cut {
+            let trace = recording.trace();
+            shape.cut = trace.calls().next().map(|_| trace.structural_hash());
+        }
+        shape
+    }
+}
