@@ -1,0 +1,49 @@
+//! Batches of sequences of two lengths, on a Vulkan device: the pages of both stay open, or are given back where there is no
+//! room for both. Without a device one line says what was not run.
+
+mod model;
+
+use std::panic::catch_unwind;
+
+use burn::backend::{Autodiff, Vulkan};
+use burn::tensor::backend::Backend;
+use firebox::{Bytes, Lazy};
+
+use crate::model::{Trained, trained};
+
+type B = Autodiff<Lazy<Vulkan>>;
+
+const WIDTH: usize = 64;
+const ORDER: [usize; 5] = [1000, 1000, 600, 1000, 600];
+
+fn run(lengths: &[usize], budget: Bytes) -> Trained {
+    let trained = trained::<B>(WIDTH, lengths, budget, &Default::default());
+    let Trained { predicted, measured, steps } = &trained;
+    println!(
+        "{lengths:?} in {budget}: predicted {predicted}, reserved {measured}, plans of {steps:?}"
+    );
+    trained
+}
+
+#[test]
+fn two_lengths() {
+    if catch_unwind(|| Vulkan::<f32, i32>::sync(&Default::default())).is_err() {
+        println!("not run: two_lengths (no Vulkan device)");
+        return;
+    }
+    // Where there is room the pages of both stay open.
+    let longest = run(&[1000; 3], Bytes::gib(1));
+    let both = run(&ORDER, Bytes::gib(1));
+    assert_eq!(both.steps, [1, 1], "each fits whole");
+    let ratio = both.predicted.ratio(both.measured);
+    assert!((0.99..=1.10).contains(&ratio), "{ratio:.3} of what was reserved was predicted");
+    assert!(both.measured > longest.measured.scale(1.2), "lengths need pages of their own");
+    // Where there is none they are given back; what is reserved is looked at behind every batch.
+    let budget = longest.predicted.scale(1.05);
+    for end in 2..=ORDER.len() {
+        let Trained { predicted, measured, steps } = run(&ORDER[..end], budget);
+        assert!(steps.iter().all(|steps| *steps == 1), "each fits whole: {steps:?}");
+        assert!(measured <= predicted, "{measured} of {predicted}");
+        assert!(predicted <= budget, "{predicted} of {budget}");
+    }
+}
