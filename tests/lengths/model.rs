@@ -1,5 +1,7 @@
 //! A model of sequences, whose lengths differ from batch to batch.
 
+use std::time::{Duration, Instant};
+
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
@@ -107,7 +109,22 @@ where
     let measured = memory.measured.expect("the device has an allocator");
     let steps = fitted.plans.iter().map(|plan| plan.plan.len()).collect();
     drop(fitted);
-    <B as LazyBackend>::Base::sync(device).expect("the device does not fail");
-    <B as LazyBackend>::Base::memory_cleanup(device);
+    give_back::<<B as LazyBackend>::Base>(device);
     Trained { predicted: memory.predicted, measured, steps }
+}
+
+/// Gives all pages back. burn's metrics end their last tensors on a thread of their own, some time after training.
+fn give_back<B: DeviceMemory>(device: &B::Device) {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let started = Instant::now();
+    loop {
+        B::sync(device).expect("the device does not fail");
+        B::give_back(device);
+        let usage = B::pool_usage(device).expect("the device has an allocator");
+        if usage.reserved == Bytes::ZERO {
+            return;
+        }
+        assert!(started.elapsed() < PATIENCE, "{usage} after training");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

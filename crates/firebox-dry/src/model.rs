@@ -118,17 +118,13 @@ impl<B: DryTwin> Dry<B> {
     ///
     /// As [`replay`](Self::replay).
     pub fn replay_after(&self, before: &[&Trace], trace: &Trace) -> Result<Footprint, ReplayError> {
-        self.replay_until(before, trace, Bytes::MAX)
+        let traces = [before, &[trace]].concat();
+        self.replay_until(Life::new(traces, self.types, false), Bytes::MAX)
     }
 
-    /// As [`replay_after`](Self::replay_after), but ends at the first round that leaves more than `enough` reserved.
-    fn replay_until(
-        &self,
-        before: &[&Trace],
-        trace: &Trace,
-        enough: Bytes,
-    ) -> Result<Footprint, ReplayError> {
-        let mut life = Life::new([before, &[trace]].concat(), self.types);
+    /// The footprint of the last trace of a life, which ends at the first round that reserves more than `enough`.
+    fn replay_until(&self, mut life: Life, enough: Bytes) -> Result<Footprint, ReplayError> {
+        let trace = life.last();
         let lease = Lease::<B::Target>::take(&self.properties)?;
         let mut lease = lease.with_choices_of(self.tuned.as_deref());
         let mut last: Option<Replay> = None;
@@ -207,10 +203,13 @@ impl<B: DryTwin> MemoryModel for Dry<B> {
     }
 
     fn footprint_after(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
-        match self.replay_until(before, trace, enough) {
-            Ok(footprint) => footprint,
-            Err(error) => guess(trace, &error),
-        }
+        let life = Life::new([before, &[trace]].concat(), self.types, false);
+        self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
+    }
+
+    fn footprint_given_back(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
+        let life = Life::new([before, &[trace]].concat(), self.types, true);
+        self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
     }
 }
 
@@ -241,11 +240,19 @@ struct Life<'a> {
     types: Types,
     /// Each with its descriptions.
     traces: Vec<(&'a Trace, Templates)>,
+    /// Whether pages that nothing lies on are given back behind each trace.
+    gives_back: bool,
 }
 
 impl<'a> Life<'a> {
-    fn new(traces: Vec<&'a Trace>, types: Types) -> Self {
-        Self { types, traces: traces.into_iter().map(|trace| (trace, Templates::new())).collect() }
+    /// The life of at least one trace.
+    fn new(traces: Vec<&'a Trace>, types: Types, gives_back: bool) -> Self {
+        let traces = traces.into_iter().map(|trace| (trace, Templates::new())).collect();
+        Self { types, traces, gives_back }
+    }
+
+    fn last(&self) -> &'a Trace {
+        self.traces.last().expect("a life has a trace").0
     }
 
     /// Lives once, until a round opens no page any more or more than `enough` is reserved, at most [`MOST_ROUNDS`] rounds.
@@ -267,7 +274,7 @@ impl<'a> Life<'a> {
             let mut rounds: Vec<Vec<u64>> = Vec::new();
             let mut left = Leftovers::default();
             for round in 0..MOST_ROUNDS {
-                let before = monitor.reserved();
+                let before = monitor.usage().peak;
                 // What counts is how full pools are once they grow no more; that is never the first round.
                 if round > 0 {
                     monitor.look_for_room();
@@ -275,7 +282,10 @@ impl<'a> Life<'a> {
                 let mut calls = Vec::new();
                 let mut open = before;
                 for (trace, templates) in &mut self.traces {
-                    open = monitor.reserved();
+                    if self.gives_back {
+                        give_back::<B>(device, trace);
+                    }
+                    open = monitor.usage().peak;
                     let program = Program::new(trace, self.types, templates, left);
                     let others = Others {
                         from: if round == 0 { 0 } else { middle(trace) },
@@ -286,10 +296,10 @@ impl<'a> Life<'a> {
                     calls.push(passed.calls);
                     latest = (passed.baseline, passed.timeline);
                 }
-                let grew = monitor.reserved() > open;
+                let reserved = monitor.usage().peak;
+                let grew = reserved > open;
                 memory = (latest.0, merge(memory.1, std::mem::take(&mut latest.1), grew));
                 rounds.push(calls);
-                let reserved = monitor.reserved();
                 if reserved > enough || round > 0 && reserved == before {
                     break;
                 }
@@ -300,6 +310,15 @@ impl<'a> Life<'a> {
             (memory.0, memory.1, settled)
         })?;
         Ok(Replay { baseline, timeline, usage, settled })
+    }
+}
+
+/// Gives the pages back that nothing lies on, in the pools of the training thread and of loader threads.
+fn give_back<B: DryTwin>(device: &DryDevice<B::Target>, next: &Trace) {
+    let workers: HashSet<Option<u16>> = next.tensors.iter().map(|tensor| tensor.worker).collect();
+    B::Twin::memory_cleanup(device);
+    for worker in workers.into_iter().filter(Option::is_some) {
+        stream_of(worker).executes(|| B::Twin::memory_cleanup(device));
     }
 }
 

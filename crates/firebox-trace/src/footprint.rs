@@ -38,6 +38,17 @@ pub trait MemoryModel: Send + Sync {
         self.footprint(trace)
     }
 
+    /// As [`footprint_after`](Self::footprint_after), where the pages that nothing lies on are given back behind each trace. Default:
+    /// what `trace` needs by itself.
+    ///
+    /// # Panics
+    ///
+    /// As [`footprint`](Self::footprint).
+    fn footprint_given_back(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
+        let _ = (before, enough);
+        self.footprint(trace)
+    }
+
     /// Whether the memory is the host's, so that what a program holds beside its tensors counts as well. Default: no.
     fn is_on_host(&self) -> bool {
         false

@@ -58,7 +58,9 @@ pub trait DeviceMemory: Backend {
         None
     }
 
-    /// Gives the pages of this thread's pools back that no buffer lies on.
+    /// Gives the pages of this thread's pools back that no buffer lies on, before anything is allocated that is asked for later.
+    /// A backend whose memory model tells [pages](firebox_trace::Footprint::paging) must do so; batches of other shapes are planned
+    /// on it. Default: nothing, for backends without pages.
     fn give_back(_device: &Self::Device) {}
 }
 

@@ -143,7 +143,7 @@ pub struct Fitted<M> {
     pub renderer: Box<dyn MetricsRenderer>,
     /// How the first batch was split. `None` if no batch was trained on, as when training resumes after its last epoch.
     pub report: Option<PlanReport>,
-    /// The plans of all sizes of batches, training and validation, in the order in which they were made.
+    /// The plans of all sizes and shapes of batches, training and validation, in the order in which they were made.
     pub plans: Vec<PlanReport>,
     /// What memory was predicted, and what was measured where the device's allocator can be asked. `None` as above.
     pub memory: Option<MemoryUse>,

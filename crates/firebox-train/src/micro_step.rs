@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
+use burn::tensor::backend::Backend;
 use firebox_lazy::{LazyBackend, RecordError, TrainingGuard, loader_streams, restore};
 use firebox_trace::{Bytes, Items};
 
@@ -58,11 +59,16 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
             return;
         }
         log::debug!("pages that batches of other shapes have left are given back");
-        self.alone(|| self.drain());
-        B::Base::give_back(self.device);
-        for stream in loader_streams() {
-            stream.executes(|| B::Base::give_back(self.device));
-        }
+        // wgpu ends a page once the device needs it no more.
+        let wait = || drop(<B::Base as Backend>::sync(self.device));
+        self.alone(|| {
+            wait();
+            B::Base::give_back(self.device);
+            for stream in loader_streams() {
+                stream.executes(|| B::Base::give_back(self.device));
+            }
+            wait();
+        });
     }
 
     /// Empties the queue.
@@ -138,6 +144,7 @@ where
                 trace: recording.trace(),
                 shape: self.shape,
                 held: self.held,
+                items,
                 rehearsed: self.rehearsed,
             })?;
             self.queue.prepare(admission);

@@ -17,7 +17,7 @@ pub(crate) fn pages_of(footprint: &Footprint) -> Option<Pages> {
 ///
 /// CubeCL puts buffers of different sizes into pools whose pages have different sizes, and a page stays open. A run on sequences
 /// of several lengths can therefore need more than its largest batch. Of each size, as many pages are counted as any of the
-/// batches that ran needed.
+/// batches that ran needed, which is a heuristic: replays tell more, but not of all shapes that ever ran.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OpenPages(Pages);
 
@@ -37,14 +37,13 @@ impl OpenPages {
         }
     }
 
-    /// All pages are given back but those that a batch needs.
+    /// All pages are given back but those that a batch needs, which were counted with what lies on others.
     pub(crate) fn give_back(&mut self, but: &Pages) {
         self.0.clone_from(but);
     }
 }
 
-/// The bytes of pages.
-pub(crate) fn bytes(pages: &Pages) -> Bytes {
+fn bytes(pages: &Pages) -> Bytes {
     pages.iter().map(|(size, count)| *size * *count as u64).sum()
 }
 

@@ -1,4 +1,4 @@
-//! What the Learner knows of its batches: plans by phase and number of items, and the structures of micro-steps that
+//! What the Learner knows of its batches: plans by phase and shape, and the structures of micro-steps that
 //! are known to fit.
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::beside::Beside;
 use crate::error::{Phase, TrainError};
-use crate::pages::{OpenPages, Pages, bytes, pages_of};
+use crate::pages::{OpenPages, Pages, pages_of};
 use crate::rehearsal::{Conditions, Iterations, Rehearsed, assess, recording_bytes};
 use crate::shape::Shape;
 
@@ -35,8 +35,13 @@ pub(crate) struct Planner {
     plans: HashMap<(Phase, Shape), Planned>,
     /// The most that the run was predicted to need: any plan, or the pages of several.
     pub(crate) predicted: Bytes,
-    /// The pages that are open, where pages count.
+    /// The pages that are open, where pages count, and the plans whose pages may be.
     pages: OpenPages,
+    open: usize,
+    /// How many groups of plans there are, less one.
+    group: usize,
+    /// Whether batches are cut to see their shapes.
+    pub(crate) looks_at_shapes: bool,
     /// What plans have run so far, for a memory model that wants to know: the latest few, in their order.
     ran: Vec<((Phase, Shape), Arc<Trace>)>,
     /// What micro-steps of a known structure need beside what is held.
@@ -63,12 +68,19 @@ pub(crate) struct Planned {
     /// What its micro-steps were found to need when measured by themselves, where their pages count: by itself one may open
     /// pages that the whole iteration has room on.
     standalone: Bytes,
+    /// Plans of one group have been found to fit beside each other's pages.
+    group: usize,
 }
 
 impl Planned {
     /// The pages that batches have open in all, where pages count.
     fn pages(&self) -> Option<Pages> {
-        pages_of(&self.rehearsed.footprint)
+        let mut pages = pages_of(&self.rehearsed.footprint)?;
+        let small_page = self.rehearsed.beside.small_page;
+        if small_page > Bytes::ZERO {
+            *pages.entry(small_page).or_default() += 1;
+        }
+        Some(pages)
     }
 }
 
@@ -88,6 +100,8 @@ pub(crate) struct Applicant<'a> {
     pub(crate) shape: Shape,
     /// What is alive beside it.
     pub(crate) held: Bytes,
+    /// Its items.
+    pub(crate) items: usize,
     /// Whether the plan for its batch was made on this very batch.
     pub(crate) rehearsed: bool,
 }
@@ -122,6 +136,9 @@ impl Planner {
             plans: HashMap::new(),
             predicted: Bytes::ZERO,
             pages: OpenPages::default(),
+            open: 0,
+            group: 0,
+            looks_at_shapes: true,
             ran: Vec::new(),
             known: HashMap::new(),
             optimizer_state: Vec::new(),
@@ -166,23 +183,34 @@ impl Planner {
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
         let mut cost = PlanningCost::default();
-        let has_run = !self.ran.is_empty();
-        let mut found = self.search(phase, shape.items, true, &mut cost, &mut rehearse);
+        let mut found = self.search(phase, shape.items, false, &mut cost, &mut rehearse);
         let is_chosen = matches!(self.sizing, Sizing::Fixed(_));
         let may_gain = match &found {
             Ok((plan, _)) => !plan.is_whole() && !is_chosen,
             Err(TrainError::Plan { .. }) => true,
             Err(_) => false,
         };
-        if has_run && may_gain {
-            let alone = self.search(phase, shape.items, false, &mut cost, &mut rehearse);
+        if may_gain && !self.ran.is_empty() {
+            let alone = self.search(phase, shape.items, true, &mut cost, &mut rehearse);
             let steps = |found: &Result<(Plan, Rehearsed), TrainError>| {
                 found.as_ref().map_or(usize::MAX, |(plan, _)| plan.len())
             };
             if steps(&alone) < steps(&found) {
                 found = alone;
                 self.ran.clear();
+                self.group += 1;
             }
+        }
+        // What ran for one batch may run for two.
+        if let (Err(TrainError::Plan { cause, .. }), true) =
+            (&found, self.plans.contains_key(&(phase, shape)))
+        {
+            log::warn!(
+                "two batches in a row keep the plan of one, as there is none for two: {cause}"
+            );
+            let planned = self.plans.get_mut(&(phase, shape)).expect("it was found above");
+            planned.iterations = Iterations::Two;
+            return Ok(planned);
         }
         let (plan, mut rehearsed) = found?;
         // Most sizes that were rehearsed do not come again.
@@ -202,11 +230,12 @@ impl Planner {
             }
         }
         let standalone = Bytes::ZERO;
-        let planned = Planned { plan, iterations, rehearsed, cost, held, standalone };
+        let group = self.group;
+        let planned = Planned { plan, iterations, rehearsed, cost, held, standalone, group };
         Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
     }
 
-    /// Searches a plan for batches of `items` items, behind what has run or as if nothing had.
+    /// Searches a plan for batches of `items` items behind what has run, whose pages stay open or are given back.
     ///
     /// At first no read is allowed inside a rehearsal. A model that reads values is so found before anything of a
     /// large batch has been run, and is then planned from one item upwards.
@@ -214,7 +243,7 @@ impl Planner {
         &mut self,
         phase: Phase,
         items: usize,
-        has_run: bool,
+        gives_back: bool,
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<(Plan, Rehearsed), TrainError> {
@@ -222,10 +251,7 @@ impl Planner {
         let (plan, mut rehearsals) = loop {
             let reads = self.reads;
             let recorder = self.recorder(budget);
-            let mut conditions = self.conditions(phase, budget);
-            if !has_run {
-                conditions.before.clear();
-            }
+            let conditions = self.conditions(phase, budget, gives_back);
             let probing = if reads { Probing::FromOne } else { Probing::FromWhole };
             // On the host a size that is a little smaller needs a little less.
             let cliffs = if self.memory.is_on_host() { Cliffs::Ignore } else { Cliffs::Avoid };
@@ -275,25 +301,31 @@ impl Planner {
             self.predicted = self.predicted.max(peak);
             return Admission::Runs;
         };
-        let together = self.pages.with(&pages) + (peak - bytes(&pages));
-        if together <= self.budget {
+        let together = self.pages.with(&pages).max(peak);
+        if planned.group == self.open && together <= self.room(peak) {
             self.pages.open(&pages);
             self.predicted = self.predicted.max(together);
             return Admission::Runs;
         }
+        self.open = planned.group;
         self.pages.give_back(&pages);
         self.predicted = self.predicted.max(peak);
         Admission::RunsOnceGivenBack
     }
 
-    fn conditions(&self, phase: Phase, budget: Bytes) -> Conditions<'_> {
+    /// What pages of several plans may take: what a plan may, and no less than this one does.
+    fn room(&self, peak: Bytes) -> Bytes {
+        self.budget.scale(self.share).max(peak)
+    }
+
+    fn conditions(&self, phase: Phase, budget: Bytes, gives_back: bool) -> Conditions<'_> {
         let idle_state = match phase {
             Phase::Training => &[],
             Phase::Validation => self.optimizer_state.as_slice(),
         };
         let before = self.ran.iter().map(|(_, trace)| trace.as_ref()).collect();
         let memory = self.memory.as_ref();
-        Conditions { memory, budget, before, beside: &self.beside, idle_state }
+        Conditions { memory, budget, before, gives_back, beside: &self.beside, idle_state }
     }
 
     /// The recorder for rehearsals and for micro-steps that are not known yet.
@@ -319,36 +351,46 @@ impl Planner {
     ///
     /// What a micro-step needs by itself that was rehearsed is what later ones are compared with, where pages count.
     pub(crate) fn admit(&mut self, step: &Applicant) -> Result<Admission, TrainError> {
-        let Applicant { phase, trace, shape, held, rehearsed } = *step;
+        let Applicant { phase, trace, shape, held, items, rehearsed } = *step;
         let memory = self.memory.as_ref();
         let structure = (phase, trace.structural_hash());
-        let Known { needed, pages } = &*self.known.entry(structure).or_insert_with(|| {
+        let known = self.known.entry(structure).or_insert_with(|| {
             let footprint = memory.footprint(trace);
             let recording = recording_bytes(memory, trace, trace.calls().count());
             Known { needed: footprint.growth() + recording, pages: pages_of(&footprint) }
         });
-        let mut planned = self.plans.get_mut(&(phase, shape));
-        if let (true, Some(planned), Some(_)) = (rehearsed, &mut planned, pages) {
-            planned.standalone = planned.standalone.max(*needed);
+        let Known { needed, pages } = known.clone();
+        let planned = self.plans.get_mut(&(phase, shape)).expect("a batch runs that is planned");
+        let peak = planned.plan.peak();
+        if rehearsed && pages.is_some() && needed <= peak {
+            planned.standalone = planned.standalone.max(needed);
             return Ok(Admission::Runs);
         }
-        let standalone = planned.as_ref().map_or(Bytes::ZERO, |planned| planned.standalone);
-        let budget = (self.budget - held).max(standalone);
-        if *needed > budget {
-            return Err(TrainError::GrewTooLarge { phase, needed: *needed, budget });
+        let budget = (self.budget - held).max(planned.standalone);
+        if needed > budget {
+            return Err(TrainError::GrewTooLarge { phase, needed, budget });
         }
-        let Some(pages) = pages.as_ref().filter(|_| *needed > standalone) else {
+        let Some(pages) = pages.filter(|_| needed > planned.standalone) else {
             return Ok(Admission::Runs);
         };
-        let together = self.pages.with(pages);
-        if together <= self.budget {
-            self.pages.open(pages);
+        let own = planned.pages().unwrap_or_default();
+        let room = self.room(peak);
+        let together = self.pages.with(&pages);
+        if together <= room {
+            self.pages.open(&pages);
             self.predicted = self.predicted.max(together);
             return Ok(Admission::Runs);
         }
-        let but = planned.and_then(|planned| planned.pages()).unwrap_or_default();
-        self.pages.give_back(&but);
-        self.pages.open(pages);
+        // The pages of other batches go; those of this one may still be needed.
+        let mut alone = OpenPages::default();
+        alone.open(&own);
+        let needed = alone.with(&pages);
+        if needed > room && items > 1 {
+            return Err(TrainError::GrewTooLarge { phase, needed, budget: room });
+        }
+        alone.open(&pages);
+        self.pages = alone;
+        self.predicted = self.predicted.max(needed);
         Ok(Admission::RunsOnceGivenBack)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Two iterations are rehearsed, since an optimizer's state is born in the first step and alive from then on, and up
 //! to three micro-steps of each size, after which every further one repeats the third: the accumulated gradients are
-//! there, and the metrics hold the outputs of two earlier micro-steps. A batch of a size that comes once in a while, such as
+//! there, and the metrics hold the outputs of two earlier micro-steps. A batch of a shape that comes once in a while, such as
 //! the last one of an epoch, is rehearsed as it comes: one iteration, in a process that has trained before.
 
 use std::collections::VecDeque;
@@ -45,6 +45,8 @@ pub(crate) struct Conditions<'a> {
     pub(crate) budget: Bytes,
     /// What the process has run before, as far as that leaves pages behind.
     pub(crate) before: Vec<&'a Trace>,
+    /// Whether these pages are given back, but for those that something lies on.
+    pub(crate) gives_back: bool,
     pub(crate) beside: &'a Beside,
     /// The optimizer's state, for a phase that does not know of it.
     pub(crate) idle_state: &'a [TensorInfo],
@@ -73,7 +75,7 @@ pub(crate) struct Rehearsed {
 /// How many iterations in a row are rehearsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Iterations {
-    /// One, behind iterations on batches of another size: the optimizer's state is there.
+    /// One, behind iterations on batches of another shape: the optimizer's state is there.
     One = 1,
     /// Two, after which every further one repeats the second.
     Two = 2,
@@ -223,7 +225,10 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     trace.tensors.extend(idle_state.iter().map(idle));
     let state = if idle_state.is_empty() { &optimizer_state } else { *idle_state };
     beside.saving = conditions.beside.add_saved(&mut trace, state);
-    let mut footprint = memory.footprint_after(before, &trace, conditions.budget);
+    let mut footprint = match conditions.gives_back {
+        false => memory.footprint_after(before, &trace, conditions.budget),
+        true => memory.footprint_given_back(before, &trace, conditions.budget),
+    };
     beside.small_page = page_for_small_buffers(&footprint);
     footprint.peak += beside.small_page;
     footprint.categories.add(Category::Temporary, beside.small_page);

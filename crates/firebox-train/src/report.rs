@@ -112,7 +112,8 @@ fn pages(paging: &Paging) -> String {
 /// What a training run was predicted to need on its device, and what it took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// The largest predicted peak of all plans, training and validation.
+    /// The largest predicted peak of all plans, training and validation, with the pages of several shapes of batches where
+    /// they are open beside each other.
     pub predicted: Bytes,
     /// The most that the device's allocator was found to hold for the process: measured after the first batches of each plan
     /// and at the end of each epoch. `None` where there is no such allocator, as on the CPU.

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use firebox_lazy::{LazyBackend, Recorder};
-use firebox_trace::StructuralHash;
+use firebox_trace::{Step, StructuralHash};
 
 use crate::planner::Planner;
 use crate::splitter::Splitter;
@@ -12,8 +12,8 @@ use crate::splitter::Splitter;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) items: usize,
-    /// How the first item is cut off, which tells the shapes of all tensors of the batch. `None` where only their bytes count,
-    /// and where nothing was cut, as from a batch of one item.
+    /// How the first item is cut off, which tells the shapes of the tensors that are cut. `None` where only bytes count, and
+    /// where that takes no operation: from a batch of one item, and from one whose items are tensors of their own.
     cut: Option<StructuralHash>,
 }
 
@@ -24,13 +24,13 @@ impl Shape {
     }
 
     /// The shape of a batch of at least one item. It is cut in a recording that is thrown away.
-    pub(crate) fn of<B, I, S>(batch: &I, items: usize, splitter: &S, planner: &Planner) -> Self
+    pub(crate) fn of<B, I, S>(batch: &I, items: usize, splitter: &S, planner: &mut Planner) -> Self
     where
         B: LazyBackend,
         S: Splitter<I>,
     {
         let mut shape = Self::of_items(items);
-        if planner.memory.is_on_host() {
+        if !planner.looks_at_shapes || planner.memory.is_on_host() {
             return shape;
         }
         let recorder = Recorder::new().refuse_reads();
@@ -38,9 +38,20 @@ impl Shape {
         let cut = catch_unwind(AssertUnwindSafe(|| {
             recorder.record::<B::Base, _>(|| splitter.range(batch, 0..1))
         }));
-        if let Ok(Ok(recording)) = cut {
-            let trace = recording.trace();
-            shape.cut = trace.calls().next().map(|_| trace.structural_hash());
+        match cut {
+            Ok(Ok(recording)) => {
+                let trace = recording.trace();
+                let tells = |step: &Step| matches!(step, Step::Call(_) | Step::Upload { .. });
+                shape.cut = trace.steps.iter().any(tells).then(|| trace.structural_hash());
+            }
+            Ok(Err(error)) => {
+                log::debug!("batches are told apart by their items alone: {error}");
+                planner.looks_at_shapes = false;
+            }
+            Err(_) => {
+                log::debug!("batches are told apart by their items alone: one cannot be cut off");
+                planner.looks_at_shapes = false;
+            }
         }
         shape
     }

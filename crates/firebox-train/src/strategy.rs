@@ -31,7 +31,7 @@ use crate::device::DeviceMemory;
 use crate::error::{During, LastState, Phase, TrainError, panic_message};
 use crate::gradients::{GradientSum, Reduction};
 use crate::micro_step::{MicroStep, Queue};
-use crate::planner::Planner;
+use crate::planner::{Admission, Planner};
 use crate::rehearsal::{Course, rehearse_training};
 use crate::report::{MemoryUse, PlanReport};
 use crate::settings::{Settings, parameter_bytes};
@@ -398,6 +398,9 @@ where
         self.latest = Some(shape);
         let planner = self.planner.as_mut().expect("made above");
         let admission = planner.begin(Phase::Training, shape);
+        if admission == Admission::RunsOnceGivenBack {
+            self.unmeasured = self.unmeasured.max(1);
+        }
         queue::<B>(&self.training, &self.device).prepare(admission);
         let planned = planner.planned(Phase::Training, shape).expect("made above");
         let sum = match planned.plan.accumulating() {

@@ -44,7 +44,10 @@ impl<B: DeviceMemory> Watch<B> {
     /// The same for a batch.
     pub(crate) fn begin_batch(&mut self, during: During, items: usize, plan: &Plan) {
         self.during = during;
-        if self.batch.as_ref().is_none_or(|(old, _)| old.get() != items) {
+        let is_same = |(old, known): &(Items, Plan)| {
+            (old.get(), known.split(), known.peak()) == (items, plan.split(), plan.peak())
+        };
+        if !self.batch.as_ref().is_some_and(is_same) {
             self.batch = Some((Items::new(items), plan.clone()));
         }
     }

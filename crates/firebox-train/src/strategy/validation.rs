@@ -13,6 +13,7 @@ use super::{MEASURED_BATCHES, Run, ValidInput, queue};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
 use crate::micro_step::MicroStep;
+use crate::planner::Admission;
 use crate::rehearsal::{rehearse_validation, validation_model};
 use crate::shape::Shape;
 use crate::splitter::Splitter;
@@ -45,7 +46,7 @@ where
             if items == 0 {
                 return Err(TrainError::EmptyBatch { phase: Phase::Validation });
             }
-            let planner = self.planner.as_ref().expect("training comes before validation");
+            let planner = self.planner.as_mut().expect("training comes before validation");
             let shape = Shape::of::<B::InnerBackend, _, _>(&batch, items, splitter, planner);
             let to_plan = self.to_plan(Phase::Validation, shape);
             if let Some(iterations) = to_plan {
@@ -65,6 +66,9 @@ where
             }
             let planner = self.planner.as_mut().expect("training comes before validation");
             let admission = planner.begin(Phase::Validation, shape);
+            if admission == Admission::RunsOnceGivenBack {
+                self.unmeasured = self.unmeasured.max(1);
+            }
             queue::<B::InnerBackend>(&self.training, &self.device).prepare(admission);
             let planned = planner.planned(Phase::Validation, shape).expect("made above");
             let (ranges, held) = (planned.plan.ranges().collect::<Vec<_>>(), planned.held);
