@@ -29,7 +29,7 @@ pub enum PlanError<E> {
     DoesNotFit(DoesNotFit),
     /// The user's own micro-batch size exceeds the budget, and one item does not.
     #[error("{0}")]
-    FixedDoesNotFit(FixedDoesNotFit),
+    FixedDoesNotFit(Box<FixedDoesNotFit>),
     /// The function that knows footprints failed. Its message is part of this one, so it is not the
     /// [`source`](std::error::Error::source) as well.
     #[error("cannot plan without the footprint of {items} items: {cause}")]

@@ -215,12 +215,14 @@ where
         let misfit = self.answers.latest_misfit(self.budget).cloned();
         let found = self.first_that_fits(&smaller, open.clone())?;
         match misfit {
-            Some(misfit) if found < open.end => Err(PlanError::FixedDoesNotFit(FixedDoesNotFit {
-                size: split.largest(),
-                misfit,
-                budget: self.budget,
-                fitting: Items::new(smaller.size(found)),
-            })),
+            Some(misfit) if found < open.end => {
+                Err(PlanError::FixedDoesNotFit(Box::new(FixedDoesNotFit {
+                    size: split.largest(),
+                    misfit,
+                    budget: self.budget,
+                    fitting: Items::new(smaller.size(found)),
+                })))
+            }
             _ => Err(PlanError::DoesNotFit(self.one_item_does_not_fit())),
         }
     }
