@@ -20,6 +20,9 @@ use crate::split::Split;
 /// How many rungs next to the one that the search found are tried one by one when it fails.
 const NEIGHBOURS: usize = 4;
 
+/// How many times the rung is guessed from which on micro-batches fit, before the search is by parts.
+const GUESSES: usize = 3;
+
 /// Decides in how many pieces `batch` is run so that each fits `budget`.
 ///
 /// `footprint_of` tells what an iteration needs that is cut like this; it is asked at most once for each [`Split`]. A split
@@ -273,9 +276,14 @@ where
         open: Range<usize>,
     ) -> Result<usize, PlanError<E>> {
         let Range { mut start, mut end } = open;
-        let mut guess = self.guess(ladder, start..end);
+        let open_end = end;
+        let mut guesses = 0;
         while start < end {
-            let rungs = match guess.take() {
+            // As long as nothing fits, the latest misfit tells more than the middle.
+            let is_open = end == open_end && guesses < GUESSES;
+            let guess = if is_open { self.guess(ladder, start..end) } else { None };
+            guesses += 1;
+            let rungs = match guess {
                 Some(guess) => (guess..end).take(2).collect(),
                 None => parts(start..end, self.at_once),
             };

@@ -189,7 +189,8 @@ where
         );
         let settings = &self.builder.settings;
         let mut planner = settings.planner::<B, M>(&self.model)?;
-        let course = Course { iterations: Iterations::Two, batches: 1 };
+        let pages = !planner.memory.is_on_host();
+        let course = Course { iterations: Iterations::Two, batches: 1, pages };
         let planned = planner
             .plan(Phase::Training, Shape::of_items(items), course.iterations, |split, recorder| {
                 rehearse_training(&learner, splitter, batch, split, course, recorder)

@@ -11,22 +11,29 @@ const REPEATING: usize = 3;
 const BATCHES: usize = 2;
 
 /// The micro-steps that stand for those of `batches` batches in a row, as the ranges of items of the batch that is rehearsed:
-/// of equal ones behind each other the first three.
-pub(crate) fn representative(split: Split, batches: usize) -> Vec<Range<usize>> {
-    let one = shortened(split.ranges());
+/// of equal ones behind each other the first three. Where pages do not count, one smaller one stands for all: the largest
+/// decide, and what they leave is looked at with it.
+pub(crate) fn representative(split: Split, batches: usize, pages: bool) -> Vec<Range<usize>> {
+    let largest = split.largest().get();
+    let most = |items: usize| if pages || items == largest { REPEATING } else { 1 };
+    let shortened = |ranges: &mut dyn Iterator<Item = Range<usize>>| shortened(ranges, most);
+    let one = shortened(&mut split.ranges());
     let is_uneven = one.first().map(Range::len) != one.last().map(Range::len);
     let batches = if is_uneven { batches.min(BATCHES) } else { batches.min(REPEATING) };
-    shortened((0..batches).flat_map(|_| one.iter().cloned()))
+    shortened(&mut (0..batches).flat_map(|_| one.iter().cloned()))
 }
 
-/// Of equally long ranges behind each other the first [`REPEATING`].
-fn shortened(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+/// Of equally long ranges behind each other the first few.
+fn shortened(
+    ranges: &mut dyn Iterator<Item = Range<usize>>,
+    most: impl Fn(usize) -> usize,
+) -> Vec<Range<usize>> {
     let mut kept: Vec<Range<usize>> = Vec::new();
     let mut equal = 0;
     for range in ranges {
         let repeats = kept.last().is_some_and(|last| last.len() == range.len());
         equal = if repeats { equal + 1 } else { 1 };
-        if equal <= REPEATING {
+        if equal <= most(range.len()) {
             kept.push(range);
         }
     }
@@ -48,7 +55,7 @@ mod tests {
         let options = PlanOptions::new().sizing(Sizing::Fixed(Items::new(size)));
         let free = |_| Ok::<_, Infallible>(Need::exact(Bytes::ZERO));
         let plan = plan(Items::new(items), Bytes::new(1), &options, free).expect("it is free");
-        let ranges = representative(plan.split(), batches);
+        let ranges = representative(plan.split(), batches, true);
         assert_eq!(ranges.iter().map(Range::len).collect::<Vec<_>>(), expected);
         assert!(ranges.iter().all(|range| range.end <= items));
     }
@@ -60,6 +67,26 @@ mod tests {
         check(90, 10, 1, &[10, 10, 10]);
         check(95, 10, 1, &[10, 10, 10, 5]);
         check(15, 10, 1, &[10, 5]);
+    }
+
+    #[test]
+    fn without_pages_one_smaller_micro_step_is_enough() {
+        let free = |_| Ok::<_, Infallible>(Need::exact(Bytes::ZERO));
+        let fits = |split: Split| {
+            let fits = split.largest().get() <= 3;
+            Ok::<_, Infallible>(Need::exact(Bytes::new(if fits { 1 } else { 2 })))
+        };
+        let plan_of = |items| plan(Items::new(items), Bytes::new(1), &PlanOptions::new(), fits);
+        let uneven = plan_of(13).expect("three items fit");
+        assert_eq!(uneven.to_string(), "13 = 3 x 3 + 2 x 2");
+        let sizes = |pages| {
+            let ranges = representative(uneven.split(), 1, pages);
+            ranges.iter().map(Range::len).collect::<Vec<_>>()
+        };
+        assert_eq!((sizes(true), sizes(false)), (vec![3, 3, 3, 2, 2], vec![3, 3, 3, 2]));
+        let whole = plan(Items::new(9), Bytes::new(1), &PlanOptions::new(), free);
+        let whole = whole.expect("it is free").split();
+        assert_eq!(representative(whole, 8, false), [0..9, 0..9, 0..9]);
     }
 
     #[test]

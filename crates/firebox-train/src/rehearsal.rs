@@ -87,6 +87,8 @@ pub(crate) struct Course {
     pub(crate) iterations: Iterations,
     /// How many batches an iteration has, whose gradients are summed up.
     pub(crate) batches: usize,
+    /// Whether pages count, so that each size needs its own.
+    pub(crate) pages: bool,
 }
 
 /// Rehearses training on the micro-batches `split` of `batch`.
@@ -105,7 +107,7 @@ where
         LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
     S: Splitter<<LC::TrainingModel as TrainStep>::Input>,
 {
-    let pieces = representative(split, course.batches);
+    let pieces = representative(split, course.batches, course.pages);
     let accumulates = pieces.len() > 1;
     let model = learner.model();
     let mut trace = guard(Phase::Training, split.largest(), || {
@@ -168,7 +170,7 @@ where
     M: InferenceStep + Module<B>,
     S: Splitter<M::Input>,
 {
-    let pieces = representative(split, VALIDATED_BATCHES);
+    let pieces = representative(split, VALIDATED_BATCHES, true);
     let mut trace = guard(Phase::Validation, split.largest(), || {
         rehearse::<B, _>(recorder, model, |model| {
             let mut outputs = VecDeque::new();

@@ -386,7 +386,8 @@ where
             let planner = self.planner.as_mut().expect("made above");
             planner.beside = beside;
             let learner = &self.learner;
-            let course = Course { iterations, batches: self.accumulation };
+            let pages = !planner.memory.is_on_host();
+            let course = Course { iterations, batches: self.accumulation, pages };
             let planned = planner.plan(Phase::Training, shape, iterations, |split, recorder| {
                 rehearse_training(learner, splitter, batch, split, course, recorder)
             })?;
