@@ -3,7 +3,7 @@
 //!
 //! They are, to the byte, for nine of ten models. Where a buffer goes depends on the gaps that those before it left, so that a
 //! page may be opened late: with pages of 128 MiB ResNet-18 reserves 288 MiB with three micro-steps of 250 items and 296 MiB
-//! with eight. The Learner adds a page for that to every prediction.
+//! with eight. The Learner adds a page where the pool of smallest pages is full.
 
 #![cfg(feature = "flex")]
 

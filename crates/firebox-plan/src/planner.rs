@@ -92,8 +92,8 @@ pub fn plan<E>(
 /// Plans as [`plan`] does, with up to [`PlanOptions::at_once`] splits asked for by one call, which may find out about them in
 /// parallel. `footprints_of` answers all questions, in their order.
 ///
-/// With more than one at once the first two that are asked for below the whole batch are guessed from what the whole batch
-/// [holds](Need::holding), and the search is not by halves but by as many parts; more splits are asked for in all, by fewer
+/// With more than one at once two next to each other are asked for first, guessed from what the whole batch
+/// [holds](Need::holding), and guessed again twice at the most while neither fits; then the search is not by halves but by as many parts; more splits are asked for in all, by fewer
 /// calls.
 ///
 /// # Errors
