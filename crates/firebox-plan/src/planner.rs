@@ -93,8 +93,8 @@ pub fn plan<E>(
 /// parallel. `footprints_of` answers all questions, in their order.
 ///
 /// With more than one at once two next to each other are asked for first, guessed from what the whole batch
-/// [holds](Need::holding), and guessed again twice at the most while neither fits; then the search is not by halves but by as many parts; more splits are asked for in all, by fewer
-/// calls.
+/// [holds](Need::holding), and guessed again twice at the most while neither fits; then the search is not by halves but by
+/// as many parts. More splits are asked for in all, by fewer calls.
 ///
 /// # Errors
 /// As [`plan`].
