@@ -88,6 +88,7 @@ mod card_table;
 
 mod target;
 
+mod room;
 mod storage;
 mod usage;
 

@@ -28,6 +28,7 @@ use cubecl_runtime::storage::ManagedResource;
 use firebox_trace::Bytes;
 
 use crate::device;
+use crate::room::SmallRoom;
 use crate::runtime::DryCompiler;
 use crate::storage::DryStorage;
 use crate::target::Target;
@@ -65,6 +66,8 @@ pub struct DryServer<T: Target> {
     utilities: Arc<ServerUtilities<Self>>,
     usage: Usage,
     looks_for_room: bool,
+    /// What is known of the room on the smallest pages of a stream.
+    small_rooms: BTreeMap<usize, SmallRoom>,
     /// What waits for a batch to be full, and how many it has room for.
     waiting: Vec<Request>,
     room: usize,
@@ -128,6 +131,7 @@ impl<T: Target> DryServer<T> {
         self.streams.clear();
         self.usage = Usage::default();
         self.looks_for_room = false;
+        self.small_rooms.clear();
         self.calls = 0;
         self.requested = 0;
         self.profiles.clear();
@@ -156,10 +160,13 @@ impl<T: Target> DryServer<T> {
         self.usage.reserved
     }
 
+    /// As `StreamPool` of cubecl-runtime counts them.
+    fn index(&self, stream: StreamId) -> usize {
+        stream.value as usize % self.max_streams
+    }
+
     fn stream(&mut self, stream: StreamId) -> &mut MemoryManagement<DryStorage> {
-        // As `StreamPool` of cubecl-runtime does.
-        let index = stream.value as usize % self.max_streams;
-        self.streams.entry(index).or_insert_with(|| {
+        self.streams.entry(self.index(stream)).or_insert_with(|| {
             MemoryManagement::from_configuration(
                 DryStorage::new(self.memory.alignment),
                 &self.memory,
@@ -214,17 +221,16 @@ impl<T: Target> DryServer<T> {
         if !self.looks_for_room {
             return;
         }
+        let index = self.index(stream);
+        let Some(pools) = self.streams.get_mut(&index) else { return };
+        let small_room = self.small_rooms.entry(index).or_default();
+        small_room.taken(pools, size);
         let is_small = |page: &u64| size > 0 && size < *page;
-        let page = self.stream(stream).storage().smallest_page().filter(is_small);
-        let Some(page) = page.filter(|page| !self.usage.full.contains(&Bytes::new(*page))) else {
-            return;
-        };
-        let pools = self.stream(stream);
-        pools.storage().ask();
-        let room = pools.reserve(size);
-        let wanted = pools.storage().answer();
-        drop(room);
-        if wanted == Some(page) {
+        let page = pools.storage().smallest_page().filter(is_small);
+        let page = page.filter(|page| !self.usage.full.contains(&Bytes::new(*page)));
+        if let Some(page) = page
+            && small_room.would_open(pools, page, size)
+        {
             self.usage.full.insert(Bytes::new(page));
         }
     }
@@ -295,6 +301,7 @@ impl<T: Target> DeviceService for DryServer<T> {
             utilities: Arc::new(utilities),
             usage: Usage::default(),
             looks_for_room: false,
+            small_rooms: BTreeMap::new(),
             waiting: Vec::new(),
             room: BATCH,
             interleaved: 0,
@@ -391,6 +398,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
 
     fn memory_cleanup(&mut self, stream: StreamId) {
         self.serve();
+        self.small_rooms.clear();
         let pools = self.stream(stream);
         let before = pools.storage().reserved();
         pools.cleanup(true);

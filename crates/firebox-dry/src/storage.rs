@@ -36,6 +36,11 @@ impl DryStorage {
         self.pages.values().copied().filter(|size| *size > 0).min()
     }
 
+    /// The bytes of a page.
+    pub(crate) fn size_of(&self, page: StorageId) -> Option<u64> {
+        self.pages.get(&page).copied()
+    }
+
     /// Opens no page from now on.
     pub(crate) fn ask(&mut self) {
         self.asking = Some(None);

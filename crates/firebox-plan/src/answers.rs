@@ -62,13 +62,12 @@ impl<F> Answers<F> {
 
     /// What is known of micro-batches of one item that exceed the budget.
     pub fn single_item_misfit(&self, budget: Bytes) -> Option<&Answer> {
-        let mut misfits = self.known.iter().filter(|answer| answer.need.peak > budget);
-        misfits.find(|answer| answer.split.largest().get() == 1)
+        self.misfits(budget).find(|answer| answer.split.largest().get() == 1)
     }
 
-    /// The latest answer that exceeds the budget.
-    pub fn latest_misfit(&self, budget: Bytes) -> Option<&Answer> {
-        self.known.iter().rev().find(|answer| answer.need.peak > budget)
+    /// The answers that exceed the budget, in the order of the questions.
+    pub fn misfits(&self, budget: Bytes) -> impl DoubleEndedIterator<Item = &Answer> {
+        self.known.iter().filter(move |answer| answer.need.peak > budget)
     }
 
     /// All answers, in the order of the questions.

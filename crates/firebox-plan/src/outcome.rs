@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use firebox_trace::{Bytes, Estimate, Items};
 
+use crate::ladder::Ladder;
 use crate::need::{Accumulating, Need};
+use crate::options::Sizing;
 use crate::split::Split;
 
 /// One footprint that the planner asked for.
@@ -103,6 +105,34 @@ impl Plan {
     /// The predicted peak in bytes, never above the budget.
     pub fn peak(&self) -> Bytes {
         self.peak
+    }
+
+    /// The next split with fewer micro-batches that `sizing` allows: nothing for a batch in one piece, and none but the batch in
+    /// one piece under a fixed size.
+    ///
+    /// ```
+    /// use firebox_plan::{Need, PlanOptions, Sizing, plan};
+    /// use firebox_trace::{Bytes, Items};
+    ///
+    /// let plan = plan(Items::new(64), Bytes::mib(12), &PlanOptions::new(), |split| {
+    ///     Ok::<_, std::convert::Infallible>(Need::exact(Bytes::mib(1) * split.largest().get() as u64))
+    /// })?;
+    /// assert_eq!(plan.to_string(), "64 = 4 x 11 + 2 x 10");
+    /// assert_eq!(plan.with_fewer_steps(Sizing::Even).unwrap().to_string(), "4 x 13 + 1 x 12");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_fewer_steps(&self, sizing: Sizing) -> Option<Split> {
+        let batch = self.batch.get();
+        if self.is_whole() {
+            return None;
+        }
+        let ladder = match sizing {
+            Sizing::Even => Ladder::even(batch),
+            Sizing::PowersOfTwo => Ladder::powers_of_two(batch),
+            Sizing::Fixed(_) => return Some(Split::whole(batch)),
+        };
+        let above = ladder.at_most(self.largest().get()).checked_sub(1);
+        Some(above.map_or(Split::whole(batch), |rung| ladder.split(rung)))
     }
 
     /// How sure [`peak`](Self::peak) is.

@@ -93,8 +93,8 @@ pub fn plan<E>(
 /// parallel. `footprints_of` answers all questions, in their order.
 ///
 /// With more than one at once two next to each other are asked for first, guessed from what the whole batch
-/// [holds](Need::holding), and guessed again twice at the most while neither fits; then the search is not by halves but by
-/// as many parts. More splits are asked for in all, by fewer calls.
+/// [holds](Need::holding), and guessed again twice at the most while neither fits, from how misfits differ; then the search is
+/// not by halves but by as many parts. More splits are asked for in all, by fewer calls.
 ///
 /// # Errors
 /// As [`plan`].
@@ -215,7 +215,7 @@ where
         let split = Split::chunks(self.batch, size);
         let smaller = Ladder::powers_of_two_below(self.batch, split.first.size);
         let Some(open) = self.approach(split, &smaller)? else { return Ok(split) };
-        let misfit = self.answers.latest_misfit(self.budget).cloned();
+        let misfit = self.answers.misfits(self.budget).next_back().cloned();
         let found = self.first_that_fits(&smaller, open.clone())?;
         match misfit {
             Some(misfit) if found < open.end => {
@@ -300,17 +300,26 @@ where
         Ok(start)
     }
 
-    /// The rung at which footprints would reach the budget if all but the state grew in proportion to the items, where several
-    /// sizes can be asked for at once and something is known.
+    /// The rung at which footprints would reach the budget, where several sizes can be asked for at once and something is known:
+    /// on a line through the two misfits that are farthest apart, or, of one alone, if all but the state grew with the items.
     fn guess(&self, ladder: &Ladder, open: Range<usize>) -> Option<usize> {
-        let misfit = self.answers.latest_misfit(self.budget)?;
-        let state = misfit.need.held_by(Role::State).get() as f64;
-        let room = self.budget.get() as f64 - state;
-        let grows = misfit.need.peak.get() as f64 - state;
-        let items = misfit.split.largest().get() as f64 * room / grows;
-        let known = !open.is_empty() && state > 0.0 && room > 0.0 && misfit.need.peak != Bytes::MAX;
-        (known && self.at_once > 1)
-            .then(|| ladder.at_most(items.max(1.0) as usize).clamp(open.start, open.end - 1))
+        let known = |answer: &&Answer| answer.need.peak != Bytes::MAX;
+        let misfits = || self.answers.misfits(self.budget).filter(known);
+        let items = |answer: &Answer| answer.split.largest().get() as f64;
+        let peak = |answer: &Answer| answer.need.peak.get() as f64;
+        let least = misfits().min_by_key(|answer| answer.need.peak)?;
+        let largest = misfits().max_by_key(|answer| answer.split.largest())?;
+        let growth = (peak(largest) - peak(least)) / (items(largest) - items(least));
+        let growth = match growth > 0.0 && growth.is_finite() {
+            true => growth,
+            false => match least.need.held_by(Role::State).get() as f64 {
+                0.0 => return None,
+                state => (peak(least) - state) / items(least),
+            },
+        };
+        let fitting = items(least) - (peak(least) - self.budget.get() as f64) / growth;
+        let may_guess = self.at_once > 1 && !open.is_empty() && fitting > 0.0;
+        may_guess.then(|| ladder.at_most(fitting.max(1.0) as usize).clamp(open.start, open.end - 1))
     }
 
     fn fits(&mut self, split: Split) -> Result<bool, PlanError<E>> {

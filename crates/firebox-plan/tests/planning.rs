@@ -6,7 +6,8 @@
 use std::convert::Infallible;
 
 use firebox_plan::{
-    Accumulating, Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, plan,
+    Accumulating, Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, Split, plan,
+    plan_at_once,
 };
 use firebox_trace::{Bytes, Items};
 
@@ -302,6 +303,32 @@ fn from_one_item_upwards_no_question_is_more_than_twice_what_fits() {
     check_questions(1, 1, FROM_ONE, affine(0, 1, 0), "1");
     check_questions(100, 40, POWERS_FROM_ONE, affine(0, 1, 0), "1 2 4 8 16 32 64 4+ 16+ 32+");
     check_questions(100, 40, fixed_from_one(32), affine(0, 1, 0), "1+ 2+ 4+ 8+ 16+ 32+");
+}
+
+#[test]
+fn guesses_learn_from_misfits() {
+    // Summing gradients takes 140 MiB that the first guess does not know of, and two sizes above 12 open a page of 400.
+    let peak = |split: &Split| {
+        let items = split.largest().get() as u64;
+        let opens = items > 12 && split.sizes().any(|size| size != split.largest());
+        10 + 42 * items + if split.len() > 1 { 140 } else { 0 } + if opens { 400 } else { 0 }
+    };
+    let mut asked = Vec::new();
+    let plan = plan_at_once(Items::new(64), Bytes::mib(815), &EVEN.at_once(4), |splits| {
+        asked.push(splits.iter().map(|split| split.largest().get()).collect::<Vec<_>>());
+        let need = |split| {
+            let state = Bytes::mib(10);
+            Ok::<_, Infallible>(Need::exact(Bytes::mib(peak(split))).holding(
+                "state",
+                Role::State,
+                state,
+            ))
+        };
+        splits.iter().map(need).collect()
+    });
+    // From 13 items alone, which need more than 16, the next guess would be 8.
+    assert_eq!(plan.expect("one item fits").to_string(), "64 = 4 x 11 + 2 x 10");
+    assert_eq!(asked, [vec![64], vec![16, 13], vec![11, 10]]);
 }
 
 #[test]

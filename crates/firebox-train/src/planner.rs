@@ -172,8 +172,8 @@ impl Planner {
 
     /// Makes the plan for batches of this shape; `rehearse` rehearses one way to cut them, with a recorder.
     ///
-    /// Where pages count, those of earlier plans take room. If the batch fits in fewer micro-batches without them, it is planned
-    /// so, and they are given back before it runs.
+    /// Where pages count, those of earlier plans take room. If the batch fits in fewer micro-batches without them, which is tried
+    /// with the next fewer, it is planned so, and they are given back before it runs.
     pub(crate) fn plan(
         &mut self,
         phase: Phase,
@@ -184,13 +184,19 @@ impl Planner {
         let started = Instant::now();
         let mut cost = PlanningCost::default();
         let mut found = self.search(phase, shape.items, false, &mut cost, &mut rehearse);
-        let is_chosen = matches!(self.sizing, Sizing::Fixed(_));
-        let may_gain = match &found {
-            Ok((plan, _)) => !plan.is_whole() && !is_chosen,
-            Err(TrainError::Plan { .. }) => true,
-            Err(_) => false,
-        };
-        if may_gain && !self.ran.is_empty() {
+        let may_gain = !self.ran.is_empty()
+            && match &found {
+                Ok((plan, _)) => {
+                    let fewer = plan.with_fewer_steps(self.sizing);
+                    let is_chosen = matches!(self.sizing, Sizing::Fixed(_));
+                    let mut fits =
+                        |split| self.fits_given_back(phase, split, &mut cost, &mut rehearse);
+                    !is_chosen && fewer.is_some_and(&mut fits)
+                }
+                Err(TrainError::Plan { .. }) => true,
+                Err(_) => false,
+            };
+        if may_gain {
             let alone = self.search(phase, shape.items, true, &mut cost, &mut rehearse);
             let steps = |found: &Result<(Plan, Rehearsed), TrainError>| {
                 found.as_ref().map_or(usize::MAX, |(plan, _)| plan.len())
@@ -233,6 +239,23 @@ impl Planner {
         let group = self.group;
         let planned = Planned { plan, iterations, rehearsed, cost, held, standalone, group };
         Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
+    }
+
+    /// Whether a split fits once the pages that what has run has left are given back. If it does not, fewer steps do not, either.
+    fn fits_given_back(
+        &self,
+        phase: Phase,
+        split: Split,
+        cost: &mut PlanningCost,
+        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> bool {
+        let budget = self.budget.scale(self.share);
+        cost.rehearsals += 1;
+        // What goes wrong in a rehearsal that was not needed is no reason to stop.
+        let Ok(rehearsal) = rehearse(split, &self.recorder(budget)) else { return false };
+        let rehearsed = assess(rehearsal, &self.conditions(phase, budget, true));
+        cost.operations += rehearsed.operations;
+        rehearsed.footprint.peak <= budget
     }
 
     /// Searches a plan for batches of `items` items behind what has run, whose pages stay open or are given back.
