@@ -60,14 +60,12 @@ const BATCH: usize = 32;
 #[derive(Debug)]
 pub struct DryServer<T: Target> {
     /// The allocators, by stream.
-    streams: BTreeMap<usize, MemoryManagement<DryStorage>>,
+    streams: BTreeMap<usize, Stream>,
     max_streams: usize,
     memory: MemoryDeviceProperties,
     utilities: Arc<ServerUtilities<Self>>,
     usage: Usage,
     looks_for_room: bool,
-    /// What is known of the room on the smallest pages of a stream.
-    small_rooms: BTreeMap<usize, SmallRoom>,
     /// What waits for a batch to be full, and how many it has room for.
     waiting: Vec<Request>,
     room: usize,
@@ -78,6 +76,13 @@ pub struct DryServer<T: Target> {
     /// The bytes asked for so far, and what they were when each running profile began.
     requested: u64,
     profiles: BTreeMap<u64, u64>,
+}
+
+/// The allocator of a stream.
+#[derive(Debug)]
+struct Stream {
+    pools: MemoryManagement<DryStorage>,
+    small_room: SmallRoom,
 }
 
 /// A request that nobody waits for.
@@ -119,7 +124,7 @@ impl<T: Target> DryServer<T> {
                     }
                     drop(arguments);
                 }
-                Request::Mode(mode, stream) => self.stream(stream).mode(mode),
+                Request::Mode(mode, stream) => self.stream(stream).pools.mode(mode),
             }
         }
     }
@@ -131,7 +136,6 @@ impl<T: Target> DryServer<T> {
         self.streams.clear();
         self.usage = Usage::default();
         self.looks_for_room = false;
-        self.small_rooms.clear();
         self.calls = 0;
         self.requested = 0;
         self.profiles.clear();
@@ -160,26 +164,24 @@ impl<T: Target> DryServer<T> {
         self.usage.reserved
     }
 
-    /// As `StreamPool` of cubecl-runtime counts them.
-    fn index(&self, stream: StreamId) -> usize {
-        stream.value as usize % self.max_streams
-    }
-
-    fn stream(&mut self, stream: StreamId) -> &mut MemoryManagement<DryStorage> {
-        self.streams.entry(self.index(stream)).or_insert_with(|| {
-            MemoryManagement::from_configuration(
+    fn stream(&mut self, stream: StreamId) -> &mut Stream {
+        // As `StreamPool` of cubecl-runtime does.
+        let index = stream.value as usize % self.max_streams;
+        self.streams.entry(index).or_insert_with(|| {
+            let pools = MemoryManagement::from_configuration(
                 DryStorage::new(self.memory.alignment),
                 &self.memory,
                 MemoryConfiguration::default(),
                 self.utilities.logger.clone(),
                 MemoryManagementOptions::new("dry memory"),
-            )
+            );
+            Stream { pools, small_room: SmallRoom::default() }
         })
     }
 
     /// The bytes that buffers hold, and how many there are.
     fn in_use(&self) -> (Bytes, u64) {
-        let usages = self.streams.values().map(MemoryManagement::memory_usage);
+        let usages = self.streams.values().map(|stream| stream.pools.memory_usage());
         usages.fold((Bytes::ZERO, 0), |(bytes, count), usage| {
             (bytes + Bytes::new(usage.bytes_in_use), count + usage.number_allocs)
         })
@@ -190,7 +192,7 @@ impl<T: Target> DryServer<T> {
         self.calls += 1;
         self.requested += size;
         let limit = self.memory.max_page_size / self.memory.alignment * self.memory.alignment;
-        let pools = self.stream(stream);
+        let Stream { pools, small_room } = self.stream(stream);
         let before = pools.storage().reserved();
         let reserved = match pools.reserve(size) {
             Ok(reserved) => reserved,
@@ -200,6 +202,7 @@ impl<T: Target> DryServer<T> {
                 return;
             }
         };
+        small_room.taken(pools, &reserved, size);
         if let Some(memory) = memory {
             pools.bind(reserved, memory, 0).expect("the pools know what they have just reserved");
         }
@@ -221,16 +224,13 @@ impl<T: Target> DryServer<T> {
         if !self.looks_for_room {
             return;
         }
-        let index = self.index(stream);
-        let Some(pools) = self.streams.get_mut(&index) else { return };
-        let small_room = self.small_rooms.entry(index).or_default();
-        small_room.taken(pools, size);
         let is_small = |page: &u64| size > 0 && size < *page;
-        let page = pools.storage().smallest_page().filter(is_small);
-        let page = page.filter(|page| !self.usage.full.contains(&Bytes::new(*page)));
-        if let Some(page) = page
-            && small_room.would_open(pools, page, size)
-        {
+        let page = self.stream(stream).pools.storage().smallest_page().filter(is_small);
+        let Some(page) = page.filter(|page| !self.usage.full.contains(&Bytes::new(*page))) else {
+            return;
+        };
+        let Stream { pools, small_room } = self.stream(stream);
+        if small_room.would_open(pools, page, size) {
             self.usage.full.insert(Bytes::new(page));
         }
     }
@@ -253,8 +253,8 @@ impl<T: Target> DryServer<T> {
         if self.usage.reserved > self.usage.peak {
             self.usage.peak = self.usage.reserved;
             self.usage.pages.clear();
-            for pools in self.streams.values_mut() {
-                for (size, count) in pools.storage().pages() {
+            for stream in self.streams.values_mut() {
+                for (size, count) in stream.pools.storage().pages() {
                     *self.usage.pages.entry(Bytes::new(size)).or_default() += count;
                 }
             }
@@ -301,7 +301,6 @@ impl<T: Target> DeviceService for DryServer<T> {
             utilities: Arc::new(utilities),
             usage: Usage::default(),
             looks_for_room: false,
-            small_rooms: BTreeMap::new(),
             waiting: Vec::new(),
             room: BATCH,
             interleaved: 0,
@@ -393,15 +392,15 @@ impl<T: Target> ComputeServer for DryServer<T> {
 
     fn memory_usage(&mut self, stream: StreamId) -> Result<MemoryUsage, ServerError> {
         self.answer();
-        Ok(self.stream(stream).memory_usage())
+        Ok(self.stream(stream).pools.memory_usage())
     }
 
     fn memory_cleanup(&mut self, stream: StreamId) {
         self.serve();
-        self.small_rooms.clear();
-        let pools = self.stream(stream);
+        let Stream { pools, small_room } = self.stream(stream);
         let before = pools.storage().reserved();
         pools.cleanup(true);
+        *small_room = SmallRoom::default();
         let freed = before - pools.storage().reserved();
         self.usage.reserved -= Bytes::new(freed);
     }

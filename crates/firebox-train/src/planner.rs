@@ -10,7 +10,6 @@ use firebox_plan::{
     Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, Split, plan_at_once,
 };
 use firebox_trace::{Bytes, Category, Heap, Items, MemoryModel, StructuralHash, TensorInfo, Trace};
-use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::beside::Beside;
 use crate::error::{Phase, TrainError};
@@ -18,8 +17,9 @@ use crate::pages::{OpenPages, Pages, pages_of};
 use crate::rehearsal::{Conditions, Iterations, Rehearsed, assess, recording_bytes};
 use crate::shape::Shape;
 
-/// How many sizes are assessed at once: as many as a card has devices without memory.
-const AT_ONCE: usize = firebox_dry::MAX_DEVICES_PER_CARD;
+/// How many splits are assessed at once. Each has a recording, the most that planning keeps in memory, and what is planned must
+/// not depend on the processors of a machine.
+const AT_ONCE: usize = 2;
 
 /// How many plans a memory model is told of as having run before.
 const REMEMBERED: usize = 4;
@@ -285,9 +285,7 @@ impl Planner {
             let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
             let result = plan_at_once(Items::new(items), budget, &options, |splits| {
                 cost.rehearsals += splits.len();
-                let recorded = splits.iter().map(|split| rehearse(*split, &recorder));
-                let recorded: Vec<Result<Rehearsal, TrainError>> = recorded.collect();
-                let assessed = assess_all(recorded, &conditions);
+                let assessed = assess_all(splits, |split| rehearse(split, &recorder), &conditions);
                 let needs = splits.iter().zip(assessed).map(|(split, assessed)| match assessed {
                     Ok(rehearsed) => {
                         cost.operations += rehearsed.operations;
@@ -428,23 +426,37 @@ impl Planner {
     }
 }
 
-/// Assesses rehearsals in parallel.
+/// Rehearses one split after the other, and assesses each meanwhile.
 fn assess_all(
-    mut recorded: Vec<Result<Rehearsal, TrainError>>,
+    splits: &[Split],
+    mut rehearse: impl FnMut(Split) -> Result<Rehearsal, TrainError>,
     conditions: &Conditions,
 ) -> Vec<Result<Rehearsed, TrainError>> {
-    let assess = |recorded: Result<Rehearsal, TrainError>| Ok(assess(recorded?, conditions));
-    if recorded.len() > 1 {
-        return recorded.into_par_iter().map(assess).collect();
+    if let [split] = splits {
+        return vec![rehearse(*split).map(|rehearsal| assess_alone(rehearsal, conditions))];
     }
-    let Some(one) = recorded.pop() else { return Vec::new() };
+    let mut assessed: Vec<_> = splits.iter().map(|_| None).collect();
+    rayon::in_place_scope(|scope| {
+        for (split, assessed) in splits.iter().zip(&mut assessed) {
+            match rehearse(*split) {
+                Ok(rehearsal) => {
+                    scope.spawn(|_| *assessed = Some(Ok(assess(rehearsal, conditions))));
+                }
+                Err(error) => *assessed = Some(Err(error)),
+            }
+        }
+    });
+    assessed.into_iter().map(|one| one.expect("the scope ends when all are assessed")).collect()
+}
+
+fn assess_alone(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
     let Conditions { memory, budget, .. } = conditions;
-    match one.as_ref().ok().and_then(|rehearsal| lesson(rehearsal, conditions)) {
+    match lesson(&rehearsal, conditions) {
         Some(trace) => {
             let learn = || memory.footprint_after(&[], &trace, *budget);
-            vec![rayon::join(|| assess(one), learn).0]
+            rayon::join(|| assess(rehearsal, conditions), learn).0
         }
-        None => vec![assess(one)],
+        None => assess(rehearsal, conditions),
     }
 }
 
