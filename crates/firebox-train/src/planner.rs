@@ -7,15 +7,21 @@ use std::time::{Duration, Instant};
 
 use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls};
 use firebox_plan::{
-    Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, Split, plan_at_once,
+    Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Sizing, Split, plan_at_once,
 };
-use firebox_trace::{Bytes, Category, Heap, Items, MemoryModel, StructuralHash, TensorInfo, Trace};
+use firebox_trace::{Bytes, Items, MemoryModel, StructuralHash, TensorInfo, Trace};
 
 use crate::beside::Beside;
 use crate::error::{Phase, TrainError};
 use crate::pages::{OpenPages, Pages, pages_of};
 use crate::rehearsal::{Conditions, Iterations, Rehearsed, assess, recording_bytes};
 use crate::shape::Shape;
+
+mod assess;
+#[cfg(test)]
+mod tests;
+
+use self::assess::{assess_all, need_of};
 
 /// How many splits are assessed at once. Each has a recording, the most that planning keeps in memory, and what is planned must
 /// not depend on the processors of a machine.
@@ -426,48 +432,6 @@ impl Planner {
     }
 }
 
-/// Rehearses one split after the other, and assesses each meanwhile.
-fn assess_all(
-    splits: &[Split],
-    mut rehearse: impl FnMut(Split) -> Result<Rehearsal, TrainError>,
-    conditions: &Conditions,
-) -> Vec<Result<Rehearsed, TrainError>> {
-    if let [split] = splits {
-        return vec![rehearse(*split).map(|rehearsal| assess_alone(rehearsal, conditions))];
-    }
-    let mut assessed: Vec<_> = splits.iter().map(|_| None).collect();
-    rayon::in_place_scope(|scope| {
-        for (split, assessed) in splits.iter().zip(&mut assessed) {
-            match rehearse(*split) {
-                Ok(rehearsal) => {
-                    scope.spawn(|_| *assessed = Some(Ok(assess(rehearsal, conditions))));
-                }
-                Err(error) => *assessed = Some(Err(error)),
-            }
-        }
-    });
-    assessed.into_iter().map(|one| one.expect("the scope ends when all are assessed")).collect()
-}
-
-fn assess_alone(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
-    let Conditions { memory, budget, .. } = conditions;
-    match lesson(&rehearsal, conditions) {
-        Some(trace) => {
-            let learn = || memory.footprint_after(&[], &trace, *budget);
-            rayon::join(|| assess(rehearsal, conditions), learn).0
-        }
-        None => assess(rehearsal, conditions),
-    }
-}
-
-/// The trace of a single rehearsal, if others will follow because its tensors alone are larger than the budget. A device without
-/// memory is slow at the first trace, as burn's fusion learns; a second device can learn from this one meanwhile.
-fn lesson(rehearsal: &Rehearsal, conditions: &Conditions) -> Option<Trace> {
-    let alone = conditions.memory.is_on_host() || rayon::current_num_threads() < 2;
-    let is_too_large = || Heap::simple().footprint(&rehearsal.trace).peak > conditions.budget;
-    (!alone && is_too_large()).then(|| rehearsal.trace.clone())
-}
-
 /// The errors of rehearsals come out as they are, those of planning with their phase.
 fn failed(phase: Phase, cause: PlanError<TrainError>) -> TrainError {
     match cause {
@@ -475,23 +439,4 @@ fn failed(phase: Phase, cause: PlanError<TrainError>) -> TrainError {
         PlanError::Footprint { cause, .. } => cause,
         cause => TrainError::Plan { phase, cause: Box::new(cause) },
     }
-}
-
-fn need_of(rehearsed: &Rehearsed) -> Need {
-    let footprint = &rehearsed.footprint;
-    let mut need = Need::new(footprint.peak, footprint.estimate);
-    if let Some(paging) = footprint.paging.as_ref().filter(|paging| paging.is_refused()) {
-        need = need.oversized(paging.largest_buffer, paging.largest_page);
-    }
-    for (category, bytes) in footprint.categories.iter() {
-        let role = match category {
-            Category::Parameter | Category::OptimizerState => Role::State,
-            Category::Gradient | Category::AccumulatedGradient => Role::State,
-            Category::Activation => Role::Activations,
-            Category::Input => Role::Inputs,
-            Category::Temporary => Role::Other,
-        };
-        need = need.holding(category.name(), role, bytes);
-    }
-    need
 }

@@ -1,0 +1,70 @@
+//! From rehearsals to what the search for a plan asks for, in parallel.
+
+use firebox_lazy::Rehearsal;
+use firebox_plan::{Need, Role, Split};
+use firebox_trace::{Category, Heap, MemoryModel, Trace};
+
+use crate::error::TrainError;
+use crate::rehearsal::{Conditions, Rehearsed, assess};
+
+/// Rehearses one split after the other, and assesses each meanwhile.
+pub(super) fn assess_all(
+    splits: &[Split],
+    mut rehearse: impl FnMut(Split) -> Result<Rehearsal, TrainError>,
+    conditions: &Conditions,
+) -> Vec<Result<Rehearsed, TrainError>> {
+    if let [split] = splits {
+        return vec![rehearse(*split).map(|rehearsal| assess_alone(rehearsal, conditions))];
+    }
+    let mut assessed: Vec<_> = splits.iter().map(|_| None).collect();
+    rayon::in_place_scope(|scope| {
+        for (split, assessed) in splits.iter().zip(&mut assessed) {
+            match rehearse(*split) {
+                Ok(rehearsal) => {
+                    scope.spawn(|_| *assessed = Some(Ok(assess(rehearsal, conditions))));
+                }
+                Err(error) => *assessed = Some(Err(error)),
+            }
+        }
+    });
+    assessed.into_iter().map(|one| one.expect("the scope ends when all are assessed")).collect()
+}
+
+fn assess_alone(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
+    let Conditions { memory, budget, .. } = conditions;
+    match lesson(&rehearsal, conditions) {
+        Some(trace) => {
+            let learn = || memory.footprint_after(&[], &trace, *budget);
+            rayon::join(|| assess(rehearsal, conditions), learn).0
+        }
+        None => assess(rehearsal, conditions),
+    }
+}
+
+/// The trace of a single rehearsal, if others will follow because its tensors alone are larger than the budget. A device without
+/// memory is slow at the first trace, as burn's fusion learns; a second device can learn from this one meanwhile.
+fn lesson(rehearsal: &Rehearsal, conditions: &Conditions) -> Option<Trace> {
+    let alone = conditions.memory.is_on_host() || rayon::current_num_threads() < 2;
+    let is_too_large = || Heap::simple().footprint(&rehearsal.trace).peak > conditions.budget;
+    (!alone && is_too_large()).then(|| rehearsal.trace.clone())
+}
+
+/// What a rehearsal tells the search.
+pub(super) fn need_of(rehearsed: &Rehearsed) -> Need {
+    let footprint = &rehearsed.footprint;
+    let mut need = Need::new(footprint.peak, footprint.estimate);
+    if let Some(paging) = footprint.paging.as_ref().filter(|paging| paging.is_refused()) {
+        need = need.oversized(paging.largest_buffer, paging.largest_page);
+    }
+    for (category, bytes) in footprint.categories.iter() {
+        let role = match category {
+            Category::Parameter | Category::OptimizerState => Role::State,
+            Category::Gradient | Category::AccumulatedGradient => Role::State,
+            Category::Activation => Role::Activations,
+            Category::Input => Role::Inputs,
+            Category::Temporary => Role::Other,
+        };
+        need = need.holding(category.name(), role, bytes);
+    }
+    need
+}

@@ -1,0 +1,140 @@
+//! Plans behind plans, in a memory whose pages are as easy to count as to draw: one tensor, and one page for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use burn::tensor::{DType, Shape as TensorShape};
+use firebox_trace::{Category, Footprint, Heap, Origin, Paging};
+
+use super::*;
+
+/// Pages hold multiples of this.
+const PAGE: u64 = 10;
+
+/// One page for all tensors of a trace. What ran before has its own, which stays open, and is used where it is as large.
+#[derive(Debug)]
+struct Pool;
+
+impl Pool {
+    fn page(trace: &Trace) -> Bytes {
+        let bytes: Bytes = trace.tensors.iter().map(TensorInfo::bytes).sum();
+        Bytes::mib(bytes.get().div_ceil(1 << 20).next_multiple_of(PAGE))
+    }
+
+    fn footprint_beside(trace: &Trace, others: &[&Trace]) -> Footprint {
+        let others = others.iter().map(|other| Self::page(other));
+        let pages: BTreeSet<Bytes> = others.chain([Self::page(trace)]).collect();
+        let reserved = pages.iter().copied().sum();
+        let mut footprint = Heap::simple().footprint(trace);
+        footprint.categories.add(Category::Temporary, reserved - footprint.peak);
+        footprint.peak = reserved;
+        let pages: BTreeMap<Bytes, usize> = pages.into_iter().map(|page| (page, 1)).collect();
+        let largest_page = Bytes::gib(1);
+        footprint.paging = Some(Paging { reserved, pages, largest_page, ..Paging::default() });
+        footprint
+    }
+}
+
+impl MemoryModel for Pool {
+    fn name(&self) -> &str {
+        "pool"
+    }
+
+    fn footprint(&self, trace: &Trace) -> Footprint {
+        Self::footprint_beside(trace, &[])
+    }
+
+    fn footprint_after(&self, before: &[&Trace], trace: &Trace, _enough: Bytes) -> Footprint {
+        Self::footprint_beside(trace, before)
+    }
+}
+
+/// A rehearsal of micro-batches of one MiB for each item.
+fn rehearsal(split: Split) -> Rehearsal {
+    let rows = TensorShape::new([split.largest().get(), 1 << 18]);
+    let batch = TensorInfo {
+        shape: rows,
+        dtype: DType::F32,
+        origin: Origin::Existing,
+        label: None,
+        worker: None,
+    };
+    let trace = Trace { tensors: vec![batch], ..Trace::default() };
+    Rehearsal { trace, survivors: Vec::new(), replaced: Vec::new() }
+}
+
+fn planner(budget: u64) -> Planner {
+    Planner::new(Arc::new(Pool), Bytes::mib(budget), Sizing::Even)
+}
+
+/// Plans batches of so many items, and tells the plan, the splits that were rehearsed for it, and what has to be done first.
+fn run(planner: &mut Planner, items: usize) -> (String, Vec<String>, Admission) {
+    let (phase, shape) = (Phase::Training, Shape::of_items(items));
+    let mut asked = Vec::new();
+    let iterations = planner.to_plan(phase, shape, false).expect("it is not planned yet");
+    let rehearse = |split: Split, _: &Recorder| {
+        asked.push(split.to_string());
+        Ok(rehearsal(split))
+    };
+    let planned = planner.plan(phase, shape, iterations, rehearse).expect("one item fits");
+    assert_eq!(planned.cost.rehearsals, asked.len());
+    (planned.plan.split().to_string(), asked, planner.begin(phase, shape))
+}
+
+#[test]
+fn pages_stay_open_where_there_is_room() {
+    let mut planner = planner(200);
+    assert_eq!(run(&mut planner, 100).0, "1 x 100");
+    assert_eq!(run(&mut planner, 60), ("1 x 60".into(), vec!["1 x 60".into()], Admission::Runs));
+    assert_eq!(planner.predicted, Bytes::mib(160));
+}
+
+#[test]
+fn pages_are_given_back_for_fewer_steps() {
+    let mut planner = planner(120);
+    assert_eq!(run(&mut planner, 100).2, Admission::Runs);
+    let (split, _, admission) = run(&mut planner, 60);
+    assert_eq!((split.as_str(), admission), ("1 x 60", Admission::RunsOnceGivenBack));
+    assert_eq!(planner.predicted, Bytes::mib(100));
+    // And back again: its pages went for those of the other.
+    let first = (Phase::Training, Shape::of_items(100));
+    assert_eq!(planner.begin(first.0, first.1), Admission::RunsOnceGivenBack);
+    assert_eq!(planner.begin(first.0, first.1), Admission::Runs);
+}
+
+#[test]
+fn no_second_search_where_fewer_steps_do_not_fit() {
+    let mut planner = planner(120);
+    run(&mut planner, 10);
+    let (split, asked, admission) = run(&mut planner, 300);
+    assert_eq!((split.as_str(), admission), ("3 x 100", Admission::Runs));
+    assert_eq!(asked.last().map(String::as_str), Some("2 x 150"), "the next fewer, once");
+    let (split, needed, _) = run(&mut self::planner(120), 300);
+    assert_eq!(split, "3 x 100");
+    assert_eq!(asked.len(), needed.len() + 1);
+}
+
+#[test]
+fn a_share_of_the_budget_is_kept_free_once_more_was_measured() {
+    let mut planner = planner(100);
+    assert_eq!(run(&mut planner, 100).0, "1 x 100");
+    planner.be_cautious(0.9);
+    // What is planned already runs as it is.
+    assert_eq!(planner.begin(Phase::Training, Shape::of_items(100)), Admission::Runs);
+    let mut planner = self::planner(100);
+    planner.be_cautious(0.9);
+    assert_eq!(run(&mut planner, 100).0, "2 x 50");
+}
+
+#[test]
+fn other_shapes_are_planned_for_one_iteration_until_two_come_in_a_row() {
+    let mut planner = planner(200);
+    let (first, other) = (Shape::of_items(100), Shape::of_items(60));
+    assert_eq!(planner.to_plan(Phase::Training, first, false), Some(Iterations::Two));
+    run(&mut planner, 100);
+    assert_eq!(planner.to_plan(Phase::Training, first, true), None);
+    assert_eq!(planner.to_plan(Phase::Training, other, false), Some(Iterations::One));
+    run(&mut planner, 60);
+    assert_eq!(planner.to_plan(Phase::Training, other, false), None);
+    assert_eq!(planner.to_plan(Phase::Training, other, true), Some(Iterations::Two));
+    assert_eq!(planner.to_plan(Phase::Validation, other, false), Some(Iterations::Two));
+}
