@@ -5,11 +5,12 @@ use cubecl_runtime::storage::ComputeStorage;
 
 use crate::storage::DryStorage;
 
-/// The part of a page that is asked for as one run: the largest buffer of the smallest pages on CUDA (`from_configuration` in
+/// The parts of a page that are asked for as one run, the largest first. The largest buffer on the smallest pages is between the
+/// fourth and the 64th part of them, the less the more memory a card has (`from_configuration` in
 /// `memory_management/memory_manage.rs` of cubecl-runtime).
-const RUNS_OF_A_PAGE: u64 = 16;
+const RUNS_OF_A_PAGE: [u64; 3] = [16, 32, 64];
 
-/// For so many requests behind one that found no run, no run is looked for.
+/// After a question that found no run, so many requests are not asked about.
 const PATIENCE: u32 = 32;
 
 /// What is known of the room on small pages.
@@ -22,7 +23,7 @@ pub(crate) struct SmallRoom {
     page: u64,
     /// The bytes of the run.
     run: u64,
-    /// How many requests no run is looked for.
+    /// For how many more requests no run is looked for.
     patience: u32,
 }
 
@@ -39,34 +40,42 @@ impl SmallRoom {
         }
     }
 
-    /// Whether one more buffer of `size` bytes certainly opens no page. It may have room where this says no.
-    fn has(&mut self, pools: &mut MemoryManagement<DryStorage>, size: u64) -> bool {
-        let needed = aligned(pools, size);
-        if needed == 0 || self.run >= needed {
-            return needed > 0;
-        }
-        if self.patience > 0 {
-            self.patience -= 1;
-            return false;
-        }
-        let Some(page) = pools.storage().smallest_page() else { return false };
-        let run = page / RUNS_OF_A_PAGE;
-        if needed <= run && [1, run].iter().all(|size| ask(pools, *size) == Room::On(page)) {
-            *self = Self { page, run, patience: 0 };
-            return true;
-        }
-        self.patience = PATIENCE;
-        false
-    }
-
-    /// Whether one more buffer of `size` bytes would open another page of `page` bytes.
+    /// Whether one more buffer of `size` bytes would open another page of `page` bytes, the smallest that are open.
     pub(crate) fn would_open(
         &mut self,
         pools: &mut MemoryManagement<DryStorage>,
         page: u64,
         size: u64,
     ) -> bool {
-        !self.has(pools, size) && ask(pools, size) == Room::NeedsPage(page)
+        !self.has(pools, page, size) && ask(pools, size) == Room::NeedsPage(page)
+    }
+
+    /// Whether one more buffer of `size` bytes certainly has room on a page of `page` bytes.
+    fn has(&mut self, pools: &mut MemoryManagement<DryStorage>, page: u64, size: u64) -> bool {
+        let needed = aligned(pools, size);
+        if self.page == page && self.run >= needed {
+            return true;
+        }
+        if needed > page / RUNS_OF_A_PAGE[0] {
+            return false;
+        }
+        if self.patience > 0 {
+            self.patience -= 1;
+            return false;
+        }
+        let alignment = pools.storage().alignment() as u64;
+        let runs = RUNS_OF_A_PAGE.map(|part| page / part / alignment * alignment);
+        let is_free = |run: &u64| [1, *run].iter().all(|size| ask(pools, *size) == Room::On(page));
+        match runs.into_iter().filter(|run| *run >= needed).find(is_free) {
+            Some(run) => {
+                *self = Self { page, run, patience: 0 };
+                true
+            }
+            None => {
+                self.patience = PATIENCE;
+                false
+            }
+        }
     }
 }
 
@@ -81,11 +90,12 @@ enum Room {
     Never,
 }
 
-/// Asks for a buffer of `size` bytes and takes none.
+/// Asks for a buffer of `size` bytes, rounded up to the alignment, and takes none.
 ///
-/// A gap between two buffers that was taken by one that is not as large as it, but for what aligns it, is smaller by that
-/// until a neighbour is freed (`try_reserve` in `memory_management/memory_pool/memory_page.rs` of cubecl-runtime). So whole
-/// multiples of the alignment are asked for: questions must not change what is asked.
+/// The size is rounded because an answer splits the gap that it is found in: one that a buffer fills but for its padding is
+/// smaller by the padding once the buffer is gone, until it is merged with a free neighbour (`try_reserve` in
+/// `memory_management/memory_pool/memory_page.rs` of cubecl-runtime), and questions should not make such gaps. Within one
+/// alignment of the largest buffer of a pool, a question may so be about the next pool.
 fn ask(pools: &mut MemoryManagement<DryStorage>, size: u64) -> Room {
     pools.storage().ask();
     let size = aligned(pools, size);
@@ -118,15 +128,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Card;
 
     const ALIGNMENT: u64 = 256;
     const MIB: u64 = 1 << 20;
 
     fn pools() -> MemoryManagement<DryStorage> {
-        let memory = MemoryDeviceProperties { max_page_size: 128 * MIB, alignment: ALIGNMENT };
+        pools_of(&MemoryDeviceProperties { max_page_size: 128 * MIB, alignment: ALIGNMENT })
+    }
+
+    fn pools_of(memory: &MemoryDeviceProperties) -> MemoryManagement<DryStorage> {
         MemoryManagement::from_configuration(
-            DryStorage::new(ALIGNMENT),
-            &memory,
+            DryStorage::new(memory.alignment),
+            memory,
             MemoryConfiguration::default(),
             Arc::new(ServerLogger::default()),
             MemoryManagementOptions::new("dry memory"),
@@ -146,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_leaves_gaps_as_they_are() {
+    fn a_question_leaves_gaps_of_whole_alignments_as_they_are() {
         let (mut pools, mut room) = (pools(), SmallRoom::default());
         let mut held: Vec<_> = (0..4).map(|_| take(&mut pools, &mut room, 2 * MIB)).collect();
         let page = 8 * MIB;
@@ -158,6 +172,23 @@ mod tests {
         }
         held.push(take(&mut pools, &mut room, 2 * MIB));
         assert_eq!(pools.storage().pages(), [(page, 1)].into());
+    }
+
+    #[test]
+    fn a_run_is_found_on_every_card() {
+        for card in Card::all() {
+            let memory = card.properties().memory;
+            let (mut pools, mut room) = (pools_of(&memory), SmallRoom::default());
+            let _buffer = take(&mut pools, &mut room, 256);
+            let page = pools.storage().smallest_page().expect("a page is open");
+            assert!(!room.would_open(&mut pools, page, 256));
+            assert!(
+                room.run >= page / 64 - memory.alignment,
+                "{}: {} of {page}",
+                card.name(),
+                room.run
+            );
+        }
     }
 
     proptest! {

@@ -107,32 +107,34 @@ impl Plan {
         self.peak
     }
 
-    /// The next split with fewer micro-batches that `sizing` allows: nothing for a batch in one piece, and none but the batch in
-    /// one piece under a fixed size.
+    /// The splits with fewer micro-batches that `sizing` allows, from the next one up to the batch in one piece. Under a fixed size
+    /// that is the only one.
     ///
     /// ```
     /// use firebox_plan::{Need, PlanOptions, Sizing, plan};
     /// use firebox_trace::{Bytes, Items};
     ///
-    /// let plan = plan(Items::new(64), Bytes::mib(12), &PlanOptions::new(), |split| {
+    /// let plan = plan(Items::new(64), Bytes::mib(20), &PlanOptions::new(), |split| {
     ///     Ok::<_, std::convert::Infallible>(Need::exact(Bytes::mib(1) * split.largest().get() as u64))
     /// })?;
-    /// assert_eq!(plan.to_string(), "64 = 4 x 11 + 2 x 10");
-    /// assert_eq!(plan.with_fewer_steps(Sizing::Even).unwrap().to_string(), "4 x 13 + 1 x 12");
+    /// assert_eq!(plan.to_string(), "64 = 4 x 16");
+    /// let fewer: Vec<String> = plan.with_fewer_steps(Sizing::Even).map(|split| split.to_string()).collect();
+    /// assert_eq!(fewer, ["1 x 22 + 2 x 21", "2 x 32", "1 x 64"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn with_fewer_steps(&self, sizing: Sizing) -> Option<Split> {
+    pub fn with_fewer_steps(&self, sizing: Sizing) -> impl Iterator<Item = Split> + use<> {
         let batch = self.batch.get();
-        if self.is_whole() {
-            return None;
-        }
         let ladder = match sizing {
-            Sizing::Even => Ladder::even(batch),
-            Sizing::PowersOfTwo => Ladder::powers_of_two(batch),
-            Sizing::Fixed(_) => return Some(Split::whole(batch)),
+            _ if self.is_whole() => None,
+            Sizing::Even => Some(Ladder::even(batch)),
+            Sizing::PowersOfTwo => Some(Ladder::powers_of_two(batch)),
+            Sizing::Fixed(_) => None,
         };
-        let above = ladder.at_most(self.largest().get()).checked_sub(1);
-        Some(above.map_or(Split::whole(batch), |rung| ladder.split(rung)))
+        let size = self.largest().get();
+        let above = ladder.into_iter().flat_map(move |ladder| {
+            (0..ladder.at_most(size)).rev().map(move |rung| ladder.split(rung))
+        });
+        above.chain((!self.is_whole()).then(|| Split::whole(batch)))
     }
 
     /// How sure [`peak`](Self::peak) is.

@@ -279,7 +279,7 @@ where
         let open_end = end;
         let mut guesses = 0;
         while start < end {
-            // As long as nothing fits, the latest misfit tells more than the middle.
+            // As long as nothing fits, misfits tell more than the middle.
             let is_open = end == open_end && guesses < GUESSES;
             let guess = if is_open { self.guess(ladder, start..end) } else { None };
             guesses += 1;
@@ -301,23 +301,27 @@ where
     }
 
     /// The rung at which footprints would reach the budget, where several sizes can be asked for at once and something is known:
-    /// on a line through the two misfits that are farthest apart, or, of one alone, if all but the state grew with the items.
+    /// on a line through the misfit of the least peak and that of the most items, or, if that tells nothing, where all but the
+    /// state of the latest one would have grown with the items.
     fn guess(&self, ladder: &Ladder, open: Range<usize>) -> Option<usize> {
         let known = |answer: &&Answer| answer.need.peak != Bytes::MAX;
         let misfits = || self.answers.misfits(self.budget).filter(known);
         let items = |answer: &Answer| answer.split.largest().get() as f64;
         let peak = |answer: &Answer| answer.need.peak.get() as f64;
-        let least = misfits().min_by_key(|answer| answer.need.peak)?;
+        let least = misfits().min_by_key(|answer| (answer.need.peak, answer.split.largest()))?;
         let largest = misfits().max_by_key(|answer| answer.split.largest())?;
         let growth = (peak(largest) - peak(least)) / (items(largest) - items(least));
-        let growth = match growth > 0.0 && growth.is_finite() {
-            true => growth,
-            false => match least.need.held_by(Role::State).get() as f64 {
-                0.0 => return None,
-                state => (peak(least) - state) / items(least),
-            },
+        let (from, growth) = if growth > 0.0 && growth.is_finite() {
+            (least, growth)
+        } else {
+            let latest = misfits().next_back()?;
+            let state = latest.need.held_by(Role::State).get() as f64;
+            if state == 0.0 {
+                return None;
+            }
+            (latest, (peak(latest) - state) / items(latest))
         };
-        let fitting = items(least) - (peak(least) - self.budget.get() as f64) / growth;
+        let fitting = items(from) - (peak(from) - self.budget.get() as f64) / growth;
         let may_guess = self.at_once > 1 && !open.is_empty() && fitting > 0.0;
         may_guess.then(|| ladder.at_most(fitting.max(1.0) as usize).clamp(open.start, open.end - 1))
     }

@@ -66,6 +66,11 @@ impl Split {
         self.runs().map(|run| run.count).sum()
     }
 
+    /// Whether there are micro-batches of two sizes.
+    pub fn is_uneven(&self) -> bool {
+        self.rest.is_some()
+    }
+
     /// The largest micro-batch, which comes first.
     pub fn largest(&self) -> Items {
         Items::new(self.first.size)

@@ -23,8 +23,8 @@ mod tests;
 
 use self::assess::{assess_all, need_of};
 
-/// How many splits are assessed at once. Each has a recording, the most that planning keeps in memory, and what is planned must
-/// not depend on the processors of a machine.
+/// How many splits are assessed at once. Each has a recording, the most that planning keeps in memory, and four would take longer on
+/// two processors; on more it is two as well, because what is planned must not depend on them.
 const AT_ONCE: usize = 2;
 
 /// How many plans a memory model is told of as having run before.
@@ -178,8 +178,8 @@ impl Planner {
 
     /// Makes the plan for batches of this shape; `rehearse` rehearses one way to cut them, with a recorder.
     ///
-    /// Where pages count, those of earlier plans take room. If the batch fits in fewer micro-batches without them, which is tried
-    /// with the next fewer, it is planned so, and they are given back before it runs.
+    /// Where pages count, those of earlier plans take room. If the batch fits in fewer micro-batches without them, it is planned so,
+    /// and they are given back before it runs.
     pub(crate) fn plan(
         &mut self,
         phase: Phase,
@@ -193,11 +193,8 @@ impl Planner {
         let may_gain = !self.ran.is_empty()
             && match &found {
                 Ok((plan, _)) => {
-                    let fewer = plan.with_fewer_steps(self.sizing);
-                    let is_chosen = matches!(self.sizing, Sizing::Fixed(_));
-                    let mut fits =
-                        |split| self.fits_given_back(phase, split, &mut cost, &mut rehearse);
-                    !is_chosen && fewer.is_some_and(&mut fits)
+                    let fits = |split| self.fits_given_back(phase, split, &mut cost, &mut rehearse);
+                    may_run_in_fewer_steps(plan, self.sizing, fits)
                 }
                 Err(TrainError::Plan { .. }) => true,
                 Err(_) => false,
@@ -247,7 +244,7 @@ impl Planner {
         Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
     }
 
-    /// Whether a split fits once the pages that what has run has left are given back. If it does not, fewer steps do not, either.
+    /// Whether a split fits once the pages that what has run has left are given back.
     fn fits_given_back(
         &self,
         phase: Phase,
@@ -430,6 +427,20 @@ impl Planner {
     pub(crate) fn be_cautious(&mut self, share: f64) {
         self.share = self.share.min(share);
     }
+}
+
+/// Whether a batch that is planned behind others may run in fewer steps where they have left nothing; `fits` tells which splits
+/// fit so. Asked for are the next split that was not found to fit behind them, and, if that is one of two sizes, which may need
+/// more than a larger one, the next of one size.
+fn may_run_in_fewer_steps(plan: &Plan, sizing: Sizing, fits: impl FnMut(Split) -> bool) -> bool {
+    let does_fit = |split: &Split| {
+        plan.asked().iter().any(|asked| asked.split == *split && asked.need.peak <= plan.budget())
+    };
+    let is_chosen = matches!(sizing, Sizing::Fixed(_));
+    let mut fewer = plan.with_fewer_steps(sizing).filter(|split| !is_chosen && !does_fit(split));
+    let next = fewer.next();
+    let even = next.filter(Split::is_uneven).and_then(|_| fewer.find(|split| !split.is_uneven()));
+    next.into_iter().chain(even).any(fits)
 }
 
 /// The errors of rehearsals come out as they are, those of planning with their phase.

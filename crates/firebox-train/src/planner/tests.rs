@@ -1,4 +1,4 @@
-//! Plans behind plans, in a memory whose pages are as easy to count as to draw: one tensor, and one page for it.
+//! Plans behind plans, in a memory of which all is known: each trace has one tensor, and one page for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -111,6 +111,37 @@ fn no_second_search_where_fewer_steps_do_not_fit() {
     let (split, needed, _) = run(&mut self::planner(120), 300);
     assert_eq!(split, "3 x 100");
     assert_eq!(asked.len(), needed.len() + 1);
+}
+
+#[test]
+fn fewer_steps_are_tried_by_the_next_split_and_the_next_of_one_size() {
+    let plan_of = |most: usize, cliffs| {
+        let fits = |split: Split| {
+            let page = if split.largest().get() > most { 100 } else { 1 };
+            Ok::<_, TrainError>(Need::exact(Bytes::new(page * split.largest().get() as u64)))
+        };
+        let options = PlanOptions::new().cliffs(cliffs);
+        firebox_plan::plan(Items::new(64), Bytes::new(1_200), &options, fits).expect("one fits")
+    };
+    let asked = |plan: &Plan, sizing, fitting: &str| {
+        let mut asked = Vec::new();
+        let gains = may_run_in_fewer_steps(plan, sizing, |split| {
+            asked.push(split.to_string());
+            asked.last().is_some_and(|split| split == fitting)
+        });
+        (asked, gains)
+    };
+    let plan = plan_of(11, Cliffs::Ignore);
+    assert_eq!(plan.split().to_string(), "4 x 11 + 2 x 10");
+    let both = ["4 x 13 + 1 x 12".to_owned(), "4 x 16".to_owned()];
+    assert_eq!(asked(&plan, Sizing::Even, "none"), (both.to_vec(), false));
+    assert_eq!(asked(&plan, Sizing::Even, "4 x 16"), (both.to_vec(), true));
+    assert_eq!(asked(&plan, Sizing::Even, &both[0]), (both[..1].to_vec(), true));
+    assert_eq!(asked(&plan, Sizing::Fixed(Items::new(11)), "1 x 64"), (Vec::new(), false));
+    // Eleven items fit behind the others as well, and need far more than ten.
+    let plan = plan_of(10, Cliffs::Avoid);
+    assert_eq!(plan.split().to_string(), "1 x 10 + 6 x 9");
+    assert_eq!(asked(&plan, Sizing::Even, "none").0, both);
 }
 
 #[test]
