@@ -18,8 +18,7 @@ pub(crate) fn representative(split: Split, batches: usize, pages: bool) -> Vec<R
     let most = |items: usize| if pages || items == largest { REPEATING } else { 1 };
     let shortened = |ranges: &mut dyn Iterator<Item = Range<usize>>| shortened(ranges, most);
     let one = shortened(&mut split.ranges());
-    let is_uneven = one.first().map(Range::len) != one.last().map(Range::len);
-    let batches = if is_uneven { batches.min(BATCHES) } else { batches.min(REPEATING) };
+    let batches = if split.is_uneven() { batches.min(BATCHES) } else { batches.min(REPEATING) };
     shortened(&mut (0..batches).flat_map(|_| one.iter().cloned()))
 }
 

@@ -23,8 +23,8 @@ mod tests;
 
 use self::assess::{assess_all, need_of};
 
-/// How many splits are assessed at once. Each has a recording, the most that planning keeps in memory, and four would take longer on
-/// two processors; on more it is two as well, because what is planned must not depend on them.
+/// How many splits are assessed at once. Each has a recording, the most that planning keeps in memory. The number of processors does
+/// not count, because what is planned must not depend on it.
 const AT_ONCE: usize = 2;
 
 /// How many plans a memory model is told of as having run before.
