@@ -93,8 +93,8 @@ for name in "${parts[@]}"; do
             else part cuda 90 "$bin/cuda" --nocapture; fi ;;
         accuracy)
             if [ ! -x "$bin/accuracy" ]; then skip accuracy "the pack has no such bench"
-            elif [ -n "$dry" ]; then skip accuracy "it has a dry run of its own"
-            else part accuracy 480 "$bin/accuracy" --jobs 8 --limit 400 --json "$OUT/accuracy.json"; fi ;;
+            elif [ -n "$dry" ]; then part accuracy 60 "$bin/accuracy" --bench --list
+            else part accuracy 480 "$bin/accuracy" --bench --jobs 8 --limit 400 --json "$OUT/accuracy.json"; fi ;;
         largest)
             if [ -n "$dry" ]; then
                 part largest 400 "$bin/gpu" largest --model cnn --memory 64MiB --steps 2 --stride 100 --limit 180
