@@ -223,6 +223,11 @@ impl<T: Target> Monitor<T> {
         self.0.submit_blocking(DryServer::look_for_room).expect("the device runs this program");
     }
 
+    /// Forgets the most that was reserved before now.
+    pub(crate) fn forget_peak(&self) {
+        self.0.submit_blocking(DryServer::forget_peak).expect("the device runs this program");
+    }
+
     /// From the next answer on, other threads make so many requests after each.
     pub(crate) fn interleave(&self, requests: usize) {
         self.0

@@ -256,6 +256,7 @@ impl<'a> Life<'a> {
     }
 
     /// Lives once, until a round opens no page any more or more than `enough` is reserved, at most [`MOST_ROUNDS`] rounds.
+    /// Where pages are given back, what counts is what is open while the last trace runs.
     ///
     /// Other threads ask the device, too, and where they do decides about the batches in which it takes requests. In the first
     /// round the metrics read something wherever the program drains its queue. In the second one nobody does in the earlier half
@@ -266,24 +267,30 @@ impl<'a> Life<'a> {
         lease: &mut Lease<B::Target>,
         enough: Bytes,
     ) -> Result<Replay, Panicked> {
-        let ((baseline, timeline, settled), usage) = lease.run(|device| {
+        let ((baseline, timeline, most, settled), usage) = lease.run(|device| {
             let monitor = Monitor::of(device);
             let runner = Runner::<B::Twin>::new(device.clone());
             let mut memory = (Bytes::ZERO, Vec::new());
             let mut latest = (Bytes::ZERO, Vec::new());
             let mut rounds: Vec<Vec<u64>> = Vec::new();
             let mut left = Leftovers::default();
+            // Of all rounds the most that counts for the last trace.
+            let mut most = Usage::default();
             for round in 0..MOST_ROUNDS {
-                let before = monitor.usage().peak;
                 // What counts is how full pools are once they grow no more; that is never the first round.
                 if round > 0 {
                     monitor.look_for_room();
                 }
                 let mut calls = Vec::new();
-                let mut open = before;
-                for (trace, templates) in &mut self.traces {
+                let mut open = Bytes::ZERO;
+                let last = self.traces.len() - 1;
+                for (at, (trace, templates)) in self.traces.iter_mut().enumerate() {
                     if self.gives_back {
                         give_back::<B>(device, trace);
+                        // What earlier traces had open is gone.
+                        if at == last {
+                            monitor.forget_peak();
+                        }
                     }
                     open = monitor.usage().peak;
                     let program = Program::new(trace, self.types, templates, left);
@@ -296,19 +303,25 @@ impl<'a> Life<'a> {
                     calls.push(passed.calls);
                     latest = (passed.baseline, passed.timeline);
                 }
-                let reserved = monitor.usage().peak;
-                let grew = reserved > open;
+                let usage = monitor.usage();
+                let grew = usage.peak > open.max(most.peak);
                 memory = (latest.0, merge(memory.1, std::mem::take(&mut latest.1), grew));
                 rounds.push(calls);
-                if reserved > enough || round > 0 && reserved == before {
+                let has_grown = usage.peak > most.peak;
+                if has_grown {
+                    most = usage;
+                }
+                if most.peak > enough || round > 0 && !has_grown {
                     break;
                 }
             }
             drop(runner);
             B::Twin::sync(device).expect("a dry device does not fail");
             let settled = rounds.windows(2).all(|rounds| rounds[0] == rounds[1]);
-            (memory.0, memory.1, settled)
+            (memory.0, memory.1, most, settled)
         })?;
+        let most_in_use = most.most_in_use.max(usage.most_in_use);
+        let usage = Usage { peak: most.peak, pages: most.pages, most_in_use, ..usage };
         Ok(Replay { baseline, timeline, usage, settled })
     }
 }

@@ -242,6 +242,14 @@ impl<T: Target> DryServer<T> {
         self.looks_for_room = true;
     }
 
+    /// Forgets the most that was reserved before now.
+    pub(crate) fn forget_peak(&mut self) {
+        self.serve();
+        self.usage.peak = self.usage.reserved;
+        self.usage.pages = self.pages();
+        self.usage.most_in_use = self.in_use().0;
+    }
+
     /// From the next answer on, other threads make so many requests after each.
     pub(crate) fn interleave(&mut self, requests: usize) {
         self.interleaved = requests;
@@ -252,13 +260,19 @@ impl<T: Target> DryServer<T> {
         self.usage.reserved += grown;
         if self.usage.reserved > self.usage.peak {
             self.usage.peak = self.usage.reserved;
-            self.usage.pages.clear();
-            for stream in self.streams.values_mut() {
-                for (size, count) in stream.pools.storage().pages() {
-                    *self.usage.pages.entry(Bytes::new(size)).or_default() += count;
-                }
+            self.usage.pages = self.pages();
+        }
+    }
+
+    /// The pages that are open: how many of each size.
+    fn pages(&mut self) -> BTreeMap<Bytes, usize> {
+        let mut pages = BTreeMap::new();
+        for stream in self.streams.values_mut() {
+            for (size, count) in stream.pools.storage().pages() {
+                *pages.entry(Bytes::new(size)).or_default() += count;
             }
         }
+        pages
     }
 }
 

@@ -21,7 +21,8 @@ pub struct Usage {
     /// The pages at the peak: how many of each size.
     pub pages: BTreeMap<Bytes, usize>,
     /// The page sizes of small pools that were full at some request: one more buffer of the size just asked for would have
-    /// opened another page of that size.
+    /// opened another page of that size. Only replays of [`Dry`](crate::Dry) look for it, so that it is empty behind
+    /// [`Lease::run`](crate::Lease::run).
     pub full: BTreeSet<Bytes>,
     /// The largest buffer.
     pub largest: Bytes,

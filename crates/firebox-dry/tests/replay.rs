@@ -209,6 +209,25 @@ fn footprints_do_not_depend_on_threads_or_order() {
 }
 
 #[test]
+fn what_was_given_back_does_not_count() {
+    let _alone = DEVICES.lock();
+    let dry = Dry::<Fused<Cuda>>::new(rtx_4090()).with_traces_of_ints(DType::I64);
+    let (large, small) = (recorded_on_flex(20_000), recorded_on_flex(8));
+    let before = [&large];
+    let behind = dry.footprint_after(&before, &small, Bytes::MAX);
+    assert_eq!(behind.peak, dry.footprint(&large).peak, "the pages of the large one stay open");
+    let given_back = dry.footprint_given_back(&before, &small, Bytes::MAX);
+    assert!(given_back.peak < behind.peak, "{} of {}", given_back.peak, behind.peak);
+    let paging = given_back.paging.expect("pages count");
+    let pages = paging.pages.iter().map(|(size, count)| *size * *count as u64).sum::<Bytes>();
+    assert_eq!((pages, paging.reserved), (given_back.peak, given_back.peak));
+    assert_eq!(given_back.timeline[given_back.at.0 as usize].peak, given_back.peak);
+    // The other way round the large one needs what it needs.
+    let given_back = dry.footprint_given_back(&[&small], &large, Bytes::MAX);
+    assert_eq!(given_back.peak, behind.peak);
+}
+
+#[test]
 fn a_buffer_that_no_page_holds_is_refused() {
     let _alone = DEVICES.lock();
     let device = Default::default();
