@@ -38,7 +38,7 @@ const GUESSES: usize = 3;
 ///
 /// For footprints where a larger size may need less, fewer steps than those found may be possible, and where one item
 /// does not fit, only a few of the next larger sizes are tried. With [`Cliffs::Avoid`] there may be more steps than the
-/// fewest, and every split down to a tenth below the one that was found is asked for. With [`Probing::FromOne`] nothing
+/// fewest: splits down to a tenth below the one that was found are asked for, until one needs a fifth less. With [`Probing::FromOne`] nothing
 /// above the first size that does not fit is tried.
 ///
 /// # How often it asks
@@ -48,7 +48,7 @@ const GUESSES: usize = 3;
 ///
 /// # Errors
 /// A batch without items, a budget of zero, a fixed size of zero; one item, or the fixed size, exceeds the budget;
-/// `footprint_of` failed.
+/// `footprint_of` failed, other than at a size that only [`Cliffs::Avoid`] asks for.
 ///
 /// # Panics
 /// In debug builds, if the independent checker finds the plan wrong, which would be a bug of the planner.
@@ -175,7 +175,7 @@ where
             if self.fits(split)? {
                 return match self.cliffs {
                     Cliffs::Ignore => Ok(split),
-                    Cliffs::Avoid => self.below_cliff(ladder, rung),
+                    Cliffs::Avoid => Ok(self.below_cliff(ladder, rung)),
                 };
             }
         }
@@ -183,23 +183,24 @@ where
     }
 
     /// The split of a rung that fits, or the first below it that is slightly smaller and needs far less.
-    fn below_cliff(&mut self, ladder: &Ladder, rung: usize) -> Result<Split, PlanError<E>> {
+    fn below_cliff(&mut self, ladder: &Ladder, rung: usize) -> Split {
         let (size, peak) = (ladder.size(rung), self.peak(ladder.split(rung)));
         let least = (size as f64 * (1.0 - Cliffs::SLIGHTLY)).ceil() as usize;
         let enough = peak.scale(1.0 - Cliffs::FAR_LESS);
         let slightly = (rung + 1..ladder.len()).take_while(|lower| ladder.size(*lower) >= least);
         let splits: Vec<Split> = slightly.map(|lower| ladder.split(lower)).collect();
         for splits in splits.chunks(self.at_once) {
+            // What goes wrong at a size that nobody needs is no reason to give up the one that fits.
             if self.at_once > 1 {
-                self.answers.ask(splits)?;
+                let _ = self.answers.ask(splits);
             }
             for split in splits {
-                if self.fits(*split)? && self.peak(*split) <= enough {
-                    return Ok(*split);
+                if self.fits(*split).unwrap_or(false) && self.peak(*split) <= enough {
+                    return *split;
                 }
             }
         }
-        Ok(ladder.split(rung))
+        ladder.split(rung)
     }
 
     /// What a split needs that has been asked for.
