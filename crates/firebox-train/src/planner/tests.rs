@@ -114,6 +114,38 @@ fn no_second_search_where_fewer_steps_do_not_fit() {
 }
 
 #[test]
+fn a_failure_in_a_rehearsal_that_may_gain_is_no_reason_to_stop() {
+    let mut planner = planner(120);
+    run(&mut planner, 10);
+    let mut asked = 0;
+    // The search needs to know of it, and then asks once more whether it fits without the pages of the other batch.
+    let rehearse = |split: Split, _: &Recorder| {
+        asked += usize::from(split.to_string() == "2 x 150");
+        let fails = asked > 1 && split.to_string() == "2 x 150";
+        let error = TrainError::EmptyBatch { phase: Phase::Training };
+        if fails { Err(error) } else { Ok(rehearsal(split)) }
+    };
+    let shape = Shape::of_items(300);
+    let planned = planner.plan(Phase::Training, shape, Iterations::Two, rehearse);
+    assert_eq!(planned.expect("three steps fit").plan.split().to_string(), "3 x 100");
+    assert_eq!(asked, 2);
+}
+
+#[test]
+fn pages_count_of_shapes_that_are_no_longer_rehearsed() {
+    let mut planner = planner(205);
+    for items in [10, 20, 30, 40, 50] {
+        assert_eq!(run(&mut planner, items).2, Admission::Runs);
+    }
+    assert_eq!(planner.predicted, Bytes::mib(150));
+    assert_eq!(planner.ran.len(), REMEMBERED);
+    // It fits with the pages of the last four, but not with all.
+    let (split, _, admission) = run(&mut planner, 60);
+    assert_eq!((split.as_str(), admission), ("1 x 60", Admission::RunsOnceGivenBack));
+    assert_eq!(planner.predicted, Bytes::mib(200));
+}
+
+#[test]
 fn fewer_steps_are_tried_by_the_next_split_and_the_next_of_one_size() {
     let plan_of = |most: usize, cliffs| {
         let fits = |split: Split| {
@@ -154,6 +186,15 @@ fn a_share_of_the_budget_is_kept_free_once_more_was_measured() {
     let mut planner = self::planner(100);
     planner.be_cautious(0.9);
     assert_eq!(run(&mut planner, 100).0, "2 x 50");
+}
+
+#[test]
+fn other_shapes_are_planned_where_what_is_open_is_more_than_may_be_used_now() {
+    let mut planner = planner(100);
+    assert_eq!(run(&mut planner, 100).0, "1 x 100");
+    planner.be_cautious(0.9);
+    let (split, _, admission) = run(&mut planner, 60);
+    assert_eq!((split.as_str(), admission), ("1 x 60", Admission::RunsOnceGivenBack));
 }
 
 #[test]
