@@ -86,8 +86,9 @@ pub use firebox_lazy::{
     Survivor, initialize, label, mark, rehearse, restore,
 };
 pub use firebox_plan::{
-    Accumulating, Budget, BudgetError, DoesNotFit, FixedDoesNotFit, HostMemoryError, MemoryInfo,
-    Need, Plan, PlanError, PlanOptions, Probing, Remedy, Role, Sizing, Split, host_memory, plan,
+    Accumulating, Budget, BudgetError, Cliffs, DoesNotFit, FixedDoesNotFit, HostMemoryError,
+    MemoryInfo, Need, Plan, PlanError, PlanOptions, Probing, Remedy, Role, Sizing, Split,
+    host_memory, plan, plan_at_once,
 };
 pub use firebox_trace::{
     Bytes, Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint, Heap,
