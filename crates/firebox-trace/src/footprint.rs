@@ -38,8 +38,8 @@ pub trait MemoryModel: Send + Sync {
         self.footprint(trace)
     }
 
-    /// As [`footprint_after`](Self::footprint_after), where the pages that nothing lies on are given back behind each trace. Default:
-    /// what `trace` needs by itself.
+    /// As [`footprint_after`](Self::footprint_after), where the pages that nothing lies on are given back behind each trace. What
+    /// earlier ones had open and is given back before `trace` does not count. Default: what `trace` needs by itself.
     ///
     /// # Panics
     ///
