@@ -38,8 +38,8 @@ const GUESSES: usize = 3;
 ///
 /// For footprints where a larger size may need less, fewer steps than those found may be possible, and where one item
 /// does not fit, only a few of the next larger sizes are tried. With [`Cliffs::Avoid`] there may be more steps than the
-/// fewest: splits down to a tenth below the one that was found are asked for, until one needs a fifth less. With [`Probing::FromOne`] nothing
-/// above the first size that does not fit is tried.
+/// fewest: splits down to a tenth below the one that was found are asked for, until one needs a fifth less. With
+/// [`Probing::FromOne`] nothing above the first size that does not fit is tried.
 ///
 /// # How often it asks
 /// With footprints that grow with size, for a batch of `n` items: at most `log2(n) / 2 + 4` times from the whole

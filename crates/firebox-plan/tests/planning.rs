@@ -208,6 +208,40 @@ fn a_slightly_smaller_size_that_needs_far_less_is_preferred() {
 }
 
 #[test]
+fn a_failure_below_a_cliff_keeps_what_fits() {
+    let need = |split: &Split| {
+        let items = split.largest().get() as u64;
+        Need::exact(Bytes::mib(items + if items >= 80 { 60 } else { 0 }))
+    };
+    for at_once in [1, 2] {
+        let (options, budget) = (EVEN.at_once(at_once), Bytes::mib(144));
+        let mut failures = 0;
+        for items in 900..1000 {
+            let items = Items::new(items);
+            let mut needed = Vec::new();
+            let found = plan_at_once(items, budget, &options, |splits| {
+                needed.extend_from_slice(splits);
+                splits.iter().map(|split| Ok::<_, &str>(need(split))).collect()
+            });
+            let avoiding = options.cliffs(Cliffs::Avoid);
+            let mut failed = 0;
+            let plan = plan_at_once(items, budget, &avoiding, |splits| {
+                let answer = |split: &Split| {
+                    let fails = !needed.contains(split);
+                    failed += usize::from(fails);
+                    if fails { Err("no answer") } else { Ok(need(split)) }
+                };
+                splits.iter().map(answer).collect()
+            });
+            let (found, plan) = (found.expect("one item fits"), plan.expect("what was found fits"));
+            assert!(plan.len() >= found.len(), "{found}, {plan}");
+            failures += failed;
+        }
+        assert!(failures > 0, "nothing was asked for beyond the search, {at_once} at once");
+    }
+}
+
+#[test]
 fn questions_without_an_answer() {
     check(
         0,
