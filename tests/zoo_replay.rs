@@ -73,6 +73,8 @@ macro_rules! models {
             const ITEMS: usize = <zoo::$model<Recording> as Zoo<Recording>>::ITEMS;
             check::<Fused<Cuda>, zoo::$model<Recording>>(small_cuda(), &[(8, ITEMS)]);
             check::<Fused<Wgpu>, zoo::$model<Recording>>(small_vulkan(), &[(8, ITEMS)]);
+            let uneven = [(5, ITEMS), (4, ITEMS * 2 / 3)];
+            check::<Fused<Wgpu>, zoo::$model<Recording>>(small_vulkan(), &uneven);
             // As a batch is cut that cannot be cut evenly.
             let nearly_even = [(5, ITEMS), (4, ITEMS - 1)];
             check::<Fused<Cuda>, zoo::$model<Recording>>(small_cuda(), &nearly_even);
