@@ -304,10 +304,10 @@ impl<'a> Life<'a> {
                     latest = (passed.baseline, passed.timeline);
                 }
                 let usage = monitor.usage();
-                let grew = usage.peak > open.max(most.peak);
+                let has_grown = usage.peak > most.peak;
+                let grew = has_grown && usage.peak > open;
                 memory = (latest.0, merge(memory.1, std::mem::take(&mut latest.1), grew));
                 rounds.push(calls);
-                let has_grown = usage.peak > most.peak;
                 if has_grown {
                     most = usage;
                 }
