@@ -102,7 +102,7 @@ pub use firebox_train::{
 };
 
 #[cfg(feature = "cuda")]
-pub use firebox_train::{DeviceUsage, NvidiaError, cuda_memory};
+pub use firebox_train::{DeviceUsage, NvidiaError, check_cuda, cuda_memory};
 
 #[cfg(doctest)]
 mod diagnostics;

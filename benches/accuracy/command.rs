@@ -1,17 +1,19 @@
 //! The command line: all cases in processes of their own, a few of them as a test, or one of them in this process.
 
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use firebox::Bytes;
+use firebox_dry::Card;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cases::{CASES, Case, FEW};
 use crate::comparison::{Compared, Comparison};
+use crate::machine::Machine;
 use crate::process::{self, Found, Setup};
 use crate::target;
 
@@ -34,6 +36,13 @@ struct Options {
     /// Runs this case, which need not be in the list: `--case gpt-230`, `--case cnn-420-by-140`. Can be given several times.
     #[arg(long, value_name = "NAME", conflicts_with = "cases")]
     case: Vec<Case>,
+    /// Runs everything on the blank driver as this card, which computes nothing: `--card T4,4090`. Without an NVIDIA device that
+    /// is the default on CUDA, as the four cards of the record.
+    #[arg(long, value_name = "CARD", value_delimiter = ',', value_parser = card)]
+    card: Vec<Card>,
+    /// Tunes anew in each process, instead of keeping the choices of those before.
+    #[arg(long)]
+    tune: bool,
     #[command(flatten)]
     setup: Setup,
     /// Lists the cases and runs none.
@@ -66,6 +75,56 @@ struct Options {
 const LIMITS: std::ops::RangeInclusive<f64> = 0.99..=1.10;
 /// The processes of a case there.
 const FEW_PROCESSES: u64 = 1;
+/// The cards that stand for others where nothing else is asked for: one of each generation.
+#[cfg(feature = "cuda")]
+const CARDS: [&str; 4] = ["T4", "RTX 3070", "RTX 4090", "H100 80GB"];
+/// How long a process may take.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+fn card(name: &str) -> Result<Card, String> {
+    Card::named(name).ok_or_else(|| format!("no card of the table is called `{name}`"))
+}
+
+/// Where the cases run.
+struct Target {
+    name: String,
+    machines: Vec<Machine>,
+}
+
+impl Target {
+    /// The cards that were asked for, the device, or the usual cards.
+    fn find(cards: &[Card]) -> anyhow::Result<Option<Self>> {
+        if cards.is_empty()
+            && let Some(name) = device()
+        {
+            return Ok(Some(Self { name, machines: vec![Machine::Here] }));
+        }
+        #[cfg(feature = "cuda")]
+        {
+            let usual: Vec<Card> = CARDS.iter().filter_map(|name| Card::named(name)).collect();
+            let cards = if cards.is_empty() { &usual } else { cards };
+            let machines = cards.iter().map(Machine::blank).collect::<Result<_, _>>()?;
+            Ok(Some(Self { name: "cuda-blank".to_owned(), machines }))
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            ensure!(cards.is_empty(), "the blank driver stands in for CUDA: build with the feature `cuda`");
+            Ok(None)
+        }
+    }
+}
+
+/// How a comparison is run.
+struct Runs<'a> {
+    target: &'a Target,
+    cases: &'a [Case],
+    /// The arguments of the setup.
+    setup: Vec<String>,
+    processes: u64,
+    jobs: u64,
+    /// Whether each process tunes by itself.
+    tune: bool,
+}
 
 /// Does what the command line asks for.
 pub fn run() -> anyhow::Result<()> {
@@ -78,7 +137,7 @@ pub fn run() -> anyhow::Result<()> {
         if let Some(folder) = &options.kernels {
             target::keep_kernels(folder);
         }
-        println!("{}", process::run(case, options.setup, options.left)?);
+        println!("{}", process::run(case, options.setup, options.left)?.line()?);
         return Ok(());
     }
     if options.probe {
@@ -103,13 +162,15 @@ pub fn run() -> anyhow::Result<()> {
             .for_each(|case| println!("{case}{}", if case.cliff { " (near a cliff)" } else { "" }));
         return Ok(());
     }
-    let device = device()
+    let target = Target::find(&options.card)?
         .context("there is no device to measure on; install a driver, or Mesa's lavapipe")?;
     let started = Instant::now();
     let limit = options.limit.map(Duration::from_secs);
     let is_over = || limit.is_some_and(|limit| started.elapsed() >= limit);
-    let arguments = options.setup.arguments();
-    let comparison = compare(device, &cases, &arguments, options.processes, options.jobs, is_over)?;
+    let setup = options.setup.arguments();
+    let (processes, jobs, tune) = (options.processes, options.jobs, options.tune);
+    let runs = Runs { target: &target, cases: &cases, setup, processes, jobs, tune };
+    let comparison = runs.compare(is_over)?;
     println!("{}", comparison.table());
     if let Some(file) = &options.json {
         let text = serde_json::to_string_pretty(&comparison.json())?;
@@ -119,7 +180,8 @@ pub fn run() -> anyhow::Result<()> {
     let measured = comparison.cases.iter().map(|case| case.found.len());
     let (processes, compared) = (measured.clone().sum::<usize>(), measured.len());
     println!("bytes in use after a step are as predicted in {in_use} of {compared} cases");
-    println!("{processes} processes, {} were asked for", cases.len() as u64 * options.processes);
+    let asked = (cases.len() * target.machines.len()) as u64 * options.processes;
+    println!("{processes} processes, {asked} were asked for");
     println!("{comparison}");
     Ok(())
 }
@@ -132,15 +194,20 @@ fn test() -> anyhow::Result<()> {
         println!("not run: accuracy (other tests were asked for)");
         return Ok(());
     }
-    let Some(device) = device() else {
+    let Some(target) = Target::find(&[])? else {
         println!("not run: accuracy of {} (no device)", FEW.join(", "));
         return Ok(());
     };
+    if target.machines.iter().any(|machine| machine.card().is_some()) {
+        println!("there is no NVIDIA device: run on the blank driver, which computes nothing");
+    }
     let cases: Vec<Case> = FEW.iter().map(|name| name.parse()).collect::<anyhow::Result<_>>()?;
-    let comparison = compare(device, &cases, &[], FEW_PROCESSES, 1, || false)?;
+    let (target, cases, setup) = (&target, &cases, Vec::new());
+    let runs = Runs { target, cases, setup, processes: FEW_PROCESSES, jobs: 2, tune: false };
+    let comparison = runs.compare(|| false)?;
     println!("{}\n{comparison}", comparison.table());
     for compared in &comparison.cases {
-        let (case, ratio) = (compared.case, compared.ratio());
+        let (case, ratio) = (compared.name(), compared.ratio());
         ensure!(LIMITS.contains(&ratio), "{case}: {ratio:.3} of what was measured was predicted");
         ensure!(
             compared.in_use_is_exact(),
@@ -150,76 +217,115 @@ fn test() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs every case in so many processes of its own with the arguments of `setup`, `jobs` beside each other: the first of each
-/// case, then the second of each, until `is_over`.
-fn compare(
-    target: String,
-    cases: &[Case],
-    setup: &[String],
-    processes: u64,
-    jobs: u64,
-    is_over: impl Fn() -> bool + Sync,
-) -> anyhow::Result<Comparison> {
-    let style = "{wide_bar} {pos}/{len} {msg} ({eta} left)";
-    let bar = ProgressBar::new(cases.len() as u64 * processes)
-        .with_style(ProgressStyle::with_template(style)?);
-    let rounds = (0..processes).flat_map(|round| cases.iter().map(move |case| (round, case)));
-    let next = Mutex::new(rounds.take_while(|_| !is_over()).fuse());
-    let next = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let run = || -> anyhow::Result<Vec<(Case, Found)>> {
-        // Processes that share a folder at the same time would disturb each other.
-        let kernels = tempfile::tempdir()?;
-        let mut found = Vec::new();
-        while let Some((round, case)) = next() {
-            bar.set_message(case.to_string());
-            found.push((*case, measure(case, setup, kernels.path(), round == 0)?));
-            bar.inc(1);
-        }
-        Ok(found)
-    };
-    let parts: anyhow::Result<Vec<Vec<(Case, Found)>>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(run)).collect();
-        let ended = workers.into_iter().map(|worker| worker.join().expect("a job does not panic"));
-        ended.collect()
-    });
-    bar.finish_and_clear();
-    let all = parts?.concat();
-    let compared = cases.iter().map(|case| {
-        let found = all.iter().filter(|(of, _)| of == case).map(|(_, found)| *found);
-        Compared { case: *case, found: found.collect() }
-    });
-    let cases: Vec<Compared> = compared.filter(|case| !case.found.is_empty()).collect();
-    ensure!(!cases.is_empty(), "the time was over before a process began");
-    Ok(Comparison { target, cases })
+/// A process of a comparison.
+struct Job<'a> {
+    round: u64,
+    machine: &'a Machine,
+    case: &'a Case,
 }
 
-/// Runs a case in a process of its own.
-fn measure(case: &Case, setup: &[String], kernels: &Path, left: bool) -> anyhow::Result<Found> {
-    let name = case.to_string();
-    let kernels = kernels.display().to_string();
-    let mut arguments = vec!["--process", &name, "--kernels", &kernels];
-    arguments.extend(left.then_some("--left"));
-    arguments.extend(setup.iter().map(String::as_str));
-    let output = itself(&arguments)?;
-    Found::parse(&output).with_context(|| format!("{case} found nothing:\n{output}"))
+impl Runs<'_> {
+    /// Runs every case on every machine in so many processes of its own, some beside each other: the first of each case, then the
+    /// second of each, until `is_over`.
+    fn compare(&self, is_over: impl Fn() -> bool + Sync) -> anyhow::Result<Comparison> {
+        let Self { target, cases, processes, jobs, .. } = self;
+        let machines = &target.machines;
+        let count = (cases.len() * machines.len()) as u64 * processes;
+        let style = "{wide_bar} {pos}/{len} {msg} ({eta} left)";
+        let bar = ProgressBar::new(count).with_style(ProgressStyle::with_template(style)?);
+        let all = (0..*processes).flat_map(|round| {
+            let cases = move |machine| cases.iter().map(move |case| Job { round, machine, case });
+            machines.iter().flat_map(cases)
+        });
+        let next = Mutex::new(all.take_while(|_| !is_over()).fuse());
+        let next = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || -> anyhow::Result<Vec<(Option<String>, Case, Found)>> {
+            // Processes that share a folder at the same time would disturb each other.
+            let kernels = tempfile::tempdir()?;
+            let mut found = Vec::new();
+            while let Some(job) = next() {
+                bar.set_message(job.case.to_string());
+                let card = job.machine.card().map(str::to_owned);
+                found.push((card, *job.case, self.measure(&job, kernels.path())?));
+                bar.inc(1);
+            }
+            Ok(found)
+        };
+        let parts: anyhow::Result<Vec<_>> = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..*jobs).map(|_| scope.spawn(work)).collect();
+            let ended = workers.into_iter().map(|worker| worker.join().expect("a job does not panic"));
+            ended.collect()
+        });
+        bar.finish_and_clear();
+        let all = parts?.concat();
+        let compared = machines.iter().flat_map(|machine| {
+            let all = &all;
+            cases.iter().map(move |case| {
+                let card = machine.card().map(str::to_owned);
+                let found = all.iter().filter(|(on, of, _)| of == case && *on == card);
+                let found = found.map(|(_, _, found)| *found).collect();
+                Compared { case: *case, card, found }
+            })
+        });
+        let cases: Vec<Compared> = compared.filter(|case| !case.found.is_empty()).collect();
+        ensure!(!cases.is_empty(), "the time was over before a process began");
+        Ok(Comparison { target: target.name.clone(), cases })
+    }
+
+    /// Runs a case in a process of its own.
+    fn measure(&self, job: &Job, kernels: &Path) -> anyhow::Result<Found> {
+        let Job { round, machine, case } = job;
+        let name = case.to_string();
+        // The tuner files its choices under the device's number, whatever the card.
+        let folder = kernels.join(machine.card().unwrap_or("device"));
+        if self.tune && folder.exists() {
+            std::fs::remove_dir_all(&folder)?;
+        }
+        std::fs::create_dir_all(&folder)?;
+        let folder = folder.display().to_string();
+        let mut arguments = vec!["--process", &name, "--kernels", &folder];
+        arguments.extend((*round == 0).then_some("--left"));
+        arguments.extend(self.setup.iter().map(String::as_str));
+        let output = itself(machine, &arguments)?;
+        Found::parse(&output).with_context(|| format!("{case} found nothing:\n{output}"))
+    }
 }
 
 /// What the first device is, if there is one. Asked in another process: without a driver, asking panics.
 fn device() -> Option<String> {
-    let output = itself(&["--probe"]).ok()?;
+    let output = itself(&Machine::Here, &["--probe"]).ok()?;
     let name = output.lines().find_map(|line| line.strip_prefix("device: "))?;
     Some(name.replace(' ', "-"))
 }
 
-/// Runs this program with these arguments; gives what it printed.
-fn itself(arguments: &[&str]) -> anyhow::Result<String> {
-    let mut command = Command::new(std::env::current_exe()?);
-    let output = command.args(arguments).arg("--bench").env("RUST_BACKTRACE", "0").output()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !output.status.success() {
-        let error = String::from_utf8_lossy(&output.stderr);
+/// Runs this program with these arguments on a machine; gives what it printed.
+fn itself(machine: &Machine, arguments: &[&str]) -> anyhow::Result<String> {
+    let mut command = machine.command(std::env::current_exe()?);
+    let files = [tempfile::tempfile()?, tempfile::tempfile()?];
+    command.args(arguments).arg("--bench");
+    command.stdout(files[0].try_clone()?).stderr(files[1].try_clone()?);
+    let mut child = command.spawn()?;
+    let started = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if started.elapsed() > PATIENCE {
+            child.kill()?;
+            bail!("`{}` was ended after {} s", arguments.join(" "), PATIENCE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let [text, error] = files.map(|mut file| -> anyhow::Result<String> {
+        let mut bytes = Vec::new();
+        file.rewind()?;
+        file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    });
+    let (text, error) = (text?, error?);
+    if !status.success() {
         let end = first_panic(&error).unwrap_or(&error);
-        bail!("`{}` failed ({}): {end}", arguments.join(" "), output.status);
+        bail!("`{}` failed ({status}): {end}", arguments.join(" "));
     }
     Ok(text)
 }

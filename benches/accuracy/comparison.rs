@@ -1,5 +1,6 @@
 //! Predictions beside measurements: one case, all cases, and the line for scripts.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -8,28 +9,43 @@ use firebox::Bytes;
 use serde_json::{Value, json};
 
 use crate::cases::Case;
-use crate::process::{Found, Left};
+use crate::process::{self, Found};
+
+/// What differs by less is as exact as pages are: buffers of no bytes, which lie on pages of their own.
+const ROUNDING: Bytes = Bytes::kib(64);
 
 /// What the processes of a case found.
 pub struct Compared {
     pub case: Case,
+    /// The card, if the driver is blank.
+    pub card: Option<String>,
     /// At least one.
     pub found: Vec<Found>,
 }
 
 impl Compared {
+    fn counted(&self) -> impl Iterator<Item = process::Compared> {
+        self.found.iter().map(|found| found.counted(self.card.is_some()))
+    }
+
     /// The least that any of the processes predicted. They should all predict the same.
     fn predicted(&self) -> Bytes {
-        self.found.iter().map(|found| found.predicted).min().unwrap_or_default()
+        self.counted().map(|counted| counted.predicted).min().unwrap_or_default()
+    }
+
+    /// The most that was predicted before kernels were tuned, if some had to be.
+    fn before_tuning(&self) -> Option<Bytes> {
+        let tuned = self.found.iter().filter(|found| found.tuned.is_some());
+        tuned.map(|found| found.predicted).max()
     }
 
     /// The most that any of the processes reserved.
     fn most(&self) -> Bytes {
-        self.found.iter().map(|found| found.reserved).max().unwrap_or_default()
+        self.counted().map(|counted| counted.measured).max().unwrap_or_default()
     }
 
     fn least(&self) -> Bytes {
-        self.found.iter().map(|found| found.reserved).min().unwrap_or_default()
+        self.counted().map(|counted| counted.measured).min().unwrap_or_default()
     }
 
     /// The prediction, relative to the most that was measured.
@@ -43,16 +59,18 @@ impl Compared {
         taken?.into_iter().max()
     }
 
-    /// The prediction, relative to that.
+    /// What was predicted at the most, relative to that.
     fn driver_ratio(&self) -> Option<f64> {
-        Some(self.predicted().ratio(self.driver()?))
+        let most = self.found.iter().map(|found| found.predicted).max()?;
+        Some(most.ratio(self.driver()?))
     }
 
     fn is_exact(&self) -> bool {
-        self.predicted() == self.most()
+        let (predicted, most) = (self.predicted(), self.most());
+        predicted.max(most) - predicted.min(most) < ROUNDING
     }
 
-    fn left(&self) -> impl Iterator<Item = Left> {
+    fn left(&self) -> impl Iterator<Item = process::Compared> {
         self.found.iter().filter_map(|found| found.left)
     }
 
@@ -61,37 +79,43 @@ impl Compared {
         self.left().count() > 0 && self.left().all(|left| left.predicted == left.measured)
     }
 
+    /// The case, on the card if the driver is blank.
+    pub fn name(&self) -> String {
+        match &self.card {
+            Some(card) => format!("{} on {card}", self.case),
+            None => self.case.to_string(),
+        }
+    }
+
     fn row(&self) -> Vec<String> {
         let mark = |mark: bool, text: &str| if mark { text.to_owned() } else { String::new() };
         let in_use = match self.left().find(|left| left.predicted != left.measured) {
             None => mark(self.in_use_is_exact(), "="),
             Some(left) => format!("{} not {}", left.predicted, left.measured),
         };
+        let optional = |bytes: Option<Bytes>, none: &str| {
+            bytes.map_or_else(|| none.to_owned(), |bytes| bytes.to_string())
+        };
         vec![
-            self.case.to_string(),
+            self.name(),
             mark(self.case.cliff, "near"),
+            optional(self.before_tuning(), ""),
             self.predicted().to_string(),
             self.least().to_string(),
             self.most().to_string(),
             format!("{:.3}", self.ratio()),
             mark(self.is_exact(), "="),
             in_use,
-            self.driver().map_or_else(|| "unknown".to_owned(), |driver| driver.to_string()),
+            optional(self.driver(), "unknown"),
         ]
     }
 
     fn json(&self) -> Value {
-        let all = |bytes: fn(&Found) -> Bytes| -> Vec<u64> {
-            self.found.iter().map(|found| bytes(found).get()).collect()
-        };
         json!({
             "case": self.case.to_string(),
+            "card": self.card,
             "near_a_cliff": self.case.cliff,
-            "predicted": all(|found| found.predicted),
-            "reserved": all(|found| found.reserved),
-            "driver": self.found.iter().map(|found| found.driver.map(Bytes::get)).collect::<Vec<_>>(),
-            "in_use": self.left().map(|left| left.measured.get()).collect::<Vec<_>>(),
-            "predicted_in_use": self.left().map(|left| left.predicted.get()).collect::<Vec<_>>(),
+            "processes": self.found,
         })
     }
 }
@@ -118,18 +142,19 @@ impl Comparison {
         let columns = [
             "case",
             "cliff",
+            "before tuning",
             "predicted",
             "least",
             "most",
             "ratio",
             "pages",
             "in use after a step",
-            "most growth, driver",
+            "most at the driver",
         ];
         table.set_header(columns);
         table.add_rows(self.cases.iter().map(Compared::row));
         for (at, column) in table.column_iter_mut().enumerate() {
-            if matches!(at, 2..=5 | 8) {
+            if matches!(at, 2..=6 | 9) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
@@ -150,10 +175,15 @@ impl fmt::Display for Comparison {
         let exact = self.cases.iter().filter(|case| case.is_exact()).count();
         let middle = (ratios[(ratios.len() - 1) / 2] + ratios[ratios.len() / 2]) / 2.0;
         let (least, worst) = (ratios[0], ratios[ratios.len() - 1]);
+        write!(f, "result: target={}", self.target)?;
+        let cards: BTreeSet<_> =
+            self.cases.iter().filter_map(|case| case.card.as_ref()).collect();
+        if !cards.is_empty() {
+            write!(f, " cards={}", cards.len())?;
+        }
         write!(
             f,
-            "result: target={} cases={} median={middle:.3} worst={worst:.3} least={least:.3} exact_pages={exact}",
-            self.target,
+            " cases={} median={middle:.3} worst={worst:.3} least={least:.3} exact_pages={exact}",
             ratios.len(),
         )?;
         let driver: Option<Vec<f64>> = self.cases.iter().map(Compared::driver_ratio).collect();

@@ -7,10 +7,11 @@
 //!
 //! runs all cases on the first Vulkan device, which may be Mesa's lavapipe on a machine without a GPU. There a process takes
 //! 15 seconds to six minutes, most of it to compute, and a release build would take longer than it saves. Compiled kernels are
-//! kept for the later processes of a run. With `--features cuda` the same command runs all on an NVIDIA device. With burn's
-//! autotune, add `burn/autotune` to the features and set `RUST_MIN_STACK=16777216`; the first process of a case tunes.
+//! kept for the later processes of a run. With `--features cuda` the same command runs all on an NVIDIA device, with burn's
+//! autotune. Without one, or with `--card`, it runs on the blank driver, which computes nothing: burn's real CUDA backend and
+//! its allocator, measured by what the driver gave out.
 //!
-//! `cargo test --features vulkan --bench accuracy` runs a few of the cases and fails where a prediction is too low, or too
+//! `cargo test --features vulkan --bench accuracy`, or `cuda`, runs a few of the cases and fails where a prediction is too low, or too
 //! high by more than a tenth. Without a device it says in one line what was not run.
 
 #[cfg(any(feature = "vulkan", feature = "cuda"))]
@@ -19,6 +20,9 @@ mod cases;
 mod command;
 #[cfg(any(feature = "vulkan", feature = "cuda"))]
 mod comparison;
+#[cfg(any(feature = "vulkan", feature = "cuda"))]
+#[path = "../../tests/machine/mod.rs"]
+mod machine;
 #[cfg(any(feature = "vulkan", feature = "cuda"))]
 mod process;
 #[cfg(any(feature = "vulkan", feature = "cuda"))]

@@ -10,13 +10,18 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{Adam, AdamConfig};
 use burn::record::CompactRecorder;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::train::metric::{AccuracyMetric, LossMetric};
-use burn::train::renderer::CliMetricsRenderer;
+use burn::train::metric::{AccuracyMetric, LossMetric, MetricDefinition};
+use burn::train::renderer::{
+    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
+    MetricsRendererTraining, ProgressType, TrainingProgress,
+};
 use burn::train::{InferenceStep, LearningComponentsMarker, SupervisedTraining, TrainStep};
-use firebox::{Bytes, Learner};
+use firebox::{Bytes, Learner, PlanReport};
 use firebox_dry::Dry;
+use serde::{Deserialize, Serialize};
 
 use crate::cases::Case;
+use crate::machine;
 use crate::target::{Base, Training, held, held_by_driver, properties};
 use crate::zoo::iterations::{parts, record, train};
 use crate::zoo::{self, Numbered, Zoo};
@@ -122,59 +127,78 @@ subjects! {
 }
 
 /// What a process found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// What the Learner predicted.
+    /// The most that the Learner predicted.
     pub predicted: Bytes,
     /// What the process had reserved after training.
     pub reserved: Bytes,
-    /// Growth of the process's memory in training, as the driver tells it, if it does: compiled kernels included.
+    /// Growth of the process's memory in training, as the driver tells it, if it does: compiled kernels included. On the blank
+    /// driver the most that it ever gave out, planning included.
     pub driver: Option<Bytes>,
-    /// What two iterations leave alive, if that was asked for.
-    pub left: Option<Left>,
+    /// What was predicted and given out by the blank driver from the second epoch on, if kernels had to be tuned before.
+    pub tuned: Option<Compared>,
+    /// What two iterations leave alive, if that was asked for: the model, the optimizer's state and the batch.
+    pub left: Option<Compared>,
 }
 
-/// What is in use after two iterations: the model, the optimizer's state and the batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Left {
+/// Bytes that were predicted and measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compared {
     pub predicted: Bytes,
     pub measured: Bytes,
 }
 
 const MARK: &str = "found:";
-const UNKNOWN: &str = "-";
 
-impl fmt::Display for Found {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{MARK} {} {}", self.predicted.get(), self.reserved.get())?;
-        match self.driver {
-            Some(driver) => write!(f, " {}", driver.get())?,
-            None => write!(f, " {UNKNOWN}")?,
-        }
-        match self.left {
-            Some(left) => write!(f, " {} {}", left.predicted.get(), left.measured.get()),
-            None => Ok(()),
-        }
+impl Found {
+    /// What counts, on the blank driver or on a real one: what the driver gave out, or what the allocator has reserved. Once
+    /// kernels are tuned, what was planned then.
+    pub fn counted(&self, is_blank: bool) -> Compared {
+        let measured = self.driver.filter(|_| is_blank).unwrap_or(self.reserved);
+        self.tuned.unwrap_or(Compared { predicted: self.predicted, measured })
+    }
+
+    /// The line that a process prints.
+    pub fn line(&self) -> anyhow::Result<String> {
+        Ok(format!("{MARK} {}", serde_json::to_string(self)?))
+    }
+
+    /// Reads that line.
+    pub fn parse(text: &str) -> Option<Self> {
+        let line = text.lines().find_map(|line| line.split(MARK).nth(1))?;
+        serde_json::from_str(line).ok()
     }
 }
 
-impl Found {
-    /// Reads the line that a process printed.
-    pub fn parse(text: &str) -> Option<Self> {
-        let line = text.lines().find_map(|line| line.split(MARK).nth(1))?;
-        let number = |word: &str| word.parse().ok().map(Bytes::new);
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let (predicted, reserved, driver, left) = match words[..] {
-            [predicted, reserved, driver] => (predicted, reserved, driver, None),
-            [predicted, reserved, driver, left, measured] => {
-                let left = Left { predicted: number(left)?, measured: number(measured)? };
-                (predicted, reserved, driver, Some(left))
-            }
-            _ => return None,
-        };
-        let driver = if driver == UNKNOWN { None } else { Some(number(driver)?) };
-        Some(Self { predicted: number(predicted)?, reserved: number(reserved)?, driver, left })
+/// What is left of burn's renderers: nothing but a note of when the second epoch begins.
+struct Silent {
+    epoch: usize,
+}
+
+impl MetricsRendererTraining for Silent {
+    fn update_train(&mut self, _: MetricState) {}
+    fn update_valid(&mut self, _: MetricState) {}
+
+    fn render_train(&mut self, item: TrainingProgress, _: Vec<ProgressType>) {
+        let epoch = item.global_progress.items_processed;
+        if epoch == 2 && self.epoch != 2 {
+            machine::forget_peak();
+        }
+        self.epoch = epoch;
     }
+
+    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRendererEvaluation for Silent {
+    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
+    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRenderer for Silent {
+    fn manual_close(&mut self) {}
+    fn register_metric(&mut self, _: MetricDefinition) {}
 }
 
 fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
@@ -187,17 +211,27 @@ fn measure<M: Subject>(case: &Case, setup: Setup, left: bool) -> anyhow::Result<
     // This makes the driver's context, which no prediction contains.
     Base::sync(&Default::default()).map_err(|error| anyhow::anyhow!("{error}"))?;
     let before = held_by_driver();
-    let predicted = fit::<M>(case, setup)?;
+    let predictions = fit::<M>(case, setup)?;
     // Before the look at the pools, which makes every stream that there is not yet.
     let driver = held_by_driver().zip(before).map(|(after, before)| after - before);
-    let driver = driver.filter(|driver| *driver > Bytes::ZERO);
+    let driver = machine::peak().or(driver).filter(|driver| *driver > Bytes::ZERO);
+    let recent = machine::recent_peak();
     let reserved = held().reserved;
+    let tuned = predictions.tuned.zip(recent);
+    let tuned = tuned.map(|(predicted, measured)| Compared { predicted, measured });
     let left = if left { Some(step::<M>(case)?) } else { None };
-    Ok(Found { predicted, reserved, driver, left })
+    Ok(Found { predicted: predictions.most, reserved, driver, tuned, left })
 }
 
-/// Trains as a user does, with loader threads, metrics and checkpoints; gives the predicted bytes.
-fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Bytes> {
+/// What a training run was predicted to need.
+struct Predictions {
+    most: Bytes,
+    /// Once kernels are tuned, if some had to be.
+    tuned: Option<Bytes>,
+}
+
+/// Trains as a user does, with loader threads, metrics and checkpoints.
+fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Predictions> {
     let device = Default::default();
     let folder = tempfile::tempdir()?;
     let rest = if case.valid { case.items * 2 / 3 } else { 0 };
@@ -216,7 +250,7 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Bytes> {
         .build(numbers(valid_items));
     let mut training = SupervisedTraining::new(folder.path(), train, valid)
         .with_application_logger(None)
-        .renderer(CliMetricsRenderer::new())
+        .renderer(Silent { epoch: 0 })
         .num_epochs(setup.epochs as usize);
     if !setup.no_checkpoints {
         training = training.with_file_checkpointer(CompactRecorder::new());
@@ -232,11 +266,23 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Bytes> {
     for plan in &fitted.plans {
         eprintln!("{}", plan.line());
     }
-    Ok(fitted.memory.context("no batch was trained on")?.predicted)
+    let most = fitted.memory.context("no batch was trained on")?.predicted;
+    // The latest plan of each size counts.
+    let is_latest = |(at, plan): &(usize, &PlanReport)| {
+        let later = &fitted.plans[at + 1..];
+        let is_same = |other: &PlanReport| {
+            (other.phase, other.plan.batch()) == (plan.phase, plan.plan.batch())
+        };
+        !later.iter().any(is_same)
+    };
+    let latest = fitted.plans.iter().enumerate().filter(is_latest);
+    let latest = latest.map(|(_, plan)| plan.predicted()).max();
+    let tuned = latest.filter(|_| fitted.plans.iter().any(PlanReport::tunes));
+    Ok(Predictions { most, tuned })
 }
 
 /// Runs two iterations, on a device without memory and on the real one.
-fn step<M: Subject>(case: &Case) -> anyhow::Result<Left> {
+fn step<M: Subject>(case: &Case) -> anyhow::Result<Compared> {
     let device = Default::default();
     let micro = case.micro.unwrap_or(case.items);
     let starts = (0..case.items).step_by(micro);
@@ -250,5 +296,5 @@ fn step<M: Subject>(case: &Case) -> anyhow::Result<Left> {
     let trained = train::<Training, M>(M::new(&device), &batch, &parts);
     let measured = held().in_use - before;
     drop((trained, batch));
-    Ok(Left { predicted: last.live, measured })
+    Ok(Compared { predicted: last.live, measured })
 }

@@ -19,8 +19,7 @@ mod backend {
 
     /// The name of the first device, or nothing if there is none.
     pub fn name() -> Option<String> {
-        let driver = ["/dev/nvidiactl", "/dev/dxg"];
-        driver.iter().any(|path| std::path::Path::new(path).exists()).then(|| "cuda".to_owned())
+        crate::machine::has_nvidia().then(|| "cuda".to_owned())
     }
 
     /// What the driver says that this process holds on the first device, if it tells.

@@ -157,6 +157,7 @@ impl<B: DryTwin> Dry<B> {
             full: usage.full,
             largest_buffer: usage.largest,
             largest_page: Bytes::new(page / alignment * alignment),
+            tunes: usage.tuned > 0,
         };
         let peak = if paging.is_refused() { Bytes::MAX } else { usage.peak };
         let first = timeline.iter().position(|moment| moment.peak >= usage.peak).unwrap_or(0);

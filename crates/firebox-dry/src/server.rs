@@ -423,6 +423,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
         self.answer();
         let id = self.profiles.last_key_value().map_or(0, |(id, _)| id + 1);
         self.profiles.insert(id, self.requested);
+        self.usage.tuned += 1;
         Ok(ProfilingToken { id })
     }
 

@@ -26,6 +26,8 @@ pub struct Usage {
     pub full: BTreeSet<Bytes>,
     /// The largest buffer.
     pub largest: Bytes,
+    /// How many times the tuner has measured a kernel, because it was not chosen yet.
+    pub tuned: u64,
     /// The first buffer that the device can never hold, if there was one. Nothing after it is worth much: the real
     /// device stops there.
     pub refused: Option<Refusal>,

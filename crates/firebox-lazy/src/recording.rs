@@ -127,6 +127,11 @@ impl Recorder {
         self.limit_reads(Bytes::ZERO, |_| Bytes::MAX)
     }
 
+    /// Whether every read is refused, so that nothing of what is recorded runs.
+    pub fn refuses_reads(&self) -> bool {
+        self.refuse_reads
+    }
+
     /// Draws random numbers that a read forces from a generator of the recorder's own, so that a recording that is
     /// discarded leaves the backend's random state untouched. Default: the backend's generator.
     pub fn substitute_random(mut self) -> Self {

@@ -172,6 +172,10 @@ pub struct Paging {
     pub largest_buffer: Bytes,
     /// The largest buffer that the device can hold.
     pub largest_page: Bytes,
+    /// Whether kernels have to be chosen first, by trying each: of those that are not chosen yet the one that takes the most
+    /// memory is counted.
+    #[serde(default)]
+    pub tunes: bool,
 }
 
 impl Paging {

@@ -33,6 +33,16 @@ use crate::error::TrainError;
     note = "switch on the feature of firebox that has the backend's name: `cuda`, `wgpu`, `vulkan`, `flex` or `ndarray`"
 )]
 pub trait DeviceMemory: Backend {
+    /// Looks whether what the backend needs is installed: a driver, a compiler, headers. Asked before the first use of a device,
+    /// because burn's backends panic there, or go on without. Default: nothing is needed.
+    ///
+    /// # Errors
+    ///
+    /// What is missing, and how to get it.
+    fn prerequisites() -> Result<(), TrainError> {
+        Ok(())
+    }
+
     /// What predicts the memory of recorded steps on `device`.
     fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel>;
 
@@ -83,12 +93,25 @@ impl fmt::Display for PoolUsage {
 
 /// What the driver of a CubeCL runtime can be asked for.
 pub trait RuntimeMemory: Mirrored {
+    /// As [`DeviceMemory::prerequisites`].
+    ///
+    /// # Errors
+    ///
+    /// What is missing.
+    fn prerequisites() -> Result<(), TrainError> {
+        Ok(())
+    }
+
     /// The memory of `device`, as it is now.
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
 }
 
 #[cfg(feature = "cuda")]
 impl RuntimeMemory for cubecl::cuda::CudaRuntime {
+    fn prerequisites() -> Result<(), TrainError> {
+        Ok(crate::prerequisites::check_cuda()?)
+    }
+
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
         crate::nvidia::memory_info(device.index)
     }
@@ -116,6 +139,10 @@ where
     I: IntElement,
     B: BoolElement,
 {
+    fn prerequisites() -> Result<(), TrainError> {
+        R::prerequisites()
+    }
+
     fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
         Arc::new(dry::<Self, R>(device))
     }
@@ -144,6 +171,10 @@ where
 
     fn drain(device: &Self::Device) {
         GlobalFusionClient::<FusionCubeRuntime<R>>::load(device).sync(|| ());
+    }
+
+    fn prerequisites() -> Result<(), TrainError> {
+        R::prerequisites()
     }
 
     fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {

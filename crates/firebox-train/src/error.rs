@@ -158,7 +158,7 @@ pub enum TrainError {
     /// The budget is none.
     #[error(transparent)]
     Budget(#[from] BudgetError),
-    /// The memory of an NVIDIA device cannot be read.
+    /// CUDA cannot be used, or the memory of an NVIDIA device cannot be read.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Nvidia(#[from] crate::nvidia::NvidiaError),
@@ -216,6 +216,15 @@ pub enum TrainError {
     )]
     OptimizerPanicked {
         /// The panic's message.
+        message: String,
+    },
+    /// The device failed before training began.
+    #[error(
+        "the model's parameters cannot be made on the device: {message}; see whether it has memory left and whether other \
+         programs can use it"
+    )]
+    NotReady {
+        /// The first message of the device.
         message: String,
     },
     /// The device did not do what it was asked. No optimizer step was made of what it left.

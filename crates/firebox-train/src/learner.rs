@@ -4,18 +4,20 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
-use burn::module::{AutodiffModule, Module};
+use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::MetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy};
-use firebox_lazy::{LazyBackend, initialize};
+use firebox_lazy::LazyBackend;
 use firebox_plan::{Budget, Sizing};
 
 use crate::device::DeviceMemory;
 use crate::error::{FitError, Phase, TrainError};
 use crate::gradients::Reduction;
+use crate::micro_step::give_back;
+use crate::ready::make_ready;
 use crate::rehearsal::{Course, Iterations, rehearse_training};
 use crate::report::{MemoryUse, PlanReport};
 use crate::settings::Settings;
@@ -57,8 +59,9 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// The memory that training may use, parameters and optimizer state included. Default: [`Budget::free`], which
     /// is what the device has free when training starts, less a margin.
     ///
-    /// Batches that loader threads have prepared are part of it. Excludes what the program holds beside training, such as the
-    /// data set.
+    /// Batches that loader threads have prepared are part of it. Excludes what the program holds beside training, such as a data
+    /// set or another model on the device: a number of bytes is what training adds, and free memory is what is free beside
+    /// them.
     pub fn memory(mut self, budget: impl Into<Budget>) -> Self {
         self.settings.budget = budget.into();
         self
@@ -177,8 +180,7 @@ where
     ///
     /// If the batch cannot be cut, or does not fit however it is cut.
     pub fn plan(&self, batch: &M::Input) -> Result<PlanReport, TrainError> {
-        single_device(&self.model)?;
-        initialize(&self.model);
+        let held_for_others = make_ready::<B, M>(&self.model)?;
         let splitter = &self.builder.train_splitter;
         let items = splitter.items(batch)?;
         let (model, optim) = (self.model.clone(), self.optim.clone());
@@ -187,13 +189,18 @@ where
             optim,
             self.lr_scheduler.clone(),
         );
-        let settings = &self.builder.settings;
+        let settings = &Settings { held_for_others, ..self.builder.settings.clone() };
         let mut planner = settings.planner::<B, M>(&self.model)?;
         let pages = !planner.memory.is_on_host();
         let course = Course { iterations: Iterations::Two, batches: 1, pages };
         let planned = planner
             .plan(Phase::Training, Shape::of_items(items), course.iterations, |split, recorder| {
-                rehearse_training(&learner, splitter, batch, split, course, recorder)
+                let rehearsed =
+                    rehearse_training(&learner, splitter, batch, split, course, recorder);
+                if !recorder.refuses_reads() {
+                    give_back::<B>(&self.model.devices()[0]);
+                }
+                rehearsed
             })?
             .clone();
         let quiet = Settings { quiet: true, ..settings.clone() };
@@ -204,7 +211,7 @@ where
     ///
     /// # Errors
     ///
-    /// Before training, if no split of a batch fits, the model lives on several devices or keeps tensors where
+    /// Before training, if what the device needs is not installed, no split of a batch fits, the model lives on several devices or keeps tensors where
     /// planning cannot restore them. During training, if a step panics, a batch cannot be cut, or a checkpoint
     /// cannot be written; the error then carries the state after the last whole optimizer step. If the device fails, as
     /// when its memory runs out all the same, see [`TrainError::DeviceFailed`]. A user's interrupt is no error.
@@ -217,10 +224,11 @@ where
         self,
         training: SupervisedTraining<Components<B, LR, M, O>>,
     ) -> Result<Fitted<M::InnerModule>, FitError<M, O::Record>> {
-        single_device(&self.model).map_err(|cause| FitError::new(cause, None))?;
-        initialize(&self.model);
+        let held_for_others =
+            make_ready::<B, M>(&self.model).map_err(|cause| FitError::new(cause, None))?;
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
+        let settings = Settings { held_for_others, ..settings };
         let strategy = AutoBatch {
             settings,
             train_splitter,
@@ -245,13 +253,5 @@ where
                 memory: outcome.memory.take(),
             }),
         }
-    }
-}
-
-fn single_device<B: AutodiffBackend, M: Module<B>>(model: &M) -> Result<(), TrainError> {
-    match model.devices().len() {
-        0 => Err(TrainError::NoParameters),
-        1 => Ok(()),
-        several => Err(TrainError::SeveralDevices(several)),
     }
 }

@@ -1,6 +1,7 @@
 //! The Learner: burn's supervised training with batches that are split so that they fit into memory.
 
 mod learner;
+mod ready;
 mod settings;
 mod strategy;
 
@@ -21,6 +22,8 @@ mod watch;
 
 #[cfg(feature = "cuda")]
 mod nvidia;
+#[cfg(feature = "cuda")]
+mod prerequisites;
 
 mod capture;
 mod checkpoints;
@@ -36,5 +39,7 @@ pub use learner::{Fitted, Learner, LearnerBuilder, Unset};
 #[cfg(feature = "cuda")]
 pub use nvidia::{DeviceUsage, NvidiaError, cuda_memory};
 pub use planner::PlanningCost;
+#[cfg(feature = "cuda")]
+pub use prerequisites::{Looked, Version, check_cuda};
 pub use report::{MemoryUse, PlanReport};
 pub use splitter::{ByFunctions, ByMicroBatch, Splitter};

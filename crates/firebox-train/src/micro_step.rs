@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
 use burn::tensor::backend::Backend;
-use firebox_lazy::{LazyBackend, RecordError, TrainingGuard, loader_streams, restore};
+use firebox_lazy::{LazyBackend, RecordError, Recorder, TrainingGuard, loader_streams, restore};
 use firebox_trace::{Bytes, Items};
 
 use crate::device::DeviceMemory;
@@ -55,20 +55,23 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
 
     /// Gives pages back that no buffer lies on, the training thread's and those of loader threads, if there is no room without.
     pub(crate) fn prepare(&self, admission: Admission) {
-        if admission == Admission::Runs {
-            return;
+        if admission == Admission::RunsOnceGivenBack {
+            log::debug!("pages that other batches have left are given back");
+            self.give_back();
         }
-        log::debug!("pages that batches of other shapes have left are given back");
-        // wgpu ends a page once the device needs it no more.
-        let wait = || drop(<B::Base as Backend>::sync(self.device));
-        self.alone(|| {
-            wait();
-            B::Base::give_back(self.device);
-            for stream in loader_streams() {
-                stream.executes(|| B::Base::give_back(self.device));
-            }
-            wait();
-        });
+    }
+
+    /// Gives the pages back that a rehearsal has opened, if it ran parts of a step to read values. The next one begins with those
+    /// that are held anyway, so that planning needs no more than the largest rehearsal.
+    pub(crate) fn after_rehearsal(&self, recorder: &Recorder) {
+        if !recorder.refuses_reads() {
+            self.give_back();
+        }
+    }
+
+    /// Gives pages back that no buffer lies on.
+    fn give_back(&self) {
+        self.alone(|| give_back::<B>(self.device));
     }
 
     /// Empties the queue.
@@ -77,6 +80,18 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
             B::Base::drain(self.device);
         }
     }
+}
+
+/// Gives pages back that no buffer lies on, the calling thread's and those of loader threads.
+pub(crate) fn give_back<B: LazyBackend<Base: DeviceMemory>>(device: &B::Device) {
+    // wgpu ends a page once the device needs it no more.
+    let wait = || drop(<B::Base as Backend>::sync(device));
+    wait();
+    B::Base::give_back(device);
+    for stream in loader_streams() {
+        stream.executes(|| B::Base::give_back(device));
+    }
+    wait();
 }
 
 impl<B, M, I, S> MicroStep<'_, B, M, I, S>

@@ -11,6 +11,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
 use crate::error::TrainError;
+use crate::prerequisites::{Looked, Version};
 
 /// The memory of a device, and who holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub struct DeviceUsage {
     pub held_by_others: Option<Bytes>,
 }
 
-/// Why the memory of an NVIDIA device cannot be told.
+/// Why CUDA cannot be used, or the memory of an NVIDIA device cannot be told.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvidiaError {
@@ -37,6 +38,46 @@ pub enum NvidiaError {
          the device through"
     )]
     NoDriver,
+    /// The library that compiles kernels is not there.
+    #[error(
+        "kernels cannot be compiled: the library `libnvrtc` cannot be loaded; install the CUDA toolkit {version} or \
+         Python's package `nvidia-cuda-nvrtc`, and name the folder with the library in `LD_LIBRARY_PATH`"
+    )]
+    NoCompiler {
+        /// The version of CUDA that the program was built for.
+        version: Version,
+    },
+    /// The headers that kernels include are not there.
+    #[error(
+        "kernels cannot be compiled: {looked}; install the CUDA toolkit, and set `CUDA_PATH` to the folder in which its \
+         `include` lies, such as /usr/local/cuda"
+    )]
+    NoHeaders {
+        /// Where they were looked for.
+        looked: Looked,
+    },
+    /// The driver is older than what is to run on it.
+    #[error(
+        "the NVIDIA driver knows CUDA {driver}, and {of} needs {needed}: update the driver, or install the CUDA toolkit \
+         {driver} and build the program with `CUDARC_CUDA_VERSION={number}`", number = driver.0
+    )]
+    DriverTooOld {
+        /// The newest CUDA that the driver knows.
+        driver: Version,
+        /// The version that is needed.
+        needed: Version,
+        /// Who needs it.
+        of: &'static str,
+    },
+    /// The driver is there and does not work.
+    #[error(
+        "the NVIDIA driver cannot be used: {cause}; see whether `nvidia-smi` lists a device and whether \
+         `CUDA_VISIBLE_DEVICES` hides it"
+    )]
+    Unusable {
+        /// What it said.
+        cause: String,
+    },
     /// The driver refused.
     #[error(
         "the NVIDIA driver cannot tell the memory of device {device}: {cause}; see whether `nvidia-smi` lists it and \
@@ -85,7 +126,7 @@ pub(crate) fn memory_info(device: usize) -> Result<MemoryInfo, TrainError> {
 
 /// Whether the driver's library can be loaded. cudarc panics at its first call if it cannot.
 #[allow(unsafe_code, reason = "cudarc declares the question unsafe")]
-fn driver_is_there() -> bool {
+pub(crate) fn driver_is_there() -> bool {
     // SAFETY: loads the driver's library and lets go of it, as every program that uses CUDA does.
     unsafe { cudarc::driver::sys::is_culib_present() }
 }

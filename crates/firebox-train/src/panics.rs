@@ -17,18 +17,27 @@ struct Heard {
     unnamed: bool,
 }
 
-/// Listens for panics of the service threads of one device, until it is dropped.
+/// Listens for panics of the service threads of one device, or of all, until it is dropped.
 pub(crate) struct Listener {
     heard: Arc<Mutex<Heard>>,
 }
 
 /// Who listens, and to which device.
-static LISTENERS: Mutex<Vec<(DeviceId, Weak<Mutex<Heard>>)>> = Mutex::new(Vec::new());
+static LISTENERS: Mutex<Vec<(Option<DeviceId>, Weak<Mutex<Heard>>)>> = Mutex::new(Vec::new());
 /// Alive as long as the hook is.
 static HOOK: Mutex<Weak<()>> = Mutex::new(Weak::new());
 
 impl Listener {
     pub(crate) fn new(device: DeviceId) -> Self {
+        Self::of(Some(device))
+    }
+
+    /// Listens to all devices, while it is not known yet which one is used.
+    pub(crate) fn of_all() -> Self {
+        Self::of(None)
+    }
+
+    fn of(device: Option<DeviceId>) -> Self {
         install();
         let heard = Arc::new(Mutex::new(Heard::default()));
         lock(&LISTENERS).push((device, Arc::downgrade(&heard)));
@@ -81,7 +90,7 @@ fn listen(info: &PanicHookInfo<'_>) {
         let mut heard = lock(&listener);
         match service {
             None => heard.unnamed = true,
-            Some(service) if service == *device => {
+            Some(service) if device.is_none_or(|device| device == service) => {
                 heard.first.get_or_insert_with(|| message(info));
             }
             Some(_) => {}
@@ -143,8 +152,10 @@ mod tests {
         let heard = listener.heard().expect("a panic");
         assert!(heard.starts_with("thread DSD-9-3, "), "{heard}");
         assert!(heard.ends_with(": no memory"), "{heard}");
+        let all = Listener::of_all();
         panic_on("DSU-9-3");
         assert_eq!(listener.heard(), Some(heard), "the first one counts");
+        assert!(all.heard().is_some_and(|heard| heard.starts_with("thread DSU-9-3, ")));
     }
 
     #[test]

@@ -76,6 +76,20 @@ pub(crate) struct Planned {
     standalone: Bytes,
     /// Plans of one group have been found to fit beside each other's pages.
     group: usize,
+    tuning: Tuning,
+}
+
+/// What is known of the kernels of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tuning {
+    /// All were chosen when it was made, or are as good as chosen.
+    Chosen,
+    /// Some were not: those that need the most memory were counted.
+    Open,
+    /// A batch has begun since.
+    Running,
+    /// It has run, and with it the tuner. The batch may fit in fewer micro-batches than planned.
+    Ran,
 }
 
 impl Planned {
@@ -171,7 +185,11 @@ impl Planner {
             }
             _ => Iterations::Two,
         };
-        let planned = self.planned(phase, shape).map(|planned| planned.iterations);
+        let planned = self.planned(phase, shape);
+        if let Some(planned) = planned.filter(|planned| planned.tuning == Tuning::Ran) {
+            return Some(planned.iterations);
+        }
+        let planned = planned.map(|planned| planned.iterations);
         let is_enough = planned == Some(Iterations::Two) || planned == Some(iterations);
         (!is_enough).then_some(iterations)
     }
@@ -180,6 +198,9 @@ impl Planner {
     ///
     /// Where pages count, those of earlier plans take room. If the batch fits in fewer micro-batches without them, it is planned so,
     /// and they are given back before it runs.
+    ///
+    /// Where kernels are not chosen yet, those that need the most memory are counted. Once the tuner has chosen, the batch is
+    /// planned again, and the pages that tuning has opened are given back.
     pub(crate) fn plan(
         &mut self,
         phase: Phase,
@@ -189,8 +210,16 @@ impl Planner {
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
         let mut cost = PlanningCost::default();
-        let mut found = self.search(phase, shape.items, false, &mut cost, &mut rehearse);
-        let may_gain = !self.ran.is_empty()
+        let tuned = self.planned(phase, shape).filter(|planned| planned.tuning == Tuning::Ran);
+        let tuned = tuned.map(|planned| planned.plan.split());
+        let again = tuned.is_some();
+        let mut found = self.search(phase, shape.items, again, &mut cost, &mut rehearse);
+        if again && found.is_ok() {
+            self.ran.clear();
+            self.group += 1;
+        }
+        let may_gain = !again
+            && !self.ran.is_empty()
             && match &found {
                 Ok((plan, _)) => {
                     let fits = |split| self.fits_given_back(phase, split, &mut cost, &mut rehearse);
@@ -214,11 +243,10 @@ impl Planner {
         if let (Err(TrainError::Plan { cause, .. }), true) =
             (&found, self.plans.contains_key(&(phase, shape)))
         {
-            log::warn!(
-                "two batches in a row keep the plan of one, as there is none for two: {cause}"
-            );
+            log::warn!("batches keep the plan that they have, as there is no other: {cause}");
             let planned = self.plans.get_mut(&(phase, shape)).expect("it was found above");
-            planned.iterations = Iterations::Two;
+            planned.iterations = iterations;
+            planned.tuning = Tuning::Chosen;
             return Ok(planned);
         }
         let (plan, mut rehearsed) = found?;
@@ -240,7 +268,10 @@ impl Planner {
         }
         let standalone = Bytes::ZERO;
         let group = self.group;
-        let planned = Planned { plan, iterations, rehearsed, cost, held, standalone, group };
+        let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
+        // What is still not chosen although the same split has run will never be.
+        let tuning = if tunes && tuned != Some(plan.split()) { Tuning::Open } else { Tuning::Chosen };
+        let planned = Planned { plan, iterations, rehearsed, cost, held, standalone, group, tuning };
         Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
     }
 
@@ -317,21 +348,32 @@ impl Planner {
         Ok((plan, rehearsed))
     }
 
+    /// Says that batches of a phase have run to their end, optimizer step included.
+    pub(crate) fn has_run(&mut self, phase: Phase) {
+        let plans = self.plans.iter_mut().filter(|((of, _), _)| *of == phase);
+        for (_, planned) in plans.filter(|(_, planned)| planned.tuning == Tuning::Running) {
+            planned.tuning = Tuning::Ran;
+        }
+    }
+
     /// What is to be done before a batch runs that has a plan.
     pub(crate) fn begin(&mut self, phase: Phase, shape: Shape) -> Admission {
-        let planned = self.plans.get(&(phase, shape)).expect("it has a plan");
-        let peak = planned.plan.peak();
+        let planned = self.plans.get_mut(&(phase, shape)).expect("it has a plan");
+        if planned.tuning == Tuning::Open {
+            planned.tuning = Tuning::Running;
+        }
+        let (peak, group) = (planned.plan.peak(), planned.group);
         let Some(pages) = planned.pages() else {
             self.predicted = self.predicted.max(peak);
             return Admission::Runs;
         };
         let together = self.pages.with(&pages).max(peak);
-        if planned.group == self.open && together <= self.room(peak) {
+        if group == self.open && together <= self.room(peak) {
             self.pages.open(&pages);
             self.predicted = self.predicted.max(together);
             return Admission::Runs;
         }
-        self.open = planned.group;
+        self.open = group;
         self.pages.give_back(&pages);
         self.predicted = self.predicted.max(peak);
         Admission::RunsOnceGivenBack

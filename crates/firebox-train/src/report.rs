@@ -76,7 +76,17 @@ impl PlanReport {
     pub fn line(&self) -> String {
         let Self { phase, plan, estimate, .. } = self;
         let peak = self.predicted();
-        format!("{phase} batches of {}: {plan}, predicted peak {peak} ({estimate})", plan.batch())
+        let tunes = if self.tunes() { "; planned again once kernels are tuned" } else { "" };
+        format!(
+            "{phase} batches of {}: {plan}, predicted peak {peak} ({estimate}){tunes}",
+            plan.batch()
+        )
+    }
+
+    /// Whether kernels have to be chosen first, by burn's tuner: of each choice, the one that needs the most memory is counted. The
+    /// batch is planned again once they are.
+    pub fn tunes(&self) -> bool {
+        self.paging.as_ref().is_some_and(|paging| paging.tunes)
     }
 
     /// A warning where splitting changes what the model computes: running statistics are those of a micro-batch.
@@ -115,7 +125,7 @@ pub struct MemoryUse {
     /// The largest predicted peak of all plans, training and validation, with the pages of several shapes of batches where
     /// they are open beside each other.
     pub predicted: Bytes,
-    /// The most that the device's allocator was found to hold for the process: measured after the first batches of each plan
+    /// The most that the device's allocator was found to hold for training, without what it held before: measured after the first batches of each plan
     /// and at the end of each epoch. `None` where there is no such allocator, as on the CPU.
     pub measured: Option<Bytes>,
 }
@@ -143,6 +153,10 @@ impl fmt::Display for PlanReport {
             let Paging { largest_buffer, largest_page, .. } = paging;
             let largest = format!("{largest_buffer} of at most {largest_page}");
             table.add_row(vec!["largest buffer".to_owned(), largest]);
+            if paging.tunes {
+                let tunes = "not tuned yet: the largest counts, planned again once they are";
+                table.add_row(vec!["kernels".to_owned(), tunes.to_owned()]);
+            }
         }
         let PlanningCost { time, rehearsals, operations } = self.cost;
         let cost = format!("{time:.0?}, {rehearsals} rehearsals, {operations} operations");

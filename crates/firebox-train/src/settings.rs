@@ -20,6 +20,8 @@ pub(crate) struct Settings {
     pub(crate) sizing: Sizing,
     pub(crate) reduction: Reduction,
     pub(crate) quiet: bool,
+    /// What the device's allocator holds for other tensors of the program: a data set that is kept there, another model.
+    pub(crate) held_for_others: Bytes,
 }
 
 impl Settings {
@@ -34,7 +36,8 @@ impl Settings {
         Ok(Planner::new(memory, budget, self.sizing))
     }
 
-    /// The budget in bytes. Free memory does not count what this process holds already, a plan does.
+    /// The budget in bytes: what training may use. What the process holds for training already is a part of it, and not free;
+    /// what it holds for other tensors is neither.
     pub(crate) fn resolve<B, M>(&self, model: &M) -> Result<Bytes, TrainError>
     where
         B: LazyBackend<Base: DeviceMemory>,
@@ -48,7 +51,7 @@ impl Settings {
         let budget = self.budget.resolve(&memory)?;
         Ok(match self.budget {
             Budget::Free { .. } => match B::Base::pool_usage(device) {
-                Some(usage) => budget + usage.reserved,
+                Some(usage) => budget + (usage.reserved - self.held_for_others),
                 None => budget + parameter_bytes::<B, M>(model),
             },
             _ => budget,

@@ -388,8 +388,12 @@ where
             let learner = &self.learner;
             let pages = !planner.memory.is_on_host();
             let course = Course { iterations, batches: self.accumulation, pages };
+            let queue = queue::<B>(&self.training, &self.device);
             let planned = planner.plan(Phase::Training, shape, iterations, |split, recorder| {
-                rehearse_training(learner, splitter, batch, split, course, recorder)
+                let rehearsed =
+                    rehearse_training(learner, splitter, batch, split, course, recorder);
+                queue.after_rehearsal(recorder);
+                rehearsed
             })?;
             let limit = planned.rehearsed.loader_limit;
             self.unmeasured = MEASURED_BATCHES;
@@ -438,6 +442,9 @@ where
             self.watch.check()
         })?;
         self.watch.begin(During::MicroSteps);
+        if let Some(planner) = &mut self.planner {
+            planner.has_run(Phase::Training);
+        }
         self.position.1 = iteration;
         self.batch_start = None;
         Ok(())

@@ -68,15 +68,18 @@ where
         memory.predicted = predicted;
         let Some(usage) = <B as LazyBackend>::Base::pool_usage(&self.device) else { return };
         let known = memory.measured.unwrap_or_default();
-        memory.measured = Some(known.max(usage.reserved));
-        if usage.reserved <= known {
+        let others = self.strategy.settings.held_for_others;
+        let reserved = usage.reserved - others;
+        memory.measured = Some(known.max(reserved));
+        if reserved <= known {
             return;
         }
-        if usage.reserved > predicted {
+        if reserved > predicted {
             log::warn!(
-                "the device has {usage}, and {predicted} were predicted: later plans leave that much more room"
+                "the device has {usage}, {others} of it for other tensors, and {predicted} were predicted: later plans \
+                 leave that much more room"
             );
-            planner.be_cautious(predicted.ratio(usage.reserved));
+            planner.be_cautious(predicted.ratio(reserved));
         } else {
             log::info!("the device has {usage}, and {predicted} were predicted");
         }

@@ -53,11 +53,14 @@ where
                 let beside = self.beside(items);
                 let planner = self.planner.as_mut().expect("training comes before validation");
                 planner.beside = beside;
+                let queue = queue::<B::InnerBackend>(&self.training, &self.device);
                 let planned =
                     planner.plan(Phase::Validation, shape, iterations, |split, recorder| {
-                        rehearse_validation::<B::InnerBackend, _, _>(
+                        let rehearsed = rehearse_validation::<B::InnerBackend, _, _>(
                             &model, splitter, &batch, split, recorder,
-                        )
+                        );
+                        queue.after_rehearsal(recorder);
+                        rehearsed
                     })?;
                 let limit = planned.rehearsed.loader_limit;
                 self.unmeasured = MEASURED_BATCHES;
@@ -94,6 +97,7 @@ where
                     Ok(())
                 })?;
             }
+            planner.has_run(Phase::Validation);
             if self.interrupter.should_stop() {
                 break;
             }

@@ -1,0 +1,132 @@
+//! What is allocated on a device.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// The distance between addresses: no address is given out twice.
+const ALIGNMENT: u64 = 512;
+
+/// One allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allocation {
+    pub(crate) bytes: u64,
+    /// The stream in whose order it was made.
+    pub(crate) stream: Option<u64>,
+}
+
+/// The memory of a device.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    next: u64,
+    alive: BTreeMap<u64, Allocation>,
+    held: u64,
+    /// What was freed in a stream's order and is not free yet: when it is, on which stream, and the bytes.
+    freed: Vec<(Instant, u64, u64)>,
+}
+
+/// Why memory is not freed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NotAllocated;
+
+impl Memory {
+    /// The memory of the device with this number. Devices have addresses of their own.
+    pub(crate) fn new(device: usize) -> Self {
+        let next = 0x7000_0000_0000 + ((device as u64) << 40);
+        Self { next, alive: BTreeMap::new(), held: 0, freed: Vec::new() }
+    }
+
+    /// The bytes that are held.
+    pub(crate) fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// The sizes of what is allocated.
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = u64> {
+        self.alive.values().map(|allocation| allocation.bytes)
+    }
+
+    /// Gives out so many bytes.
+    pub(crate) fn allocate(&mut self, bytes: u64, stream: Option<u64>) -> u64 {
+        let address = self.next;
+        // A gap between two allocations, so that what runs over the end of one does not lie in the next.
+        self.next += bytes.next_multiple_of(ALIGNMENT) + ALIGNMENT;
+        self.held += bytes;
+        self.alive.insert(address, Allocation { bytes, stream });
+        address
+    }
+
+    /// Takes memory back; its bytes are held until `at`, if that is told. Gives the bytes.
+    pub(crate) fn free(
+        &mut self,
+        address: u64,
+        until: Option<(Instant, u64)>,
+    ) -> Result<u64, NotAllocated> {
+        let Allocation { bytes, .. } = self.alive.remove(&address).ok_or(NotAllocated)?;
+        match until {
+            None => self.held -= bytes,
+            Some((at, stream)) => self.freed.push((at, stream, bytes)),
+        }
+        Ok(bytes)
+    }
+
+    /// Lets go of what was freed and is free by now; on `stream`, all that was freed in its order.
+    pub(crate) fn settle(&mut self, now: Instant, stream: Option<u64>) {
+        let held = &mut self.held;
+        self.freed.retain(|(at, of, bytes)| {
+            let is_free = *at <= now || Some(*of) == stream;
+            if is_free {
+                *held -= bytes;
+            }
+            !is_free
+        });
+    }
+
+    /// The allocation in which these bytes lie.
+    pub(crate) fn find(&self, address: u64, bytes: u64) -> Option<(u64, Allocation)> {
+        let (start, allocation) = self.alive.range(..=address).next_back()?;
+        let end = address.checked_add(bytes)?;
+        // An address at the very end of an allocation may be passed where no byte is used.
+        (end <= start + allocation.bytes).then_some((*start, *allocation))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn bytes_lie_in_an_allocation_or_in_none() {
+        let mut memory = Memory::new(0);
+        let (first, second) = (memory.allocate(100, None), memory.allocate(1000, Some(3)));
+        assert_ne!(first + 100, second);
+        assert_eq!(memory.held(), 1100);
+        assert_eq!(memory.find(first + 90, 10).map(|(start, _)| start), Some(first));
+        assert_eq!(memory.find(first + 90, 11), None);
+        assert_eq!(memory.find(second + 999, 1).map(|(_, found)| found.stream), Some(Some(3)));
+        assert_eq!(memory.find(first - 1, 1), None);
+        assert_eq!(memory.free(first, None), Ok(100));
+        assert_eq!(memory.free(first, None), Err(NotAllocated));
+        assert_eq!(memory.find(first, 1), None);
+        assert_eq!(memory.held(), 1000);
+        assert_ne!(memory.allocate(100, None), first, "addresses are not used twice");
+    }
+
+    #[test]
+    fn what_is_freed_in_a_streams_order_is_held_until_the_stream_gets_there() {
+        let mut memory = Memory::new(1);
+        let now = Instant::now();
+        let later = now + Duration::from_secs(1);
+        let address = memory.allocate(64, Some(1));
+        memory.free(address, Some((later, 1))).unwrap();
+        memory.settle(now, Some(2));
+        assert_eq!((memory.held(), memory.find(address, 1)), (64, None));
+        memory.settle(now, Some(1));
+        assert_eq!(memory.held(), 0, "the stream itself may have it at once");
+        let address = memory.allocate(64, Some(1));
+        memory.free(address, Some((later, 1))).unwrap();
+        memory.settle(later, None);
+        assert_eq!(memory.held(), 0);
+    }
+}

@@ -1,0 +1,181 @@
+//! Puts the driver on the library path of child processes, and finds what they left.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::books::{Books, BooksError, MAX_DEVICES};
+use crate::journal::{Entry, JournalError, read_journal};
+use crate::settings::{SETTINGS_VARIABLE, Settings};
+
+/// The file name of the library that cargo builds of this crate.
+const LIBRARY: &str = "libfirebox_blank.so";
+/// The names under which programs look for the driver and for NVML.
+const DRIVER_NAMES: [&str; 4] =
+    ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"];
+const COMPILER_NAMES: [&str; 2] = ["libnvrtc.so", "libnvrtc.so.13"];
+/// The headers that kernels of CubeCL include (`cubecl-cpp`, `cuda/dialect.rs`). The stub of NVRTC looks for them and reads none.
+const HEADERS: [&str; 12] = [
+    "cooperative_groups.h",
+    "cooperative_groups/memcpy_async.h",
+    "cuda/barrier",
+    "cuda/pipeline",
+    "cuda/ptx",
+    "cuda_bf16.h",
+    "cuda_fp16.h",
+    "cuda_fp4.h",
+    "cuda_fp6.h",
+    "cuda_fp8.h",
+    "cuda_runtime.h",
+    "mma.h",
+];
+
+/// What compiles kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compiler {
+    /// A stub that reads the kernel's signature and makes no code.
+    Stub,
+    /// NVIDIA's own: it needs no GPU.
+    Real {
+        /// The folder of `libnvrtc.so.13`.
+        libraries: PathBuf,
+        /// The folder with `include`, where CUDA's headers are.
+        cuda: PathBuf,
+    },
+}
+
+/// Why the driver cannot be installed.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// The library is not there.
+    #[error("{LIBRARY} is not near {program}: build the package firebox-blank in the same profile", program = program.display())]
+    NoLibrary {
+        /// The program that looked.
+        program: PathBuf,
+    },
+    /// There are more devices than there is room for.
+    #[error("{asked} devices are more than {MAX_DEVICES}")]
+    TooManyDevices {
+        /// How many were asked for.
+        asked: usize,
+    },
+    /// A file cannot be written.
+    #[error("the driver cannot be installed: {0}")]
+    File(#[from] std::io::Error),
+    /// The settings cannot be written.
+    #[error("the settings cannot be written: {0}")]
+    Settings(#[from] serde_json::Error),
+}
+
+/// The driver, installed in a folder of its own for child processes. The folder is removed when this is dropped.
+#[derive(Debug)]
+pub struct Blank {
+    folder: tempfile::TempDir,
+    compiler: Compiler,
+}
+
+impl Blank {
+    /// Installs the driver with these settings and the stub of NVRTC.
+    ///
+    /// # Errors
+    ///
+    /// If the library is not beside the program that runs, where cargo puts it, or the folder cannot be written.
+    pub fn install(settings: &Settings) -> Result<Self, InstallError> {
+        Self::install_with(settings, Compiler::Stub)
+    }
+
+    /// The same with a compiler of one's choice.
+    pub fn install_with(settings: &Settings, compiler: Compiler) -> Result<Self, InstallError> {
+        if settings.devices.len() > MAX_DEVICES {
+            return Err(InstallError::TooManyDevices { asked: settings.devices.len() });
+        }
+        let library = library()?;
+        let folder = tempfile::Builder::new().prefix("firebox-blank-").tempdir()?;
+        let link = |name: &str| std::os::unix::fs::symlink(&library, folder.path().join(name));
+        DRIVER_NAMES.iter().try_for_each(|name| link(name))?;
+        if compiler == Compiler::Stub {
+            COMPILER_NAMES.iter().try_for_each(|name| link(name))?;
+            for header in HEADERS {
+                let path = folder.path().join("cuda/include").join(header);
+                std::fs::create_dir_all(path.parent().unwrap_or(folder.path()))?;
+                std::fs::write(path, "")?;
+            }
+        }
+        std::fs::write(folder.path().join("settings"), serde_json::to_string_pretty(settings)?)?;
+        Ok(Self { folder, compiler })
+    }
+
+    /// A command that runs `program` on the driver.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        let mut paths = vec![self.folder.path().to_owned()];
+        if let Compiler::Real { libraries, .. } = &self.compiler {
+            paths.push(libraries.clone());
+        }
+        let before = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        paths.extend(std::env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()));
+        let paths = std::env::join_paths(paths).unwrap_or_default();
+        command.env("LD_LIBRARY_PATH", paths);
+        command.env(SETTINGS_VARIABLE, self.folder.path().join("settings"));
+        command.env_remove("CUDA_VISIBLE_DEVICES");
+        match &self.compiler {
+            Compiler::Stub => command.env("CUDA_PATH", self.folder.path().join("cuda")),
+            Compiler::Real { cuda, .. } => command.env("CUDA_PATH", cuda),
+        };
+        command
+    }
+
+    /// The folder with the settings, books and journals.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The books of a process that loaded the driver and called it.
+    ///
+    /// # Errors
+    ///
+    /// If there are none.
+    pub fn books_of(&self, process: u32) -> Result<Books, BooksError> {
+        Books::open(&Books::path(self.folder(), process))
+    }
+
+    /// The books of all processes, in no order.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read.
+    pub fn books(&self) -> Result<Vec<Books>, BooksError> {
+        let unreadable =
+            |cause| BooksError::Unreadable { path: self.folder().to_owned(), cause };
+        let mut books = Vec::new();
+        for entry in std::fs::read_dir(self.folder()).map_err(unreadable)? {
+            let entry = entry.map_err(unreadable)?;
+            if entry.file_name().to_string_lossy().starts_with("books.") {
+                books.push(Books::open(&entry.path())?);
+            }
+        }
+        Ok(books)
+    }
+
+    /// The journal of a process.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or it is no journal.
+    pub fn journal_of(&self, process: u32) -> Result<Vec<Entry>, JournalError> {
+        read_journal(self.folder(), process)
+    }
+}
+
+/// The library, which cargo puts beside the programs that depend on this crate.
+fn library() -> Result<PathBuf, InstallError> {
+    let program = std::env::current_exe()?;
+    let folder = program.parent().unwrap_or(Path::new("."));
+    // Tests and benches lie in `deps` as well, examples in a folder beside it.
+    let places = [folder.to_owned(), folder.join("deps"), folder.join("../deps")];
+    let found = places.iter().map(|place| place.join(LIBRARY)).find(|path| path.exists());
+    match found {
+        Some(path) => Ok(path.canonicalize()?),
+        None => Err(InstallError::NoLibrary { program }),
+    }
+}

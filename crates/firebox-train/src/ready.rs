@@ -1,0 +1,81 @@
+//! What happens before training begins: the model's parameters come to be on the device, and what else the program keeps
+//! there is told apart from what training adds.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::module::Module;
+use burn_backend::Backend;
+use firebox_lazy::{LazyBackend, Recorder, initialize, rehearse};
+use firebox_trace::Bytes;
+
+use crate::device::DeviceMemory;
+use crate::error::{TrainError, panic_message};
+use crate::labels::label_parameters;
+use crate::panics::{Listener, without_backtrace};
+
+/// Less than this is not taken for tensors of the program: seeds and counters are as large.
+const LEAST: Bytes = Bytes::mib(1);
+
+/// Makes the parameters of a model. Gives what the device's allocator holds for other tensors of the program.
+///
+/// # Errors
+///
+/// If what the backend needs is not installed, the model has no single device, or the device fails.
+pub(crate) fn make_ready<B, M>(model: &M) -> Result<Bytes, TrainError>
+where
+    B: LazyBackend<Base: DeviceMemory>,
+    M: Module<B>,
+{
+    B::Base::prerequisites()?;
+    let listener = Listener::of_all();
+    let made = catch_unwind(AssertUnwindSafe(|| {
+        single_device(model)?;
+        initialize(model);
+        let device = &model.devices()[0];
+        let failed = |error: &dyn std::fmt::Display| TrainError::NotReady {
+            message: without_backtrace(&error.to_string()).to_owned(),
+        };
+        B::Base::sync(device).map_err(|error| failed(&error))
+    }));
+    // The panic of the device's thread tells the cause.
+    if let Some(message) = listener.heard() {
+        return Err(TrainError::NotReady { message });
+    }
+    drop(listener);
+    made.map_err(|panic| {
+        let message = panic_message(&*panic);
+        TrainError::NotReady { message: without_backtrace(&message).to_owned() }
+    })??;
+    held_for_others(model)
+}
+
+fn single_device<B: Backend, M: Module<B>>(model: &M) -> Result<(), TrainError> {
+    match model.devices().len() {
+        0 => Err(TrainError::NoParameters),
+        1 => Ok(()),
+        several => Err(TrainError::SeveralDevices(several)),
+    }
+}
+
+/// What the allocator holds for tensors that are not the model's. Pages that nothing lies on are given back first. Those on which
+/// such tensors lie count whole, less the model's own bytes: whether training finds room there is not known.
+fn held_for_others<B, M>(model: &M) -> Result<Bytes, TrainError>
+where
+    B: LazyBackend<Base: DeviceMemory>,
+    M: Module<B>,
+{
+    let device = &model.devices()[0];
+    let asked = || {
+        B::Base::give_back(device);
+        B::Base::pool_usage(device)
+    };
+    let Some(usage) = asked() else { return Ok(Bytes::ZERO) };
+    let recorder = Recorder::new().refuse_reads();
+    let rehearsal = rehearse::<B, M>(&recorder, model, |model| label_parameters(model))?;
+    let own = B::Base::memory_model(device).footprint(&rehearsal.trace).baseline;
+    if usage.in_use - own < LEAST {
+        return Ok(Bytes::ZERO);
+    }
+    log::info!("the device has {usage} before training, {own} of it for the model's parameters");
+    Ok(usage.reserved - own)
+}
