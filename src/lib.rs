@@ -83,7 +83,7 @@ pub mod dry;
 pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally};
 pub use firebox_lazy::{
     Discarded, Lazy, LazyBackend, LazyTensor, RecordError, Recorder, Recording, Rehearsal,
-    Survivor, initialize, label, mark, rehearse, restore,
+    Survivor, initialize, is_recording, label, mark, rehearse, restore,
 };
 pub use firebox_plan::{
     Accumulating, Budget, BudgetError, Cliffs, DoesNotFit, FixedDoesNotFit, HostMemoryError,

@@ -48,9 +48,11 @@ impl Compared {
         self.counted().map(|counted| counted.measured).min().unwrap_or_default()
     }
 
-    /// The prediction, relative to the most that was measured.
+    /// The prediction, relative to what was measured, where that is the least: relative to the most that was measured, if all
+    /// processes predicted the same, as they do unless their tuners chose differently.
     pub fn ratio(&self) -> f64 {
-        self.predicted().ratio(self.most())
+        let ratios = self.counted().map(|counted| counted.predicted.ratio(counted.measured));
+        ratios.fold(f64::INFINITY, f64::min)
     }
 
     /// The most that any of the processes took according to the driver, if all of them know.

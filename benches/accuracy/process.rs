@@ -264,7 +264,7 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Predictions> {
     let learner = builder.build(model, AdamConfig::new().init(), 1e-3);
     let fitted = learner.fit(M::metrics(training)).map_err(|error| anyhow::anyhow!("{error}"))?;
     for plan in &fitted.plans {
-        eprintln!("{}", plan.line());
+        eprintln!("{}\n{plan}", plan.line());
     }
     let most = fitted.memory.context("no batch was trained on")?.predicted;
     // The latest plan of each size counts.

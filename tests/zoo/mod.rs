@@ -4,7 +4,7 @@
 //! The models are small to compute and wide in memory: a software GPU has to run them, and what is compared are bytes.
 //! Their items are numbers, and batches are made of these on the host, so that no data set is needed.
 
-#![allow(dead_code, reason = "no suite uses all of it")]
+#![allow(dead_code, unused_imports, reason = "no suite uses all of it")]
 
 use std::fmt::Debug;
 use std::marker::PhantomData;

@@ -126,7 +126,7 @@ pub enum Completions {
 pub enum KernelTimes {
     /// No time at all: the tuner chooses by jitter.
     None,
-    /// A time that follows from the kernel's name, grid and block, so that the tuner's choices repeat.
+    /// A time that follows from the kernel's code, grid and block, so that the tuner's choices repeat.
     Steady,
     /// The same with another order of kernels for each seed.
     Shuffled {

@@ -26,5 +26,6 @@ pub use recording::{
     Discarded, HOST_BYTES_PER_CALL, RecordError, Recorder, Recording, Survivor,
     host_bytes_of_descriptions, label, mark,
 };
+pub use session::is_recording;
 pub use streams::stream_of_worker;
 pub use tensor::LazyTensor;

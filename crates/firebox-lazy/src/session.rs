@@ -35,8 +35,8 @@ thread_local! {
 
 static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
 
-/// Whether this thread records at all, on whatever backend.
-pub(crate) fn is_recording() -> bool {
+/// Whether this thread records, on whatever backend: what it computes now runs later, or never.
+pub fn is_recording() -> bool {
     CURRENT.get() != 0
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use burn_backend::Backend;
@@ -255,7 +256,9 @@ fn pool_usage<R: Runtime>(client: &ComputeClient<R>) -> Option<PoolUsage> {
     streams.insert(own);
     let mut usage = PoolUsage::default();
     for value in streams {
-        let stream = StreamId { value }.executes(|| client.memory_usage()).ok()?;
+        // CubeCL's client panics where the server does, as when a stream cannot be made.
+        let asked = || StreamId { value }.executes(|| client.memory_usage());
+        let stream = catch_unwind(AssertUnwindSafe(asked)).ok()?.ok()?;
         let reserved = Bytes::new(stream.bytes_reserved);
         usage.reserved += reserved;
         usage.in_use += Bytes::new(stream.bytes_in_use);

@@ -35,18 +35,17 @@ where
         let failed = |error: &dyn std::fmt::Display| TrainError::NotReady {
             message: without_backtrace(&error.to_string()).to_owned(),
         };
-        B::Base::sync(device).map_err(|error| failed(&error))
+        B::Base::sync(device).map_err(|error| failed(&error))?;
+        held_for_others(model)
     }));
     // The panic of the device's thread tells the cause.
     if let Some(message) = listener.heard() {
         return Err(TrainError::NotReady { message });
     }
-    drop(listener);
     made.map_err(|panic| {
         let message = panic_message(&*panic);
         TrainError::NotReady { message: without_backtrace(&message).to_owned() }
-    })??;
-    held_for_others(model)
+    })?
 }
 
 fn single_device<B: Backend, M: Module<B>>(model: &M) -> Result<(), TrainError> {

@@ -9,6 +9,9 @@ use crate::settings::{Completions, KernelTimes};
 /// A kernel takes between this long and [`DOUBLINGS`] times twice as long.
 const SHORTEST: Duration = Duration::from_micros(20);
 const DOUBLINGS: f64 = 6.0;
+/// What the host takes to launch something, at most. The kernels after a synchronization are done this long after it, and as long
+/// as they take: so what the tuner measures between two synchronizations does not depend on the host.
+const HOST: Duration = Duration::from_millis(1);
 /// A stream is never further behind than this: what counts is which of two kernels is faster, not how long training takes.
 const FURTHEST_BEHIND: Duration = Duration::from_millis(8);
 
@@ -16,14 +19,27 @@ const FURTHEST_BEHIND: Duration = Duration::from_millis(8);
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) device: usize,
+    /// When it was last waited for, and how long the kernels since then take.
+    synchronized: Instant,
+    work: Duration,
+    /// When the events happen that it waits for.
+    waits_until: Instant,
+}
+
+impl Stream {
     /// When all that was asked of it so far is done.
-    busy_until: Instant,
+    fn done(&self) -> Instant {
+        let worked = self.synchronized + if self.work.is_zero() { self.work } else { HOST + self.work };
+        worked.max(self.waits_until)
+    }
 }
 
 /// An event.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) device: usize,
+    /// On which stream it was recorded last.
+    pub(crate) stream: Option<u64>,
     /// When it happens, once it was recorded.
     pub(crate) at: Option<Instant>,
 }
@@ -45,7 +61,7 @@ impl Queues {
     /// When the work that is on a stream now will be done.
     pub(crate) fn done(&self, stream: u64) -> Instant {
         let now = Instant::now();
-        let busy = self.streams.get(&stream).map_or(now, |stream| stream.busy_until.max(now));
+        let busy = self.streams.get(&stream).map_or(now, |stream| stream.done().max(now));
         match self.completions {
             Completions::Prompt => busy,
             Completions::Late { microseconds } => busy + Duration::from_micros(microseconds),
@@ -62,21 +78,30 @@ impl Queues {
 
     /// Adds a stream.
     pub(crate) fn add_stream(&mut self, stream: u64, device: usize) {
-        self.streams.insert(stream, Stream { device, busy_until: Instant::now() });
+        let now = Instant::now();
+        let new = Stream { device, synchronized: now, work: Duration::ZERO, waits_until: now };
+        self.streams.insert(stream, new);
     }
 
     /// Puts a kernel on a stream.
     pub(crate) fn launch(&mut self, stream: u64, kernel: impl Hash) {
         let time = self.time(kernel);
-        let Some(stream) = self.streams.get_mut(&stream) else { return };
-        let now = Instant::now();
-        stream.busy_until = (stream.busy_until.max(now) + time).min(now + FURTHEST_BEHIND);
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.work = (stream.work + time).min(FURTHEST_BEHIND);
+        }
+    }
+
+    /// Says that a stream was waited for.
+    pub(crate) fn synchronized(&mut self, stream: u64) {
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            (stream.synchronized, stream.work) = (Instant::now(), Duration::ZERO);
+        }
     }
 
     /// Makes a stream wait for an event.
     pub(crate) fn wait(&mut self, stream: u64, event: Option<Instant>) {
         if let (Some(stream), Some(at)) = (self.streams.get_mut(&stream), event) {
-            stream.busy_until = stream.busy_until.max(at);
+            stream.waits_until = stream.waits_until.max(at);
         }
     }
 
@@ -140,7 +165,9 @@ mod tests {
         let before = Instant::now();
         queues.launch(1, "kernel");
         let done = queues.done(1);
-        assert!(done >= before + SHORTEST);
+        assert!(done >= before + HOST + SHORTEST);
+        queues.synchronized(1);
+        assert!(queues.done(1) < Instant::now() + HOST);
         queues.wait(2, Some(done));
         assert!(queues.done(2) >= done);
         assert_eq!(queues.freed(1), None);

@@ -1,5 +1,7 @@
 //! What a kernel takes: read from CubeCL's CUDA source, or from PTX that NVRTC made of it.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 /// What one argument of a kernel is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parameter {
@@ -37,6 +39,8 @@ pub struct Signature {
     pub name: String,
     /// The arguments, in order.
     pub parameters: Vec<Parameter>,
+    /// Tells kernels apart that have the same name.
+    pub code: u64,
 }
 
 /// What the stub of NVRTC makes of a program begins with this.
@@ -65,7 +69,7 @@ impl Signature {
             argument if argument.contains("CUtensorMap") => Parameter::TensorMap,
             _ => Parameter::Value,
         });
-        Some(Self { name, parameters: parameters.collect() })
+        Some(Self { name, parameters: parameters.collect(), code: hash(source) })
     }
 
     /// The kernels of a module: what the stub made, or PTX.
@@ -79,13 +83,15 @@ impl Signature {
     /// The module that the stub of NVRTC makes of a kernel.
     pub fn module(&self) -> String {
         let letters: String = self.parameters.iter().map(|parameter| parameter.letter()).collect();
-        format!("{MARK}\n{} {letters}\n", self.name)
+        format!("{MARK}\n{} {letters} {:x}\n", self.name, self.code)
     }
 
     fn of_line(line: &str) -> Option<Self> {
-        let (name, letters) = line.split_once(' ')?;
+        let (name, rest) = line.split_once(' ')?;
+        let (letters, code) = rest.split_once(' ')?;
         let parameters: Option<Vec<_>> = letters.chars().map(Parameter::from_letter).collect();
-        Some(Self { name: name.to_owned(), parameters: parameters? })
+        let code = u64::from_str_radix(code, 16).ok()?;
+        Some(Self { name: name.to_owned(), parameters: parameters?, code })
     }
 
     /// An entry of PTX, from behind `.entry` on.
@@ -109,8 +115,15 @@ impl Signature {
                 None => Parameter::Value,
             }
         });
-        Some(Self { name, parameters: parameters.collect() })
+        Some(Self { name, parameters: parameters.collect(), code: hash(entry) })
     }
+}
+
+/// The same for the same text in every process.
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The place of the parenthesis that closes the one at the beginning of `text`.

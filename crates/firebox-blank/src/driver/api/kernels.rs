@@ -64,7 +64,7 @@ impl Driver {
         if !(1..=1024).contains(&units) || shared_memory > limit {
             return Err(result::INVALID_VALUE);
         }
-        let Signature { name, parameters } = &function.signature;
+        let Signature { name, parameters, .. } = &function.signature;
         if arguments.is_null() && !parameters.is_empty() {
             return Err(result::INVALID_VALUE);
         }
@@ -145,7 +145,8 @@ c_functions! {
         let function = known.ok_or(result::INVALID_HANDLE)?;
         driver.check_launch(device, &function, block, shared_memory, arguments)?;
         driver.books.device(device).count(Field::Launches);
-        driver.state().queues.launch(stream, (&function.signature.name, grid, block));
+        let Signature { name, code, .. } = &function.signature;
+        driver.state().queues.launch(stream, (name, code, grid, block));
         Ok(())
     }
 

@@ -80,6 +80,7 @@ c_functions! {
         let (number, device) = driver.stream(stream)?;
         let done = driver.state().queues.done(number);
         wait_until(done);
+        driver.state().queues.synchronized(number);
         driver.healthy(device).map(drop)
     }
 
@@ -94,7 +95,7 @@ c_functions! {
         let device = driver.current_device()?;
         let mut state = driver.state();
         let number = state.number();
-        state.queues.events.insert(number, Event { device, at: None });
+        state.queues.events.insert(number, Event { device, stream: None, at: None });
         driver.books.device(device).count(Field::Events);
         driver.books.device(device).count(Field::EventsAlive);
         put(event, number as *mut c_void)
@@ -106,7 +107,7 @@ c_functions! {
         let mut state = driver.state();
         let done = state.queues.done(stream);
         if let Some(event) = state.queues.events.get_mut(&number) {
-            event.at = Some(done);
+            (event.stream, event.at) = (Some(stream), Some(done));
         }
         Ok(())
     }
@@ -119,10 +120,15 @@ c_functions! {
     }
 
     fn cuEventSynchronize(driver, event: *mut c_void) {
-        let (_, device, at) = driver.event(event)?;
+        let (number, device, at) = driver.event(event)?;
         if let Some(at) = at {
             wait_until(at);
         }
+        let mut state = driver.state();
+        if let Some(stream) = state.queues.events.get(&number).and_then(|event| event.stream) {
+            state.queues.synchronized(stream);
+        }
+        drop(state);
         driver.healthy(device).map(drop)
     }
 

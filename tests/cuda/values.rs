@@ -1,13 +1,4 @@
-//! Training on an NVIDIA device, with and without firebox. Without a device each test prints one line that says what
-//! was not run.
-
-#![cfg(feature = "cuda")]
-
-#[allow(dead_code, reason = "written for the tests of the Learner")]
-#[path = "learner/task.rs"]
-mod task;
-
-use std::path::Path;
+//! What is computed on an NVIDIA device, with and without firebox. Not run without one: the blank driver computes nothing.
 
 use burn::backend::cuda::CudaDevice;
 use burn::backend::{Autodiff, Cuda};
@@ -17,19 +8,33 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining};
 use firebox::{Bytes, Lazy, Learner, Recorder};
-use task::{Net, PointBatcher, loader, points, random_state, weights};
+use libtest_mimic::{Failed, Trial};
+
+use crate::machine::has_nvidia;
+use crate::task::{Net, PointBatcher, loader, points, random_state, weights};
 
 type Plain = Autodiff<Cuda>;
 type Decorated = Autodiff<Lazy<Cuda>>;
 
-/// The first device, or a line that says which test was not run.
-fn device(test: &str) -> Option<CudaDevice> {
-    let driver = ["/dev/nvidiactl", "/dev/dxg"];
-    if driver.iter().any(|path| Path::new(path).exists()) {
-        return Some(CudaDevice::new(0));
+/// The tests, or a line that says which are not run.
+pub fn tests() -> Vec<Trial> {
+    let tests: [(&str, fn(&CudaDevice)); 3] = [
+        ("a_step_is_that_of_the_backend", a_step_is_that_of_the_backend),
+        ("a_recording_runs_on_the_device", a_recording_runs_on_the_device),
+        ("a_split_batch_trains_like_the_whole_one", a_split_batch_trains_like_the_whole_one),
+    ];
+    if !has_nvidia() {
+        let names = tests.map(|(name, _)| name).join(", ");
+        println!("not run: {names} (need values, and the blank driver computes none)");
+        return Vec::new();
     }
-    println!("not run: {test} (no NVIDIA device)");
-    None
+    let trial = |(name, test): (&'static str, fn(&CudaDevice))| {
+        Trial::test(name, move || {
+            test(&CudaDevice::new(0));
+            Ok::<(), Failed>(())
+        })
+    };
+    tests.into_iter().map(trial).collect()
 }
 
 /// The loss of a model of the given seed on 24 points, and the gradient of its first weight.
@@ -46,18 +51,14 @@ fn loss_and_gradient<B: AutodiffBackend>(device: &B::Device) -> (Vec<f32>, Vec<f
     (values(loss.into_data()), values(gradient.into_data()))
 }
 
-#[test]
-fn a_step_is_that_of_the_backend() {
-    let Some(device) = device("a_step_is_that_of_the_backend") else { return };
+fn a_step_is_that_of_the_backend(device: &CudaDevice) {
     let _lock = random_state();
-    let expected = loss_and_gradient::<Plain>(&device);
-    assert_eq!(loss_and_gradient::<Decorated>(&device), expected, "outside a recording");
+    let expected = loss_and_gradient::<Plain>(device);
+    assert_eq!(loss_and_gradient::<Decorated>(device), expected, "outside a recording");
 }
 
-#[test]
-fn a_recording_runs_on_the_device() {
-    let Some(device) = device("a_recording_runs_on_the_device") else { return };
-    let x = Tensor::<Lazy<Cuda>, 2>::ones([64, 32], &device);
+fn a_recording_runs_on_the_device(device: &CudaDevice) {
+    let x = Tensor::<Lazy<Cuda>, 2>::ones([64, 32], device);
     let recording = Recorder::new()
         .record::<Cuda, _>(|| x.clone().matmul(x.clone().transpose()).sum())
         .expect("nothing else is recorded");
@@ -65,12 +66,10 @@ fn a_recording_runs_on_the_device() {
     assert_eq!(sum, (64 * 64 * 32) as f32);
 }
 
-#[test]
-fn a_split_batch_trains_like_the_whole_one() {
-    let Some(device) = device("a_split_batch_trains_like_the_whole_one") else { return };
+fn a_split_batch_trains_like_the_whole_one(device: &CudaDevice) {
     let _lock = random_state();
     let train = |micro_batch| {
-        <Decorated as Backend>::seed(&device, 7);
+        <Decorated as Backend>::seed(device, 7);
         let folder = tempfile::tempdir().expect("a folder");
         let training = SupervisedTraining::new(
             folder.path(),
@@ -85,7 +84,7 @@ fn a_split_batch_trains_like_the_whole_one() {
             .memory(Bytes::gib(1))
             .micro_batch(micro_batch)
             .quiet()
-            .build(Net::<Decorated>::new(&device), AdamConfig::new().init(), 1e-3)
+            .build(Net::<Decorated>::new(device), AdamConfig::new().init(), 1e-3)
             .fit(training)
             .expect("it fits");
         weights(&fitted.model).concat()

@@ -1,0 +1,127 @@
+//! Budgets, measured by what the driver gave out: planning included, and other tensors of the program not counted.
+
+use firebox::Bytes;
+use firebox_blank::Fault;
+use libtest_mimic::{Failed, Trial};
+
+use crate::child::Job;
+use crate::machine::device;
+use crate::trial::{CARD, Kernels, LIMIT, card, ensure, only, run, run_with, test};
+
+/// What the program keeps beside training.
+const KEPT: Bytes = Bytes::mib(240);
+
+/// A model, the items of its batch, and a budget in which the batch has to be split.
+const TIGHT: [(&str, usize, Bytes); 3] = [
+    ("reader", 6000, Bytes::mib(150)),
+    ("cnn", 400, Bytes::mib(200)),
+    ("gpt", 200, Bytes::mib(150)),
+];
+
+/// Trains within a budget that forces a split, with nothing tuned yet; the driver never gives more, while planning neither.
+fn within(model: &'static str, items: usize, memory: Bytes) -> Result<(), Failed> {
+    let kernels = tempfile::tempdir()?;
+    let job = Job { memory: Some(memory), ..Job::new(model, items, kernels.path().to_owned()) };
+    let left = run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?;
+    let ended = left.fitted()?;
+    let plan = ended.plan.clone().unwrap_or_default();
+    ensure(plan != format!("{items} = 1 x {items}"), || left.complaint(&format!("it was not split: {plan}")))?;
+    let peak = left.peak();
+    ensure(peak <= memory, || {
+        left.complaint(&format!("the driver gave {peak} of {memory}, for {plan}"))
+    })?;
+    println!("{model}: {plan}, the driver gave {peak} of {memory}");
+    Ok(())
+}
+
+/// On a machine that refuses nothing the books agree with each other, and the driver was used as it must be.
+fn counts(name: &'static str) -> Result<(), Failed> {
+    let kernels = tempfile::tempdir()?;
+    let job = Job { validates: true, ..Job::new("mlp", 600, kernels.path().to_owned()) };
+    let left = run_with(&only(name), &job, LIMIT * 2, |_, _| ())?;
+    let ended = left.fitted()?;
+    let books = left.books.as_ref().ok_or("the child kept no books")?;
+    let device = books.device(0);
+    ensure(device.misuses() == 0, || left.complaint("the driver was misused"))?;
+    ensure(device.launches() > 0 && device.refused() == 0, || left.complaint("nothing was launched"))?;
+    let measured = ended.measured.ok_or("nothing was measured")?;
+    // The allocator's own count and the driver's, but for buffers of no bytes.
+    let difference = left.peak().max(measured) - left.peak().min(measured);
+    let tuned = ended.predicted.is_some_and(|predicted| left.peak() <= predicted);
+    ensure(difference < Bytes::kib(64) || tuned, || {
+        left.complaint(&format!("the driver gave {}, the allocator has {measured}", left.peak()))
+    })
+}
+
+/// Tensors that the program keeps on the device are not part of a budget, and not free.
+fn others() -> Result<(), Failed> {
+    let kernels = Kernels::of("mlp", 600)?;
+    let memory = Some(Bytes::mib(256));
+    let alone = Job { memory, ..Job::new("mlp", 600, kernels.path()) };
+    let beside = Job { keeps: KEPT, ..alone.clone() };
+    let (alone, beside) = (run(&only(CARD), &alone)?, run(&only(CARD), &beside)?);
+    let (first, second) = (alone.fitted()?, beside.fitted()?);
+    ensure(first.plan == second.plan && first.predicted == second.predicted, || {
+        beside.complaint(&format!("other plans: {first:?} {second:?}"))
+    })?;
+    ensure(beside.peak() >= alone.peak() + KEPT, || beside.complaint("nothing was kept"))?;
+    let is_less = second.measured.zip(second.predicted).is_some_and(|(m, p)| m <= p);
+    ensure(is_less && !beside.said.contains("later plans"), || {
+        beside.complaint("what the program keeps was taken for training's")
+    })?;
+    // What is free is what both leave: a card on which there is room for either, and not for both.
+    let free = KEPT + Bytes::mib(700);
+    let card = device(&card(CARD)).leaving(free.get());
+    let machine = firebox_blank::Settings::new([card]);
+    let items = 4200;
+    let job = Job { keeps: KEPT, ..Job::new("mlp", items, kernels.path()) };
+    let left = run_with(&machine, &job, LIMIT * 2, |_, _| ())?;
+    left.fitted()?;
+    let refused = left.books.as_ref().map_or(0, |books| books.device(0).refused());
+    ensure(refused == 0 && left.peak() <= free, || {
+        left.complaint(&format!("{} of {free}, {refused} refused", left.peak()))
+    })
+}
+
+/// What another process holds is not free, and `Budget::free` leaves its margin.
+fn free() -> Result<(), Failed> {
+    let kernels = Kernels::of("mlp", 600)?;
+    let free = Bytes::gib(1);
+    let machine = firebox_blank::Settings::new([device(&card(CARD)).leaving(free.get())]);
+    let job = Job::new("mlp", 5000, kernels.path());
+    let left = run_with(&machine, &job, LIMIT * 2, |_, _| ())?;
+    left.fitted()?;
+    ensure(left.peak() <= free - Bytes::mib(256), || {
+        left.complaint(&format!("{} of {free} were taken", left.peak()))
+    })
+}
+
+/// Memory that another process takes between the plan and the step, and keeps.
+fn taken_after_the_plan() -> Result<(), Failed> {
+    let kernels = Kernels::of("mlp", 600)?;
+    let folder = tempfile::tempdir()?;
+    let job = Job { folder: Some(folder.path().to_owned()), ..Job::new("mlp", 600, kernels.path()) };
+    let all = card(CARD).memory().get();
+    let left = run(&only(CARD).with_fault(Fault::others_take(4, all)), &job)?;
+    let (kind, words) = left.error()?;
+    ensure(kind == "DeviceFailed", || left.complaint(words))
+}
+
+/// The tests.
+pub fn tests() -> Vec<Trial> {
+    // A model that reads values is planned from one item upwards, and every size is tuned.
+    let tight = TIGHT.map(|(model, items, memory)| {
+        let name = format!("planning_stays_within_the_budget_{model}");
+        test(name, move || within(model, items, memory)).with_ignored_flag(model == "reader")
+    });
+    let cards = ["T4", CARD, "H100 80GB"].map(|name| {
+        let words = name.replace(' ', "_").to_lowercase();
+        test(format!("books_agree_on_{words}"), move || counts(name))
+    });
+    let rest = [
+        test("other_tensors_are_not_part_of_the_budget", others),
+        test("what_is_not_free_is_not_used", free),
+        test("memory_that_is_taken_after_the_plan_is_an_error", taken_after_the_plan),
+    ];
+    tight.into_iter().chain(cards).chain(rest).collect()
+}

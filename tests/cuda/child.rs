@@ -1,0 +1,289 @@
+//! What a child process does: one training as a user writes it, and a line that says how it ended.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use burn::backend::{Autodiff, Cuda};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataset::InMemDataset;
+use burn::module::AutodiffModule;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{Adam, AdamConfig, LearningRate, SimpleOptimizer};
+use burn::prelude::*;
+use burn::record::CompactRecorder;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::metric::LossMetric;
+use burn::train::renderer::{
+    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
+    MetricsRendererTraining, ProgressType, TrainingProgress,
+};
+use burn::train::{
+    ClassificationOutput, InferenceStep, SupervisedTraining, TrainStep,
+};
+use cubecl_runtime::config::cache::CacheConfig;
+use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
+use firebox::{Budget, Bytes, FitError, LastState, Lazy, Learner, TrainError};
+use firebox_blank::Books;
+use serde::{Deserialize, Serialize};
+
+use crate::zoo::{self, Numbered, Zoo};
+
+type B = Autodiff<Lazy<Cuda>>;
+type Valid = <B as AutodiffBackend>::InnerBackend;
+
+/// The environment variable with a child's job.
+const VARIABLE: &str = "FIREBOX_JOB";
+const MARK: &str = "ended:";
+/// The size of the tensors that a program keeps on the device.
+const PART: Bytes = Bytes::mib(4);
+
+/// What a child is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    pub model: String,
+    pub items: usize,
+    /// The bytes that training may use; what is free, if none.
+    pub memory: Option<Bytes>,
+    pub micro_batch: Option<usize>,
+    pub epochs: usize,
+    /// Batches an epoch. One more item makes the last one of another size.
+    pub batches: usize,
+    pub uneven: bool,
+    pub workers: usize,
+    pub validates: bool,
+    /// Where checkpoints are written, if they are.
+    pub folder: Option<PathBuf>,
+    /// The bytes of the tensors that the program keeps on the device.
+    pub keeps: Bytes,
+    /// Where compiled kernels and the tuner's choices are kept.
+    pub kernels: PathBuf,
+    /// Says what the driver holds every so many batches.
+    pub samples: Option<usize>,
+}
+
+impl Job {
+    /// Two epochs of two batches, with two workers and nothing else.
+    pub fn new(model: &str, items: usize, kernels: PathBuf) -> Self {
+        Self {
+            model: model.to_owned(),
+            items,
+            memory: None,
+            micro_batch: None,
+            epochs: 2,
+            batches: 2,
+            uneven: false,
+            workers: 2,
+            validates: false,
+            folder: None,
+            keeps: Bytes::ZERO,
+            kernels,
+            samples: None,
+        }
+    }
+
+    /// The job of this process, if it is a child.
+    pub fn of_this_process() -> Option<Self> {
+        let text = std::env::var(VARIABLE).ok()?;
+        Some(serde_json::from_str(&text).expect("the test writes jobs"))
+    }
+
+    /// The variable that hands the job to a child.
+    pub fn variable(&self) -> (&'static str, String) {
+        (VARIABLE, serde_json::to_string(self).expect("jobs are plain data"))
+    }
+
+    /// Does it, and prints how it ended.
+    pub fn run(&self) -> ExitCode {
+        let mut config = CubeClRuntimeConfig::from_current_dir();
+        config.compilation.cache = Some(CacheConfig::File(self.kernels.clone()));
+        config.autotune.cache = CacheConfig::File(self.kernels.clone());
+        CubeClRuntimeConfig::set(config);
+        SAMPLES.store(self.samples.unwrap_or(usize::MAX), Relaxed);
+        let ended = match self.model.as_str() {
+            "mlp" => self.train::<zoo::Mlp<B>>(),
+            "cnn" => self.train::<zoo::Cnn<B>>(),
+            "gpt" => self.train::<zoo::Gpt<B>>(),
+            "reader" => self.train::<zoo::Reader<B>>(),
+            other => panic!("there is no model `{other}`"),
+        };
+        println!("{MARK} {}", serde_json::to_string(&ended).expect("it is plain data"));
+        if ended.error.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+
+    fn train<M: Subject>(&self) -> Ended {
+        let device = Default::default();
+        // Several tensors: a large one alone would open a page of a quarter of the card.
+        let kept = self.keeps.get() / PART.get();
+        let numbers = [PART.get() as usize / size_of::<f32>()];
+        let kept: Vec<_> = (0..kept).map(|_| Tensor::<Cuda, 1>::zeros(numbers, &device)).collect();
+        let folder = tempfile::tempdir().expect("a folder");
+        let artifacts = self.folder.clone().unwrap_or_else(|| folder.path().to_owned());
+        let rest = if self.uneven { self.items / 2 + 1 } else { 0 };
+        let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
+        let train = DataLoaderBuilder::<B, _, _>::new(Numbered::<M>::new())
+            .batch_size(self.items)
+            .num_workers(self.workers)
+            .build(numbers(self.batches * self.items + rest));
+        let valid = DataLoaderBuilder::<Valid, _, _>::new(Numbered::<M::Valid>::new())
+            .batch_size(self.items)
+            .num_workers(self.workers)
+            .build(numbers(if self.validates { self.items } else { 0 }));
+        let mut training = SupervisedTraining::new(artifacts, train, valid)
+            .metric_train_numeric(LossMetric::new())
+            .with_application_logger(None)
+            .renderer(Sampling)
+            .num_epochs(self.epochs);
+        if self.folder.is_some() {
+            training = training.with_file_checkpointer(CompactRecorder::new());
+        }
+        let budget = self.memory.map_or(Budget::free(), Budget::Bytes);
+        let mut builder = Learner::builder().auto_batch().memory(budget).quiet();
+        if let Some(items) = self.micro_batch {
+            builder = builder.micro_batch(items);
+        }
+        let optim = OptimizerAdaptor::from(Counted(AdamConfig::new().build()));
+        let learner = builder.build(M::new(&device), optim, 1e-3);
+        let ended = match learner.fit(training) {
+            Ok(fitted) => Ended {
+                predicted: fitted.memory.map(|memory| memory.predicted),
+                measured: fitted.memory.and_then(|memory| memory.measured),
+                plan: fitted.report.map(|report| report.plan.to_string()),
+                ..Ended::default()
+            },
+            Err(error) => Ended::failed(error),
+        };
+        drop(kept);
+        Ended { steps: STEPS.load(Relaxed), samples: samples(), ..ended }
+    }
+}
+
+/// How a child ended.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Ended {
+    /// The error, if training ended with one, by its kind and in words.
+    pub error: Option<(String, String)>,
+    pub predicted: Option<Bytes>,
+    pub measured: Option<Bytes>,
+    pub plan: Option<String>,
+    /// How many times the optimizer was asked for a step of a parameter.
+    pub steps: usize,
+    /// The epoch and the iteration of the last whole state, if the error has one.
+    pub state: Option<(usize, usize)>,
+    /// The bytes that the driver has given out and pinned, over time.
+    pub samples: Vec<(u64, u64)>,
+}
+
+impl Ended {
+    fn failed<M, R>(error: FitError<M, R>) -> Self {
+        let words = error.to_string();
+        let (cause, state) = error.into_parts();
+        let kind = match cause {
+            TrainError::DeviceFailed(_) => "DeviceFailed",
+            TrainError::NotReady { .. } => "NotReady",
+            TrainError::Nvidia(_) => "Nvidia",
+            TrainError::Plan { .. } => "Plan",
+            _ => "other",
+        };
+        let state = state.map(|LastState { epoch, iteration, .. }| (epoch, iteration));
+        Self { error: Some((kind.to_owned(), words)), state, ..Self::default() }
+    }
+
+    /// Reads the line that a child printed.
+    pub fn parse(text: &str) -> Option<Self> {
+        let line = text.lines().find_map(|line| line.split(MARK).nth(1))?;
+        serde_json::from_str(line).ok()
+    }
+}
+
+/// A model that can be trained here.
+trait Subject:
+    Zoo<B>
+    + TrainStep<Input = <Self as Zoo<B>>::Batch, Output = ClassificationOutput<B>>
+    + AutodiffModule<B, InnerModule = Self::Valid>
+    + Display
+    + 'static
+{
+    type Valid: Zoo<Valid>
+        + InferenceStep<Input = <Self::Valid as Zoo<Valid>>::Batch, Output = ClassificationOutput<Valid>>;
+}
+
+macro_rules! subjects {
+    ($($model:ident)*) => {
+        $(impl Subject for zoo::$model<B> {
+            type Valid = zoo::$model<Valid>;
+        })*
+    };
+}
+
+subjects!(Mlp Cnn Gpt Reader);
+
+static STEPS: AtomicUsize = AtomicUsize::new(0);
+
+/// Adam, counting how often it is asked.
+#[derive(Clone)]
+struct Counted(Adam);
+
+impl<I: Backend> SimpleOptimizer<I> for Counted {
+    type State<const D: usize> = <Adam as SimpleOptimizer<I>>::State<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<I, D>,
+        grad: Tensor<I, D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<I, D>, Option<Self::State<D>>) {
+        // A rehearsed step is recorded and never run.
+        if !firebox::is_recording() {
+            STEPS.fetch_add(1, Relaxed);
+        }
+        self.0.step(lr, tensor, grad, state)
+    }
+
+    fn to_device<const D: usize>(
+        state: Self::State<D>,
+        device: &Device<I>,
+    ) -> Self::State<D> {
+        Adam::to_device(state, device)
+    }
+}
+
+static SAMPLES: AtomicUsize = AtomicUsize::new(usize::MAX);
+static SEEN: AtomicUsize = AtomicUsize::new(0);
+static TAKEN: std::sync::Mutex<Vec<(u64, u64)>> = std::sync::Mutex::new(Vec::new());
+
+fn samples() -> Vec<(u64, u64)> {
+    TAKEN.lock().expect("no renderer panics").clone()
+}
+
+/// A renderer that shows nothing and looks at the driver's books now and then.
+struct Sampling;
+
+impl MetricsRendererTraining for Sampling {
+    fn update_train(&mut self, _: MetricState) {}
+    fn update_valid(&mut self, _: MetricState) {}
+
+    fn render_train(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {
+        let seen = SEEN.fetch_add(1, Relaxed);
+        if seen.is_multiple_of(SAMPLES.load(Relaxed))
+            && let Some(books) = Books::own()
+        {
+            let sample = (books.device(0).held(), books.pinned());
+            TAKEN.lock().expect("no renderer panics").push(sample);
+        }
+    }
+
+    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRendererEvaluation for Sampling {
+    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
+    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRenderer for Sampling {
+    fn manual_close(&mut self) {}
+    fn register_metric(&mut self, _: burn::train::metric::MetricDefinition) {}
+}

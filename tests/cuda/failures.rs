@@ -1,0 +1,161 @@
+//! What happens when the driver says no: each allocation in turn, and each of the calls that can fail. Training ends with a typed
+//! error or goes on as if nothing had been; it never hangs, never ends the process, and makes no optimizer step of a failure.
+
+use burn::backend::Flex;
+use burn::record::{CompactRecorder, Recorder};
+use firebox_blank::{Entry, Fault};
+use libtest_mimic::{Failed, Trial};
+
+use crate::child::Job;
+use crate::trial::{CARD, Kernels, Left, ensure, only, run, test};
+use crate::zoo::{Cnn, Gpt, Mlp, Zoo};
+
+/// Epochs of two batches.
+const EPOCHS: usize = 3;
+const BATCHES: usize = 2;
+
+/// A model whose failures are tried, the items of a batch, and whether its checkpoint can be read.
+#[derive(Clone, Copy)]
+struct Subject {
+    model: &'static str,
+    items: usize,
+    reads: fn(&std::path::Path) -> bool,
+}
+
+const SUBJECTS: [Subject; 3] = [
+    Subject { model: "mlp", items: 600, reads: reads::<Mlp<Flex>> },
+    Subject { model: "cnn", items: 60, reads: reads::<Cnn<Flex>> },
+    Subject { model: "gpt", items: 20, reads: reads::<Gpt<Flex>> },
+];
+
+/// Whether the model of a checkpoint can be read, without a GPU.
+fn reads<M: Zoo<Flex>>(file: &std::path::Path) -> bool {
+    let device = Default::default();
+    let record = Recorder::<Flex>::load::<M::Record>(&CompactRecorder::new(), file.to_owned(), &device);
+    record.is_ok_and(|record| {
+        let _ = M::new(&device).load_record(record);
+        true
+    })
+}
+
+/// What became of a run that something went wrong in.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// It ended as if nothing had been.
+    Fitted,
+    /// It ended with this error.
+    Error(String),
+}
+
+/// Checks a run in which something may have gone wrong.
+fn outcome(left: &Left, folder: &std::path::Path, subject: Subject) -> Result<Outcome, Failed> {
+    let ended = left.ended.as_ref().ok_or_else(|| left.complaint("the process ended early"))?;
+    let misuses = left.books.as_ref().map_or(0, |books| books.device(0).misuses());
+    let Some((kind, _)) = &ended.error else {
+        ensure(left.status.success(), || left.complaint("the exit status is another"))?;
+        ensure(misuses == 0, || left.complaint("the driver was misused"))?;
+        return Ok(Outcome::Fitted);
+    };
+    left.error()?;
+    let typed = ["DeviceFailed", "NotReady", "Nvidia"];
+    ensure(typed.contains(&kind.as_str()), || left.complaint("the error does not tell the cause"))?;
+    if let Some((epoch, iteration)) = ended.state {
+        let steps = (epoch - 1) * BATCHES + iteration;
+        let whole = steps == 0 || ended.steps.is_multiple_of(steps);
+        ensure(whole && (steps > 0) == (ended.steps > 0), || {
+            left.complaint(&format!("{} calls of the optimizer for {steps} steps", ended.steps))
+        })?;
+        // The checkpoints of all epochs before are there, and can be read.
+        for epoch in 1..epoch {
+            let file = folder.join(format!("checkpoint/model-{epoch}"));
+            // burn keeps those of the last epochs only.
+            let is_kept = epoch + 1 == ended.state.map_or(0, |(epoch, _)| epoch);
+            ensure(!is_kept || (subject.reads)(&file), || {
+                left.complaint(&format!("the checkpoint of epoch {epoch} cannot be read"))
+            })?;
+        }
+    }
+    Ok(Outcome::Error(kind.clone()))
+}
+
+/// A run in which these faults happen.
+fn suffer(subject: Subject, faults: Vec<Fault>) -> Result<(Outcome, Left), Failed> {
+    let kernels = Kernels::of(subject.model, subject.items)?;
+    let folder = tempfile::tempdir()?;
+    let job = Job {
+        epochs: EPOCHS,
+        batches: BATCHES,
+        validates: true,
+        folder: Some(folder.path().to_owned()),
+        ..Job::new(subject.model, subject.items, kernels.path())
+    };
+    let settings = faults.into_iter().fold(only(CARD), |settings, fault| settings.with_fault(fault));
+    let left = run(&settings, &job)?;
+    Ok((outcome(&left, folder.path(), subject)?, left))
+}
+
+/// Refuses each allocation of a run in turn.
+fn each_allocation(subject: Subject) -> Result<(), Failed> {
+    let (whole, left) = suffer(subject, Vec::new())?;
+    ensure(whole == Outcome::Fitted, || left.complaint("it fails without a fault"))?;
+    let is_allocation = |entry: &&Entry| matches!(entry, Entry::Allocated { .. });
+    let allocations = left.journal.iter().filter(is_allocation).count() as u64;
+    ensure(allocations > 3, || left.complaint("nothing was allocated"))?;
+    for nth in 1..=allocations {
+        let (outcome, left) = suffer(subject, vec![Fault::refuse(nth)])?;
+        let refused = left.books.as_ref().map_or(0, |books| books.device(0).refused());
+        // Which buffers share a page depends on the order of threads, and so does how many pages there are.
+        let is_error = matches!(outcome, Outcome::Error(_));
+        ensure(is_error || refused == 0, || {
+            left.complaint(&format!("allocation {nth} was refused, and nobody noticed"))
+        })?;
+        println!("{}: allocation {nth} of {allocations}: {outcome:?}, {:.1?}", subject.model, left.time);
+    }
+    Ok(())
+}
+
+/// Lets the calls of a function fail from one on, early and in the midst of training. A single one may be the tuner's, which goes
+/// on with another kernel.
+fn call(function: &'static str, nths: &'static [u64], error: u32) -> Trial {
+    test(format!("a_failure_of_{}_is_an_error", function.to_lowercase()), move || {
+        for nth in nths {
+            let fault = Fault::call(function, *nth, error).times(u64::MAX);
+            let (outcome, left) = suffer(SUBJECTS[0], vec![fault])?;
+            let happened = left.journal.iter().any(|entry| matches!(entry, Entry::Fault { .. }));
+            ensure(happened, || left.complaint(&format!("{function} was not called {nth} times")))?;
+            println!("{function} {nth}: {outcome:?}, {:.1?}", left.time);
+            ensure(matches!(outcome, Outcome::Error(_)), || left.complaint("nobody noticed"))?;
+        }
+        Ok(())
+    })
+}
+
+/// Pinned memory is only faster: training goes on without it, or says so.
+fn without_pinned_memory() -> Result<(), Failed> {
+    for nth in [1, 2] {
+        let fault = Fault::call("cuMemAllocHost_v2", nth, Fault::OUT_OF_MEMORY).times(u64::MAX);
+        let (outcome, left) = suffer(SUBJECTS[0], vec![fault])?;
+        println!("pinned memory refused from call {nth} on: {outcome:?}, {:.1?}", left.time);
+    }
+    Ok(())
+}
+
+/// The tests.
+pub fn tests() -> Vec<Trial> {
+    let first = test("each_allocation_that_is_refused_is_an_error_mlp", || {
+        each_allocation(SUBJECTS[0])
+    });
+    let others = SUBJECTS[1..].iter().map(|subject| {
+        let subject = *subject;
+        let name = format!("each_allocation_that_is_refused_is_an_error_{}", subject.model);
+        test(name, move || each_allocation(subject)).with_ignored_flag(true)
+    });
+    let rest = [
+        call("cuStreamCreate", &[1, 2, 3], Fault::OUT_OF_MEMORY),
+        call("cuModuleLoadData", &[1, 20], Fault::INVALID_PTX),
+        call("cuLaunchKernel", &[1, 60, 150], Fault::LAUNCH_OUT_OF_RESOURCES),
+        call("cuEventSynchronize", &[1, 12], Fault::ILLEGAL_ADDRESS),
+        test("training_without_pinned_memory_ends", without_pinned_memory),
+    ];
+    std::iter::once(first).chain(others).chain(rest).collect()
+}

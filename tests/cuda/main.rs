@@ -1,0 +1,55 @@
+//! Training on CUDA. On a machine with an NVIDIA device the tests use it. Without one they run on the blank driver, each in child
+//! processes: burn's real CUDA backend, its server and its allocator, on a driver that keeps books and computes nothing. What
+//! needs computed values is then named as not run.
+//!
+//! ```sh
+//! CUDARC_CUDA_VERSION=13000 cargo test --features cuda --test cuda
+//! ```
+//!
+//! The long ones are asked for by name, `-- --ignored`, and their results kept in `benches/record/`.
+
+#[cfg(feature = "cuda")]
+mod budget;
+#[cfg(feature = "cuda")]
+mod child;
+#[cfg(feature = "cuda")]
+mod failures;
+#[cfg(feature = "cuda")]
+mod long;
+#[cfg(feature = "cuda")]
+mod missing;
+#[cfg(feature = "cuda")]
+mod trial;
+#[cfg(feature = "cuda")]
+mod values;
+
+#[cfg(feature = "cuda")]
+#[path = "../machine/mod.rs"]
+mod machine;
+#[cfg(feature = "cuda")]
+#[path = "../learner/task.rs"]
+#[allow(dead_code, reason = "written for the tests of the Learner")]
+mod task;
+#[cfg(feature = "cuda")]
+#[path = "../zoo/mod.rs"]
+mod zoo;
+
+#[cfg(feature = "cuda")]
+fn main() -> std::process::ExitCode {
+    if let Some(job) = child::Job::of_this_process() {
+        return job.run();
+    }
+    let arguments = libtest_mimic::Arguments::from_args();
+    if machine::has_nvidia() {
+        println!("on the NVIDIA device of this machine");
+    } else {
+        println!("there is no NVIDIA device: run on the blank driver, which computes nothing");
+    }
+    let tests = [values::tests(), missing::tests(), budget::tests(), failures::tests(), long::tests()];
+    libtest_mimic::run(&arguments, tests.into_iter().flatten().collect()).exit_code()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn main() {
+    println!("not run: cuda (needs the feature `cuda`)");
+}
