@@ -35,9 +35,10 @@ const SEED: u64 = 7;
 /// How a case is trained.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub struct Setup {
-    /// Epochs of two optimizer steps each.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
-    epochs: u64,
+    /// Epochs of two optimizer steps each. Default: two, and four on the blank driver, where batches are planned again once their
+    /// kernels are tuned.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    epochs: Option<u64>,
     /// Threads of the data loader; with none, batches are made where they are used.
     #[arg(long, default_value_t = 2)]
     workers: u64,
@@ -54,12 +55,18 @@ impl Setup {
     pub fn arguments(&self) -> Vec<String> {
         let numbers = [
             ("--epochs", self.epochs),
-            ("--workers", self.workers),
-            ("--accumulate", self.accumulate),
+            ("--workers", Some(self.workers)),
+            ("--accumulate", Some(self.accumulate)),
         ];
-        let numbers = numbers.map(|(name, number)| [name.to_owned(), number.to_string()]);
+        let given = numbers.into_iter().filter_map(|(name, number)| Some((name, number?)));
+        let numbers = given.map(|(name, number)| [name.to_owned(), number.to_string()]);
         let flag = self.no_checkpoints.then(|| "--no-checkpoints".to_owned());
-        numbers.into_iter().flatten().chain(flag).collect()
+        numbers.flatten().chain(flag).collect()
+    }
+
+    fn epochs(&self) -> usize {
+        let usual = if machine::is_blank() { 4 } else { 2 };
+        self.epochs.unwrap_or(usual) as usize
     }
 }
 
@@ -136,7 +143,7 @@ pub struct Found {
     /// Growth of the process's memory in training, as the driver tells it, if it does: compiled kernels included. On the blank
     /// driver the most that it ever gave out, planning included.
     pub driver: Option<Bytes>,
-    /// What was predicted and given out by the blank driver from the second epoch on, if kernels had to be tuned before.
+    /// What was predicted and given out by the blank driver in the last epoch, if kernels had to be tuned before.
     pub tuned: Option<Compared>,
     /// What two iterations leave alive, if that was asked for: the model, the optimizer's state and the batch.
     pub left: Option<Compared>,
@@ -171,7 +178,7 @@ impl Found {
     }
 }
 
-/// What is left of burn's renderers: nothing but a note of when the second epoch begins.
+/// What is left of burn's renderers: nothing but a note of when the last epoch begins.
 struct Silent {
     epoch: usize,
 }
@@ -182,7 +189,7 @@ impl MetricsRendererTraining for Silent {
 
     fn render_train(&mut self, item: TrainingProgress, _: Vec<ProgressType>) {
         let epoch = item.global_progress.items_processed;
-        if epoch == 2 && self.epoch != 2 {
+        if epoch == item.global_progress.items_total && self.epoch != epoch {
             machine::forget_peak();
         }
         self.epoch = epoch;
@@ -251,7 +258,7 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Predictions> {
     let mut training = SupervisedTraining::new(folder.path(), train, valid)
         .with_application_logger(None)
         .renderer(Silent { epoch: 0 })
-        .num_epochs(setup.epochs as usize);
+        .num_epochs(setup.epochs());
     if !setup.no_checkpoints {
         training = training.with_file_checkpointer(CompactRecorder::new());
     }

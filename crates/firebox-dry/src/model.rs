@@ -52,9 +52,12 @@ pub struct Dry<B: DryTwin> {
 /// How often a trace is replayed at the most.
 pub const MOST_REPLAYS: usize = 6;
 
-/// How often the traces of a process follow each other at the most until they open no page any more: where a buffer is put
-/// depends on the gaps that earlier steps have left.
-const MOST_ROUNDS: usize = 4;
+/// In how many rounds the traces of a process follow each other at least.
+const LEAST_ROUNDS: usize = 2;
+
+/// How many rounds follow at the most until no page is opened any more: where a buffer is put depends on the gaps that earlier
+/// steps have left.
+const MORE_ROUNDS: usize = 2;
 
 /// How much the guess that stands in for a replay that failed is widened: between tensors and what the allocator
 /// reserves for them lay a factor of up to 2.4 when it was measured.
@@ -256,13 +259,13 @@ impl<'a> Life<'a> {
         self.traces.last().expect("a life has a trace").0
     }
 
-    /// Lives once, until a round opens no page any more or more than `enough` is reserved, at most [`MOST_ROUNDS`] rounds.
-    /// Where pages are given back, what counts is what is open while the last trace runs.
+    /// Lives once, until a round opens no page any more or more than `enough` is reserved, for [`LEAST_ROUNDS`] and those with the
+    /// target's further beginnings, and at most [`MORE_ROUNDS`] behind them. Where pages are given back, what counts is what is open while the last trace runs.
     ///
     /// Other threads ask the device, too, and where they do decides about the batches in which it takes requests. In the first
     /// round the metrics read something wherever the program drains its queue. In the second one nobody does in the earlier half
-    /// of a program; in the other half the metrics read, and loader threads upload a batch after each answer. A round behind
-    /// one that opened a page has uploads of one batch more.
+    /// of a program; in the other half the metrics read, and loader threads upload a batch after each answer. Then come rounds in
+    /// which batches begin elsewhere, as the target says. A round behind one that opened a page has uploads of one batch more.
     fn run<B: DryTwin>(
         &mut self,
         lease: &mut Lease<B::Target>,
@@ -277,7 +280,9 @@ impl<'a> Life<'a> {
             let mut left = Leftovers::default();
             // Of all rounds the most that counts for the last trace.
             let mut most = Usage::default();
-            for round in 0..MOST_ROUNDS {
+            let beginnings = <B::Target as Target>::BEGINNINGS;
+            let least = LEAST_ROUNDS + beginnings.len();
+            for round in 0..least + MORE_ROUNDS {
                 // What counts is how full pools are once they grow no more; that is never the first round.
                 if round > 0 {
                     monitor.look_for_room();
@@ -295,9 +300,11 @@ impl<'a> Life<'a> {
                     }
                     open = monitor.usage().peak;
                     let program = Program::new(trace, self.types, templates, left);
+                    let uploads = uploads_of_batch(trace);
+                    let further = round.checked_sub(LEAST_ROUNDS).and_then(|at| beginnings.get(at));
                     let others = Others {
                         from: if round == 0 { 0 } else { middle(trace) },
-                        uploads: round * uploads_of_batch(trace),
+                        uploads: further.map_or(round * uploads, |further| uploads + further),
                     };
                     let passed = pass::<B>(device, &runner, &monitor, trace, others, program);
                     left = passed.left;
@@ -312,7 +319,7 @@ impl<'a> Life<'a> {
                 if has_grown {
                     most = usage;
                 }
-                if most.peak > enough || round > 0 && !has_grown {
+                if most.peak > enough || round + 1 >= least && !has_grown {
                     break;
                 }
             }

@@ -84,12 +84,23 @@ pub(crate) struct Planned {
 enum Tuning {
     /// All were chosen when it was made, or are as good as chosen.
     Chosen,
-    /// Some were not: those that need the most memory were counted.
-    Open,
-    /// A batch has begun since.
-    Running,
-    /// It has run, and with it the tuner. The batch may fit in fewer micro-batches than planned.
-    Ran,
+    /// Some were not: those that need the most memory were counted. So many batches have run since.
+    Open {
+        ran: usize,
+        /// Whether one has begun.
+        begun: bool,
+    },
+}
+
+/// How many batches run before the tuner has chosen: burn's fusion runs the second one in another way than the first, with kernels of
+/// its own.
+const TUNING_BATCHES: usize = 2;
+
+impl Tuning {
+    /// Whether a batch may fit in fewer micro-batches than planned, as all kernels are chosen by now.
+    fn is_over(self) -> bool {
+        matches!(self, Self::Open { ran, .. } if ran >= TUNING_BATCHES)
+    }
 }
 
 impl Planned {
@@ -186,7 +197,7 @@ impl Planner {
             _ => Iterations::Two,
         };
         let planned = self.planned(phase, shape);
-        if let Some(planned) = planned.filter(|planned| planned.tuning == Tuning::Ran) {
+        if let Some(planned) = planned.filter(|planned| planned.tuning.is_over()) {
             return Some(planned.iterations);
         }
         let planned = planned.map(|planned| planned.iterations);
@@ -210,7 +221,7 @@ impl Planner {
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
         let mut cost = PlanningCost::default();
-        let tuned = self.planned(phase, shape).filter(|planned| planned.tuning == Tuning::Ran);
+        let tuned = self.planned(phase, shape).filter(|planned| planned.tuning.is_over());
         let tuned = tuned.map(|planned| planned.plan.split());
         let again = tuned.is_some();
         let mut found = self.search(phase, shape.items, again, &mut cost, &mut rehearse);
@@ -270,7 +281,10 @@ impl Planner {
         let group = self.group;
         let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
         // What is still not chosen although the same split has run will never be.
-        let tuning = if tunes && tuned != Some(plan.split()) { Tuning::Open } else { Tuning::Chosen };
+        let tuning = match tunes && tuned != Some(plan.split()) {
+            true => Tuning::Open { ran: 0, begun: false },
+            false => Tuning::Chosen,
+        };
         let planned = Planned { plan, iterations, rehearsed, cost, held, standalone, group, tuning };
         Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
     }
@@ -351,16 +365,18 @@ impl Planner {
     /// Says that batches of a phase have run to their end, optimizer step included.
     pub(crate) fn has_run(&mut self, phase: Phase) {
         let plans = self.plans.iter_mut().filter(|((of, _), _)| *of == phase);
-        for (_, planned) in plans.filter(|(_, planned)| planned.tuning == Tuning::Running) {
-            planned.tuning = Tuning::Ran;
+        for (_, planned) in plans {
+            if let Tuning::Open { ran, begun } = &mut planned.tuning {
+                *ran += usize::from(std::mem::take(begun));
+            }
         }
     }
 
     /// What is to be done before a batch runs that has a plan.
     pub(crate) fn begin(&mut self, phase: Phase, shape: Shape) -> Admission {
         let planned = self.plans.get_mut(&(phase, shape)).expect("it has a plan");
-        if planned.tuning == Tuning::Open {
-            planned.tuning = Tuning::Running;
+        if let Tuning::Open { begun, .. } = &mut planned.tuning {
+            *begun = true;
         }
         let (peak, group) = (planned.plan.peak(), planned.group);
         let Some(pages) = planned.pages() else {

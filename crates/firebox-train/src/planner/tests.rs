@@ -1,6 +1,7 @@
 //! Plans behind plans, in a memory of which all is known: each trace has one tensor, and one page for it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Shape as TensorShape};
 use firebox_trace::{Category, Footprint, Heap, Origin, Paging};
@@ -11,8 +12,11 @@ use super::*;
 const PAGE: u64 = 10;
 
 /// One page for all tensors of a trace. What ran before has its own, which stays open, and is used where it is as large.
-#[derive(Debug)]
-struct Pool;
+#[derive(Debug, Default)]
+struct Pool {
+    /// How many more footprints are those of kernels that are not chosen yet, which need twice as much.
+    untuned: AtomicUsize,
+}
 
 impl Pool {
     fn page(trace: &Trace) -> Bytes {
@@ -40,11 +44,22 @@ impl MemoryModel for Pool {
     }
 
     fn footprint(&self, trace: &Trace) -> Footprint {
-        Self::footprint_beside(trace, &[])
+        self.footprint_after(&[], trace, Bytes::MAX)
     }
 
     fn footprint_after(&self, before: &[&Trace], trace: &Trace, _enough: Bytes) -> Footprint {
-        Self::footprint_beside(trace, before)
+        let mut footprint = Self::footprint_beside(trace, before);
+        let tunes = self.untuned.load(Ordering::Relaxed) > 0;
+        if let Some(paging) = footprint.paging.as_mut().filter(|_| tunes) {
+            paging.tunes = true;
+            footprint.categories.add(Category::Temporary, footprint.peak);
+            footprint.peak = footprint.peak * 2;
+        }
+        footprint
+    }
+
+    fn footprint_given_back(&self, _before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
+        self.footprint_after(&[], trace, enough)
     }
 }
 
@@ -63,7 +78,7 @@ fn rehearsal(split: Split) -> Rehearsal {
 }
 
 fn planner(budget: u64) -> Planner {
-    Planner::new(Arc::new(Pool), Bytes::mib(budget), Sizing::Even)
+    Planner::new(Arc::new(Pool::default()), Bytes::mib(budget), Sizing::Even)
 }
 
 /// Plans batches of so many items, and tells the plan, the splits that were rehearsed for it, and what has to be done first.
@@ -209,4 +224,39 @@ fn other_shapes_are_planned_for_one_iteration_until_two_come_in_a_row() {
     assert_eq!(planner.to_plan(Phase::Training, other, false), None);
     assert_eq!(planner.to_plan(Phase::Training, other, true), Some(Iterations::Two));
     assert_eq!(planner.to_plan(Phase::Validation, other, false), Some(Iterations::Two));
+}
+
+#[test]
+fn a_batch_is_planned_again_once_kernels_are_tuned() {
+    let pool = Arc::new(Pool { untuned: AtomicUsize::new(1) });
+    let mut planner = Planner::new(pool.clone(), Bytes::mib(100), Sizing::Even);
+    let (phase, shape) = (Phase::Training, Shape::of_items(100));
+    assert_eq!(run(&mut planner, 100).0, "2 x 50", "the dearest kernels count");
+    assert_eq!(planner.to_plan(phase, shape, true), None, "nothing has run yet");
+    planner.has_run(Phase::Validation);
+    assert_eq!(planner.to_plan(phase, shape, true), None, "only validation has");
+    planner.has_run(phase);
+    assert_eq!(planner.to_plan(phase, shape, true), None, "fusion has not settled");
+    planner.begin(phase, shape);
+    planner.has_run(phase);
+    assert_eq!(planner.to_plan(phase, shape, true), Some(Iterations::Two));
+    pool.untuned.store(0, Ordering::Relaxed);
+    let (split, _, admission) = run(&mut planner, 100);
+    assert_eq!((split.as_str(), admission), ("1 x 100", Admission::RunsOnceGivenBack));
+    planner.has_run(phase);
+    assert_eq!(planner.to_plan(phase, shape, true), None, "all is chosen");
+}
+
+#[test]
+fn what_is_never_tuned_is_not_planned_for_ever() {
+    let pool = Arc::new(Pool { untuned: AtomicUsize::new(1) });
+    let mut planner = Planner::new(pool, Bytes::mib(100), Sizing::Even);
+    let (phase, shape) = (Phase::Training, Shape::of_items(100));
+    for round in 0..2 {
+        assert_eq!(run(&mut planner, 100).0, "2 x 50", "round {round}");
+        planner.has_run(phase);
+        planner.begin(phase, shape);
+        planner.has_run(phase);
+    }
+    assert_eq!(planner.to_plan(phase, shape, true), None);
 }
