@@ -108,7 +108,10 @@ impl Target {
         }
         #[cfg(not(feature = "cuda"))]
         {
-            ensure!(cards.is_empty(), "the blank driver stands in for CUDA: build with the feature `cuda`");
+            ensure!(
+                cards.is_empty(),
+                "the blank driver stands in for CUDA: build with the feature `cuda`"
+            );
             Ok(None)
         }
     }
@@ -253,7 +256,8 @@ impl Runs<'_> {
         };
         let parts: anyhow::Result<Vec<_>> = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..*jobs).map(|_| scope.spawn(work)).collect();
-            let ended = workers.into_iter().map(|worker| worker.join().expect("a job does not panic"));
+            let ended =
+                workers.into_iter().map(|worker| worker.join().expect("a job does not panic"));
             ended.collect()
         });
         bar.finish_and_clear();

@@ -178,8 +178,7 @@ impl fmt::Display for Comparison {
         let middle = (ratios[(ratios.len() - 1) / 2] + ratios[ratios.len() / 2]) / 2.0;
         let (least, worst) = (ratios[0], ratios[ratios.len() - 1]);
         write!(f, "result: target={}", self.target)?;
-        let cards: BTreeSet<_> =
-            self.cases.iter().filter_map(|case| case.card.as_ref()).collect();
+        let cards: BTreeSet<_> = self.cases.iter().filter_map(|case| case.card.as_ref()).collect();
         if !cards.is_empty() {
             write!(f, " cards={}", cards.len())?;
         }

@@ -19,9 +19,7 @@ use burn::train::renderer::{
     EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
-use burn::train::{
-    ClassificationOutput, InferenceStep, SupervisedTraining, TrainStep,
-};
+use burn::train::{ClassificationOutput, InferenceStep, SupervisedTraining, TrainStep};
 use cubecl_runtime::config::cache::CacheConfig;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 use firebox::{Budget, Bytes, FitError, LastState, Lazy, Learner, TrainError};
@@ -206,7 +204,10 @@ trait Subject:
     + 'static
 {
     type Valid: Zoo<Valid>
-        + InferenceStep<Input = <Self::Valid as Zoo<Valid>>::Batch, Output = ClassificationOutput<Valid>>;
+        + InferenceStep<
+            Input = <Self::Valid as Zoo<Valid>>::Batch,
+            Output = ClassificationOutput<Valid>,
+        >;
 }
 
 macro_rules! subjects {
@@ -242,10 +243,7 @@ impl<I: Backend> SimpleOptimizer<I> for Counted {
         self.0.step(lr, tensor, grad, state)
     }
 
-    fn to_device<const D: usize>(
-        state: Self::State<D>,
-        device: &Device<I>,
-    ) -> Self::State<D> {
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device<I>) -> Self::State<D> {
         Adam::to_device(state, device)
     }
 }

@@ -31,7 +31,8 @@ const SUBJECTS: [Subject; 3] = [
 /// Whether the model of a checkpoint can be read, without a GPU.
 fn reads<M: Zoo<Flex>>(file: &std::path::Path) -> bool {
     let device = Default::default();
-    let record = Recorder::<Flex>::load::<M::Record>(&CompactRecorder::new(), file.to_owned(), &device);
+    let record =
+        Recorder::<Flex>::load::<M::Record>(&CompactRecorder::new(), file.to_owned(), &device);
     record.is_ok_and(|record| {
         let _ = M::new(&device).load_record(record);
         true
@@ -89,7 +90,8 @@ fn suffer(subject: Subject, faults: Vec<Fault>) -> Result<(Outcome, Left), Faile
         folder: Some(folder.path().to_owned()),
         ..Job::new(subject.model, subject.items, kernels.path())
     };
-    let settings = faults.into_iter().fold(only(CARD), |settings, fault| settings.with_fault(fault));
+    let settings =
+        faults.into_iter().fold(only(CARD), |settings, fault| settings.with_fault(fault));
     let left = run(&settings, &job)?;
     Ok((outcome(&left, folder.path(), subject)?, left))
 }
@@ -109,7 +111,10 @@ fn each_allocation(subject: Subject) -> Result<(), Failed> {
         ensure(is_error || refused == 0, || {
             left.complaint(&format!("allocation {nth} was refused, and nobody noticed"))
         })?;
-        println!("{}: allocation {nth} of {allocations}: {outcome:?}, {:.1?}", subject.model, left.time);
+        println!(
+            "{}: allocation {nth} of {allocations}: {outcome:?}, {:.1?}",
+            subject.model, left.time
+        );
     }
     Ok(())
 }
@@ -142,9 +147,8 @@ fn without_pinned_memory() -> Result<(), Failed> {
 
 /// The tests.
 pub fn tests() -> Vec<Trial> {
-    let first = test("each_allocation_that_is_refused_is_an_error_mlp", || {
-        each_allocation(SUBJECTS[0])
-    });
+    let first =
+        test("each_allocation_that_is_refused_is_an_error_mlp", || each_allocation(SUBJECTS[0]));
     let others = SUBJECTS[1..].iter().map(|subject| {
         let subject = *subject;
         let name = format!("each_allocation_that_is_refused_is_an_error_{}", subject.model);

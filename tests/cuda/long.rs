@@ -22,7 +22,13 @@ fn is_flat(left: &Left, memory: Bytes) -> Result<(), Failed> {
         left.complaint(&format!("pinned memory grows: {samples:?}"))
     })?;
     ensure(left.peak() <= memory, || left.complaint(&format!("{} of {memory}", left.peak())))?;
-    println!("held {:?}, pinned {:?}, {} samples, {:.0?}", held(samples), pinned(samples), samples.len(), left.time);
+    println!(
+        "held {:?}, pinned {:?}, {} samples, {:.0?}",
+        held(samples),
+        pinned(samples),
+        samples.len(),
+        left.time
+    );
     Ok(())
 }
 

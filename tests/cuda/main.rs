@@ -1,6 +1,6 @@
-//! Training on CUDA. On a machine with an NVIDIA device the tests use it. Without one they run on the blank driver, each in child
-//! processes: burn's real CUDA backend, its server and its allocator, on a driver that keeps books and computes nothing. What
-//! needs computed values is then named as not run.
+//! Training on CUDA. What needs computed values uses the NVIDIA device of the machine, and is named as not run where there is none.
+//! Everything else runs on the blank driver, in child processes: burn's real CUDA backend, its server and its allocator, on a
+//! driver that keeps books, computes nothing, and says no when it is told to.
 //!
 //! ```sh
 //! CUDARC_CUDA_VERSION=13000 cargo test --features cuda --test cuda
@@ -41,11 +41,14 @@ fn main() -> std::process::ExitCode {
     }
     let arguments = libtest_mimic::Arguments::from_args();
     if machine::has_nvidia() {
-        println!("on the NVIDIA device of this machine");
+        println!(
+            "values are computed on the NVIDIA device; what has to fail runs on the blank driver"
+        );
     } else {
         println!("there is no NVIDIA device: run on the blank driver, which computes nothing");
     }
-    let tests = [values::tests(), missing::tests(), budget::tests(), failures::tests(), long::tests()];
+    let tests =
+        [values::tests(), missing::tests(), budget::tests(), failures::tests(), long::tests()];
     libtest_mimic::run(&arguments, tests.into_iter().flatten().collect()).exit_code()
 }
 

@@ -55,7 +55,8 @@ impl Left {
     /// What is wrong, with what the child said.
     pub fn complaint(&self, what: &str) -> Failed {
         let end: String = self.said.lines().rev().take(40).collect::<Vec<_>>().join("\n");
-        format!("{what} ({}, {:.1?}); it said, last line first:\n{end}", self.status, self.time).into()
+        format!("{what} ({}, {:.1?}); it said, last line first:\n{end}", self.status, self.time)
+            .into()
     }
 }
 
@@ -124,10 +125,15 @@ impl Kernels {
     /// A copy of those for this model.
     pub fn of(model: &'static str, items: usize) -> Result<Self, Failed> {
         static WARM: OnceLock<std::sync::Mutex<Vec<(&str, tempfile::TempDir)>>> = OnceLock::new();
-        let mut warm = WARM.get_or_init(Default::default).lock().map_err(|_| "an earlier test failed")?;
+        let mut warm =
+            WARM.get_or_init(Default::default).lock().map_err(|_| "an earlier test failed")?;
         if !warm.iter().any(|(of, _)| *of == model) {
             let folder = tempfile::tempdir()?;
-            let job = Job { validates: true, uneven: true, ..Job::new(model, items, folder.path().to_owned()) };
+            let job = Job {
+                validates: true,
+                uneven: true,
+                ..Job::new(model, items, folder.path().to_owned())
+            };
             run_with(&only(CARD), &job, LIMIT * 3, |_, _| ())?.fitted()?;
             warm.push((model, folder));
         }

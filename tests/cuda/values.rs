@@ -29,7 +29,7 @@ pub fn tests() -> Vec<Trial> {
         return Vec::new();
     }
     let trial = |(name, test): (&'static str, fn(&CudaDevice))| {
-        Trial::test(name, move || {
+        Trial::test(format!("values_{name}"), move || {
             test(&CudaDevice::new(0));
             Ok::<(), Failed>(())
         })

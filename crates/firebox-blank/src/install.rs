@@ -145,8 +145,7 @@ impl Blank {
     ///
     /// If a file cannot be read.
     pub fn books(&self) -> Result<Vec<Books>, BooksError> {
-        let unreadable =
-            |cause| BooksError::Unreadable { path: self.folder().to_owned(), cause };
+        let unreadable = |cause| BooksError::Unreadable { path: self.folder().to_owned(), cause };
         let mut books = Vec::new();
         for entry in std::fs::read_dir(self.folder()).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;

@@ -122,8 +122,11 @@ pub fn read_journal(folder: &Path, process: u32) -> Result<Vec<Entry>, JournalEr
     let lines = text.lines().enumerate();
     lines
         .map(|(at, line)| {
-            serde_json::from_str(line)
-                .map_err(|cause| JournalError::Malformed { process, line: at + 1, cause })
+            serde_json::from_str(line).map_err(|cause| JournalError::Malformed {
+                process,
+                line: at + 1,
+                cause,
+            })
         })
         .collect()
 }

@@ -11,9 +11,7 @@ use firebox_blank::driver::api::streams::*;
 use firebox_blank::driver::nvml::*;
 use firebox_blank::driver::nvrtc::*;
 use firebox_blank::driver::result;
-use firebox_blank::{
-    Blank, Books, Call, Completions, Device, Entry, Fault, KernelTimes, Settings,
-};
+use firebox_blank::{Blank, Books, Call, Completions, Device, Entry, Fault, KernelTimes, Settings};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const VARIABLE: &str = "FIREBOX_BLANK_CASE";
@@ -65,7 +63,14 @@ fn kernel() -> *mut c_void {
     let (mut program, mut size, mut module, mut function) = (null_mut(), 0, null_mut(), null_mut());
     unsafe {
         assert_eq!(
-            nvrtcCreateProgram(&mut program, source.as_ptr(), null_mut(), 0, null_mut(), null_mut()),
+            nvrtcCreateProgram(
+                &mut program,
+                source.as_ptr(),
+                null_mut(),
+                0,
+                null_mut(),
+                null_mut()
+            ),
             0
         );
         assert_eq!(nvrtcCompileProgram(program, 0, null_mut()), 0);
@@ -75,19 +80,19 @@ fn kernel() -> *mut c_void {
         assert_eq!(cuModuleLoadData(&mut module, text.as_ptr().cast()), 0);
         let name = CString::from(c"add");
         assert_eq!(cuModuleGetFunction(&mut function, module, name.as_ptr()), 0);
-        assert_eq!(cuModuleGetFunction(&mut null_mut(), module, c"sub".as_ptr()), result::NOT_FOUND);
+        assert_eq!(
+            cuModuleGetFunction(&mut null_mut(), module, c"sub".as_ptr()),
+            result::NOT_FOUND
+        );
     }
     function
 }
 
 fn launch(function: *mut c_void, addresses: [u64; 2], stream: *mut c_void) -> u32 {
     let (mut a, mut b, mut n) = (addresses[0], addresses[1], 7i32);
-    let mut arguments =
-        [(&raw mut a).cast::<c_void>(), (&raw mut b).cast(), (&raw mut n).cast()];
+    let mut arguments = [(&raw mut a).cast::<c_void>(), (&raw mut b).cast(), (&raw mut n).cast()];
     unsafe {
-        cuLaunchKernel(
-            function, 1, 1, 1, 32, 1, 1, 0, stream, arguments.as_mut_ptr(), null_mut(),
-        )
+        cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, arguments.as_mut_ptr(), null_mut())
     }
 }
 
@@ -226,7 +231,9 @@ const CASES: &[Case] = &[
             }
             allocate(MIB, other).unwrap();
         },
-        check: |books, _| assert_eq!((books.device(0).held(), books.device(1).held()), (0, 1 << 20)),
+        check: |books, _| {
+            assert_eq!((books.device(0).held(), books.device(1).held()), (0, 1 << 20))
+        },
     },
     Case {
         name: "another_process_takes_memory_and_gives_it_back",

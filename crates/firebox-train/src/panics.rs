@@ -11,8 +11,8 @@ use burn_backend::DeviceId;
 /// What was heard while a [`Listener`] lived.
 #[derive(Debug, Default)]
 struct Heard {
-    /// The first panic of a service thread of the device.
-    first: Option<String>,
+    /// The first panic of a service thread of each device.
+    first: Vec<(DeviceId, String)>,
     /// Whether a thread without a name panicked, as burn's checkpointers are.
     unnamed: bool,
 }
@@ -46,7 +46,14 @@ impl Listener {
 
     /// The message of the first panic that was heard.
     pub(crate) fn heard(&self) -> Option<String> {
-        lock(&self.heard).first.clone()
+        lock(&self.heard).first.first().map(|(_, message)| message.clone())
+    }
+
+    /// The message of the first panic that was heard of one device.
+    pub(crate) fn heard_of(&self, device: DeviceId) -> Option<String> {
+        let heard = lock(&self.heard);
+        let first = heard.first.iter().find(|(of, _)| *of == device);
+        first.map(|(_, message)| message.clone())
     }
 
     /// Whether a thread without a name panicked.
@@ -91,7 +98,9 @@ fn listen(info: &PanicHookInfo<'_>) {
         match service {
             None => heard.unnamed = true,
             Some(service) if device.is_none_or(|device| device == service) => {
-                heard.first.get_or_insert_with(|| message(info));
+                if heard.first.iter().all(|(of, _)| *of != service) {
+                    heard.first.push((service, message(info)));
+                }
             }
             Some(_) => {}
         }
@@ -156,6 +165,8 @@ mod tests {
         panic_on("DSU-9-3");
         assert_eq!(listener.heard(), Some(heard), "the first one counts");
         assert!(all.heard().is_some_and(|heard| heard.starts_with("thread DSU-9-3, ")));
+        assert!(all.heard_of(DEVICE).is_some());
+        assert_eq!(all.heard_of(DeviceId { index_id: 4, ..DEVICE }), None);
     }
 
     #[test]

@@ -20,8 +20,10 @@ use crate::shape::Shape;
 mod assess;
 #[cfg(test)]
 mod tests;
+mod tuning;
 
 use self::assess::{assess_all, need_of};
+use self::tuning::Tuning;
 
 /// How many splits are assessed at once. Each has a recording, the most that planning keeps in memory. The number of processors does
 /// not count, because what is planned must not depend on it.
@@ -77,30 +79,6 @@ pub(crate) struct Planned {
     /// Plans of one group have been found to fit beside each other's pages.
     group: usize,
     tuning: Tuning,
-}
-
-/// What is known of the kernels of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tuning {
-    /// All were chosen when it was made, or are as good as chosen.
-    Chosen,
-    /// Some were not: those that need the most memory were counted. So many batches have run since.
-    Open {
-        ran: usize,
-        /// Whether one has begun.
-        begun: bool,
-    },
-}
-
-/// How many batches run before the tuner has chosen: burn's fusion runs the second one in another way than the first, with kernels of
-/// its own.
-const TUNING_BATCHES: usize = 2;
-
-impl Tuning {
-    /// Whether a batch may fit in fewer micro-batches than planned, as all kernels are chosen by now.
-    fn is_over(self) -> bool {
-        matches!(self, Self::Open { ran, .. } if ran >= TUNING_BATCHES)
-    }
 }
 
 impl Planned {
@@ -281,11 +259,9 @@ impl Planner {
         let group = self.group;
         let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
         // What is still not chosen although the same split has run will never be.
-        let tuning = match tunes && tuned != Some(plan.split()) {
-            true => Tuning::Open { ran: 0, begun: false },
-            false => Tuning::Chosen,
-        };
-        let planned = Planned { plan, iterations, rehearsed, cost, held, standalone, group, tuning };
+        let tuning = Tuning::new(tunes && tuned != Some(plan.split()));
+        let planned =
+            Planned { plan, iterations, rehearsed, cost, held, standalone, group, tuning };
         Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
     }
 
@@ -365,19 +341,13 @@ impl Planner {
     /// Says that batches of a phase have run to their end, optimizer step included.
     pub(crate) fn has_run(&mut self, phase: Phase) {
         let plans = self.plans.iter_mut().filter(|((of, _), _)| *of == phase);
-        for (_, planned) in plans {
-            if let Tuning::Open { ran, begun } = &mut planned.tuning {
-                *ran += usize::from(std::mem::take(begun));
-            }
-        }
+        plans.for_each(|(_, planned)| planned.tuning.has_run());
     }
 
     /// What is to be done before a batch runs that has a plan.
     pub(crate) fn begin(&mut self, phase: Phase, shape: Shape) -> Admission {
         let planned = self.plans.get_mut(&(phase, shape)).expect("it has a plan");
-        if let Tuning::Open { begun, .. } = &mut planned.tuning {
-            *begun = true;
-        }
+        planned.tuning.begin();
         let (peak, group) = (planned.plan.peak(), planned.group);
         let Some(pages) = planned.pages() else {
             self.predicted = self.predicted.max(peak);

@@ -106,7 +106,8 @@ fn compiler_is_there() -> bool {
 /// The newest CUDA that the driver knows, and that of NVRTC. Fails without a device.
 #[allow(unsafe_code, reason = "cudarc has no safe way to ask")]
 fn ask_versions() -> Result<(Version, Version), NvidiaError> {
-    let unusable = |error: cudarc::driver::DriverError| NvidiaError::Unusable { cause: error.to_string() };
+    let unusable =
+        |error: cudarc::driver::DriverError| NvidiaError::Unusable { cause: error.to_string() };
     cudarc::driver::result::init().map_err(unusable)?;
     let count = cudarc::driver::result::device::get_count().map_err(unusable)?;
     if count == 0 {
@@ -137,7 +138,9 @@ mod tests {
         let message = found.err().map(|error| error.to_string());
         match expected {
             None => assert_eq!(message, None),
-            Some(words) => assert!(message.as_ref().is_some_and(|m| m.contains(words)), "{message:?}"),
+            Some(words) => {
+                assert!(message.as_ref().is_some_and(|m| m.contains(words)), "{message:?}")
+            }
         }
     }
 

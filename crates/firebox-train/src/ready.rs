@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
-use burn_backend::Backend;
+use burn_backend::{Backend, DeviceOps};
 use firebox_lazy::{LazyBackend, Recorder, initialize, rehearse};
 use firebox_trace::Bytes;
 
@@ -32,20 +32,25 @@ where
         single_device(model)?;
         initialize(model);
         let device = &model.devices()[0];
-        let failed = |error: &dyn std::fmt::Display| TrainError::NotReady {
-            message: without_backtrace(&error.to_string()).to_owned(),
-        };
-        B::Base::sync(device).map_err(|error| failed(&error))?;
-        held_for_others(model)
+        B::Base::sync(device).map_err(|error| not_ready(&error.to_string()))?;
+        let others = held_for_others(model)?;
+        // The panic of the device's own thread tells the cause. Others are none of this model's business.
+        listener.heard_of(device.id()).map_or(Ok(others), |message| Err(not_ready(&message)))
     }));
-    // The panic of the device's thread tells the cause.
-    if let Some(message) = listener.heard() {
-        return Err(TrainError::NotReady { message });
+    match made {
+        Ok(Err(TrainError::NotReady { message })) => {
+            Err(not_ready(&listener.heard().unwrap_or(message)))
+        }
+        Ok(made) => made,
+        Err(panic) => {
+            let message = listener.heard().unwrap_or_else(|| panic_message(&*panic));
+            Err(not_ready(&message))
+        }
     }
-    made.map_err(|panic| {
-        let message = panic_message(&*panic);
-        TrainError::NotReady { message: without_backtrace(&message).to_owned() }
-    })?
+}
+
+fn not_ready(message: &str) -> TrainError {
+    TrainError::NotReady { message: without_backtrace(message).to_owned() }
 }
 
 fn single_device<B: Backend, M: Module<B>>(model: &M) -> Result<(), TrainError> {

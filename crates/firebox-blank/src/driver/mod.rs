@@ -131,7 +131,12 @@ impl Driver {
     }
 
     /// Lets the faults of a call happen; an error is what it has to answer.
-    fn suffer(&self, is_target: impl Fn(&Target) -> bool, name: &str, call: u64) -> Result<(), u32> {
+    fn suffer(
+        &self,
+        is_target: impl Fn(&Target) -> bool,
+        name: &str,
+        call: u64,
+    ) -> Result<(), u32> {
         let faults = self.settings.faults.iter().filter(|fault| is_target(&fault.target));
         for fault in faults.filter(|fault| fault.happens_at(call)) {
             if fault.delay > 0 {

@@ -48,7 +48,8 @@ impl Driver {
     /// The processes that hold memory of a device.
     fn processes(&self, device: usize) -> Vec<Process> {
         let books = self.books.device(device);
-        let process = |pid, used| Process { pid, used, gpu_instance: u32::MAX, compute_instance: u32::MAX };
+        let process =
+            |pid, used| Process { pid, used, gpu_instance: u32::MAX, compute_instance: u32::MAX };
         let own = process(std::process::id(), books.context() + books.held());
         let others = process(OTHERS, books.taken_by_others());
         [own, others].into_iter().filter(|process| process.used > 0).collect()

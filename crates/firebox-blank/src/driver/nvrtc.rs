@@ -27,7 +27,8 @@ fn fault_of(source: &str, options: &[String]) -> Option<String> {
         .filter_map(|option| option.strip_prefix("--include-path="))
         .map(PathBuf::from)
         .collect();
-    let is_there = |header: &str| folders.iter().any(|folder| folder.join(Path::new(header)).exists());
+    let is_there =
+        |header: &str| folders.iter().any(|folder| folder.join(Path::new(header)).exists());
     let includes = source.lines().enumerate().filter_map(|(at, line)| {
         let header = line.trim().strip_prefix("#include")?.trim();
         Some((at + 1, header.trim_matches(|c| "<>\"".contains(c)).to_owned()))
@@ -181,7 +182,10 @@ mod tests {
         let options = [format!("--include-path={}", folder.path().display())];
         assert_eq!(fault_of("#include <mma.h>\nint a;", &options), None);
         let fault = fault_of("#include <mma.h>\n#include <cuda_fp16.h>", &options).unwrap();
-        assert!(fault.contains("default_program(2)") && fault.contains("\"cuda_fp16.h\""), "{fault}");
+        assert!(
+            fault.contains("default_program(2)") && fault.contains("\"cuda_fp16.h\""),
+            "{fault}"
+        );
         assert!(fault_of("#include <mma.h>", &[]).is_some());
     }
 }

@@ -29,7 +29,8 @@ pub(crate) struct Stream {
 impl Stream {
     /// When all that was asked of it so far is done.
     fn done(&self) -> Instant {
-        let worked = self.synchronized + if self.work.is_zero() { self.work } else { HOST + self.work };
+        let worked =
+            self.synchronized + if self.work.is_zero() { self.work } else { HOST + self.work };
         worked.max(self.waits_until)
     }
 }

@@ -55,11 +55,8 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(settings: &Settings) -> Self {
-        let device = |number| DeviceState {
-            memory: Memory::new(number),
-            retained: 0,
-            failed: None,
-        };
+        let device =
+            |number| DeviceState { memory: Memory::new(number), retained: 0, failed: None };
         Self {
             devices: (0..settings.devices.len()).map(device).collect(),
             queues: Queues::new(settings.completions, settings.kernel_times),

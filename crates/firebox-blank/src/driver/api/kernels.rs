@@ -75,9 +75,7 @@ impl Driver {
                 match parameter {
                     Parameter::Value => continue,
                     Parameter::Pointer => Some(argument.cast::<u64>().read_unaligned()),
-                    Parameter::TensorMap => {
-                        argument.cast::<TensorMap>().read_unaligned().address()
-                    }
+                    Parameter::TensorMap => argument.cast::<TensorMap>().read_unaligned().address(),
                 }
             };
             // A buffer of no bytes may lie at the end of a page.

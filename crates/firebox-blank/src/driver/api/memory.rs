@@ -128,14 +128,16 @@ impl Driver {
         }
         match (copy.source_kind, copy.target_kind) {
             (HOST, DEVICE) => {
-                let at = copy.target_device + (copy.target_y * copy.target_pitch + copy.target_x) as u64;
+                let at =
+                    copy.target_device + (copy.target_y * copy.target_pitch + copy.target_x) as u64;
                 if !is_empty {
                     self.check_range(device, at, span(copy.target_pitch), "a copy to the device")?;
                 }
                 books.count(Field::ToDevice);
             }
             (DEVICE, HOST) => {
-                let at = copy.source_device + (copy.source_y * copy.source_pitch + copy.source_x) as u64;
+                let at =
+                    copy.source_device + (copy.source_y * copy.source_pitch + copy.source_x) as u64;
                 if !is_empty {
                     self.check_range(device, at, span(copy.source_pitch), "a copy to the host")?;
                 }
