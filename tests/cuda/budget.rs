@@ -40,11 +40,16 @@ fn within(model: &'static str, items: usize, memory: Bytes) -> Result<(), Failed
 const ACCURACY: std::ops::RangeInclusive<f64> = 0.99..=1.15;
 
 /// On a machine that refuses nothing the driver is used as it must be, its books agree with the allocator's, and with what was
-/// predicted. The first child tunes.
+/// predicted. A child before has tuned.
 fn counts(name: &'static str) -> Result<(), Failed> {
-    let kernels = tempfile::tempdir()?;
-    let job = Job { validates: true, ..Job::new("mlp", 600, kernels.path().to_owned()) };
-    run_with(&only(name), &job, LIMIT * 2, |_, _| ())?.fitted()?;
+    let warm = Kernels::of("mlp", 600)?;
+    let folder = tempfile::tempdir()?;
+    let is_warm = name == CARD;
+    let kernels = if is_warm { warm.path() } else { folder.path().to_owned() };
+    let job = Job { validates: true, ..Job::new("mlp", 600, kernels) };
+    if !is_warm {
+        run_with(&only(name), &job, LIMIT * 4, |_, _| ())?.fitted()?;
+    }
     let left = run_with(&only(name), &job, LIMIT * 2, |_, _| ())?;
     let ended = left.fitted()?;
     let books = left.books.as_ref().ok_or("the child kept no books")?;
@@ -121,14 +126,15 @@ fn taken_after_the_plan() -> Result<(), Failed> {
 
 /// The tests.
 pub fn tests() -> Vec<Trial> {
-    // A model that reads values is planned from one item upwards, and every size is tuned.
+    // Tuned from nothing, which takes minutes in a build that is not optimised: one of them is run every time.
     let tight = TIGHT.map(|(model, items, memory)| {
         let name = format!("planning_stays_within_the_budget_{model}");
-        test(name, move || within(model, items, memory)).with_ignored_flag(model == "reader")
+        test(name, move || within(model, items, memory)).with_ignored_flag(model != "cnn")
     });
     let cards = ["T4", CARD, "H100 80GB"].map(|name| {
         let words = name.replace(' ', "_").to_lowercase();
         test(format!("books_agree_on_{words}"), move || counts(name))
+            .with_ignored_flag(name != CARD)
     });
     let rest = [
         test("other_tensors_are_not_part_of_the_budget", others),
