@@ -16,9 +16,12 @@ use crate::task::{Net, PointBatcher, loader, points, random_state, weights};
 type Plain = Autodiff<Cuda>;
 type Decorated = Autodiff<Lazy<Cuda>>;
 
+/// A test on the device.
+type Test = fn(&CudaDevice);
+
 /// The tests, or a line that says which are not run.
 pub fn tests() -> Vec<Trial> {
-    let tests: [(&str, fn(&CudaDevice)); 3] = [
+    let tests: [(&str, Test); 3] = [
         ("a_step_is_that_of_the_backend", a_step_is_that_of_the_backend),
         ("a_recording_runs_on_the_device", a_recording_runs_on_the_device),
         ("a_split_batch_trains_like_the_whole_one", a_split_batch_trains_like_the_whole_one),
@@ -28,7 +31,7 @@ pub fn tests() -> Vec<Trial> {
         println!("not run: {names} (need values, and the blank driver computes none)");
         return Vec::new();
     }
-    let trial = |(name, test): (&'static str, fn(&CudaDevice))| {
+    let trial = |(name, test): (&'static str, Test)| {
         Trial::test(format!("values_{name}"), move || {
             test(&CudaDevice::new(0));
             Ok::<(), Failed>(())

@@ -23,7 +23,11 @@ pub(crate) struct Listener {
 }
 
 /// Who listens, and to which device.
-static LISTENERS: Mutex<Vec<(Option<DeviceId>, Weak<Mutex<Heard>>)>> = Mutex::new(Vec::new());
+static LISTENERS: Mutex<Vec<Listening>> = Mutex::new(Vec::new());
+
+/// The device that is listened to, or none for all, and what was heard.
+type Listening = (Option<DeviceId>, Weak<Mutex<Heard>>);
+
 /// Alive as long as the hook is.
 static HOOK: Mutex<Weak<()>> = Mutex::new(Weak::new());
 
