@@ -189,7 +189,7 @@ mod tests {
             Err(NvidiaError::Driver { device, cause }) => {
                 assert!(device == 4711 && !cause.is_empty());
             }
-            Ok(usage) => panic!("{usage:?}"),
+            other => panic!("{other:?}"),
         }
     }
 
