@@ -1,7 +1,7 @@
 //! The driver: what C programs call, and the state behind it.
 //!
-//! [`api`], [`nvrtc`] and [`nvml`] are the functions; each enters through [`enter`], which counts the call and lets
-//! the faults of the settings happen. [`state`] is all that the driver knows, [`memory`] what is allocated, [`queue`]
+//! [`api`], [`nvrtc`] and [`nvml`] are the functions; each enters through `enter`, which counts the call and lets
+//! the faults of the settings happen. `state` is all that the driver knows, `memory` what is allocated, `queue`
 //! streams and events, [`signature`] what kernels take.
 
 pub mod api;
