@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use firebox::Bytes;
-use firebox_dry::Card;
+use firebox_blank::Settings;
+use firebox_dry::{Capability, Card};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::backend::CAN_BE_BLANK;
 use crate::cases::{CASES, Case, FEW};
 use crate::comparison::{Compared, Comparison};
-use crate::machine::Machine;
+use crate::machine::{self, Machine};
 use crate::process::{self, Found, Setup};
 use crate::target;
 
@@ -37,12 +39,15 @@ struct Options {
     #[arg(long, value_name = "NAME", conflicts_with = "cases")]
     case: Vec<Case>,
     /// Runs everything on the blank driver as this card, which computes nothing: `--card T4,4090`. Without an NVIDIA device that
-    /// is the default on CUDA, as the four cards of the record.
+    /// is the default on CUDA, as the four cards of the record. `sm_100` is a card of that capability with 80 GiB.
     #[arg(long, value_name = "CARD", value_delimiter = ',', value_parser = card)]
     card: Vec<Card>,
     /// Tunes anew in each process, instead of keeping the choices of those before.
     #[arg(long)]
     tune: bool,
+    /// Keeps the programs that are compiled on the blank driver in this folder, a folder for each card, for `benches/kernels.py`.
+    #[arg(long, value_name = "FOLDER")]
+    sources: Option<PathBuf>,
     #[command(flatten)]
     setup: Setup,
     /// Lists the cases and runs none.
@@ -76,13 +81,28 @@ const LIMITS: std::ops::RangeInclusive<f64> = 0.99..=1.10;
 /// The processes of a case there.
 const FEW_PROCESSES: u64 = 1;
 /// The cards that stand for others where nothing else is asked for: one of each generation.
-#[cfg(feature = "cuda")]
 const CARDS: [&str; 4] = ["T4", "RTX 3070", "RTX 4090", "H100 80GB"];
 /// How long a process may take.
 const PATIENCE: Duration = Duration::from_secs(900);
 
+/// Compute capabilities of which `--card` knows a card by this name.
+const CAPABILITIES: [(&str, Capability); 7] = [
+    ("sm_75", Capability::new(7, 5)),
+    ("sm_80", Capability::new(8, 0)),
+    ("sm_86", Capability::new(8, 6)),
+    ("sm_89", Capability::new(8, 9)),
+    ("sm_90", Capability::new(9, 0)),
+    ("sm_100", Capability::new(10, 0)),
+    ("sm_120", Capability::new(12, 0)),
+];
+
+/// A card of the table, or one of a capability: `sm_100`.
 fn card(name: &str) -> Result<Card, String> {
-    Card::named(name).ok_or_else(|| format!("no card of the table is called `{name}`"))
+    let capability = CAPABILITIES.iter().find(|(known, _)| *known == name);
+    let any =
+        |(name, capability): &(&'static str, _)| Card::new(name, Bytes::gib(80), *capability, 132);
+    let card = capability.map(any).or_else(|| Card::named(name));
+    card.ok_or_else(|| format!("no card of the table is called `{name}`"))
 }
 
 /// Where the cases run.
@@ -93,27 +113,28 @@ struct Target {
 
 impl Target {
     /// The cards that were asked for, the device, or the usual cards.
-    fn find(cards: &[Card]) -> anyhow::Result<Option<Self>> {
+    fn find(cards: &[Card], sources: Option<&Path>) -> anyhow::Result<Option<Self>> {
         if cards.is_empty()
             && let Some(name) = device()
         {
             return Ok(Some(Self { name, machines: vec![Machine::Here] }));
         }
-        #[cfg(feature = "cuda")]
-        {
-            let usual: Vec<Card> = CARDS.iter().filter_map(|name| Card::named(name)).collect();
-            let cards = if cards.is_empty() { &usual } else { cards };
-            let machines = cards.iter().map(Machine::blank).collect::<Result<_, _>>()?;
-            Ok(Some(Self { name: "cuda-blank".to_owned(), machines }))
-        }
-        #[cfg(not(feature = "cuda"))]
-        {
+        if !CAN_BE_BLANK {
             ensure!(
-                cards.is_empty(),
-                "the blank driver stands in for CUDA: build with the feature `cuda`"
+                cards.is_empty() && sources.is_none(),
+                "the blank driver stands in for CUDA: run the bench `accuracy_cuda`"
             );
-            Ok(None)
+            return Ok(None);
         }
+        let usual: Vec<Card> = CARDS.iter().filter_map(|name| Card::named(name)).collect();
+        let cards = if cards.is_empty() { &usual } else { cards };
+        let machine = |card: &Card| {
+            let mut settings = Settings::new([machine::device(card)]);
+            settings.sources = sources.map(|folder| folder.join(card.name().replace(' ', "-")));
+            Machine::with(card.name(), &settings)
+        };
+        let machines = cards.iter().map(machine).collect::<Result<_, _>>()?;
+        Ok(Some(Self { name: "cuda-blank".to_owned(), machines }))
     }
 }
 
@@ -165,7 +186,7 @@ pub fn run() -> anyhow::Result<()> {
             .for_each(|case| println!("{case}{}", if case.cliff { " (near a cliff)" } else { "" }));
         return Ok(());
     }
-    let target = Target::find(&options.card)?
+    let target = Target::find(&options.card, options.sources.as_deref())?
         .context("there is no device to measure on; install a driver, or Mesa's lavapipe")?;
     let started = Instant::now();
     let limit = options.limit.map(Duration::from_secs);
@@ -193,11 +214,11 @@ pub fn run() -> anyhow::Result<()> {
 fn test() -> anyhow::Result<()> {
     let names: Vec<String> =
         std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    if !names.is_empty() && !names.iter().any(|name| "accuracy".contains(name.as_str())) {
+    if !names.is_empty() && !names.iter().any(|name| "accuracy_cuda".contains(name.as_str())) {
         println!("not run: accuracy (other tests were asked for)");
         return Ok(());
     }
-    let Some(target) = Target::find(&[])? else {
+    let Some(target) = Target::find(&[], None)? else {
         println!("not run: accuracy of {} (no device)", FEW.join(", "));
         return Ok(());
     };

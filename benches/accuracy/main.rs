@@ -7,36 +7,37 @@
 //!
 //! runs all cases on the first Vulkan device, which may be Mesa's lavapipe on a machine without a GPU. There a process takes
 //! 15 seconds to six minutes, most of it to compute, and a release build would take longer than it saves. Compiled kernels are
-//! kept for the later processes of a run. With `--features cuda` the same command runs all on an NVIDIA device, with burn's
-//! autotune. Without one, or with `--card`, it runs on the blank driver, which computes nothing: burn's real CUDA backend and
-//! its allocator, measured by what the driver gave out.
+//! kept for the later processes of a run.
 //!
-//! `cargo test --features vulkan --bench accuracy`, or `cuda`, runs a few of the cases and fails where a prediction is too low, or too
+//! `cargo test --features vulkan --bench accuracy` runs a few of the cases and fails where a prediction is too low, or too
 //! high by more than a tenth. Without a device it says in one line what was not run.
 
-#[cfg(any(feature = "vulkan", feature = "cuda"))]
+#[cfg(feature = "vulkan")]
+#[path = "backend/vulkan.rs"]
+mod backend;
+#[cfg(feature = "vulkan")]
 mod cases;
-#[cfg(any(feature = "vulkan", feature = "cuda"))]
+#[cfg(feature = "vulkan")]
 mod command;
-#[cfg(any(feature = "vulkan", feature = "cuda"))]
+#[cfg(feature = "vulkan")]
 mod comparison;
-#[cfg(any(feature = "vulkan", feature = "cuda"))]
+#[cfg(feature = "vulkan")]
 #[path = "../../tests/machine/mod.rs"]
 mod machine;
-#[cfg(any(feature = "vulkan", feature = "cuda"))]
+#[cfg(feature = "vulkan")]
 mod process;
-#[cfg(any(feature = "vulkan", feature = "cuda"))]
+#[cfg(feature = "vulkan")]
 mod target;
-#[cfg(any(feature = "vulkan", feature = "cuda"))]
+#[cfg(feature = "vulkan")]
 #[path = "../../tests/zoo/mod.rs"]
 mod zoo;
 
-#[cfg(any(feature = "vulkan", feature = "cuda"))]
+#[cfg(feature = "vulkan")]
 fn main() -> anyhow::Result<()> {
     command::run()
 }
 
-#[cfg(not(any(feature = "vulkan", feature = "cuda")))]
+#[cfg(not(feature = "vulkan"))]
 fn main() {
-    println!("not run: accuracy (needs the feature `vulkan` or `cuda`)");
+    println!("not run: accuracy (needs the feature `vulkan`)");
 }

@@ -145,6 +145,8 @@ pub struct Found {
     pub driver: Option<Bytes>,
     /// What was predicted and given out by the blank driver in the last epoch, if kernels had to be tuned before.
     pub tuned: Option<Compared>,
+    /// The part of the latest predictions that is a page for small buffers, at most.
+    pub small_page: Bytes,
     /// What two iterations leave alive, if that was asked for: the model, the optimizer's state and the batch.
     pub left: Option<Compared>,
 }
@@ -227,7 +229,8 @@ fn measure<M: Subject>(case: &Case, setup: Setup, left: bool) -> anyhow::Result<
     let tuned = predictions.tuned.zip(recent);
     let tuned = tuned.map(|(predicted, measured)| Compared { predicted, measured });
     let left = if left { Some(step::<M>(case)?) } else { None };
-    Ok(Found { predicted: predictions.most, reserved, driver, tuned, left })
+    let Predictions { most: predicted, small_page, .. } = predictions;
+    Ok(Found { predicted, reserved, driver, tuned, small_page, left })
 }
 
 /// What a training run was predicted to need.
@@ -235,6 +238,8 @@ struct Predictions {
     most: Bytes,
     /// Once kernels are tuned, if some had to be.
     tuned: Option<Bytes>,
+    /// What of the latest plans is a page for small buffers.
+    small_page: Bytes,
 }
 
 /// Trains as a user does, with loader threads, metrics and checkpoints.
@@ -283,9 +288,11 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Predictions> {
         !later.iter().any(is_same)
     };
     let latest = fitted.plans.iter().enumerate().filter(is_latest);
-    let latest = latest.map(|(_, plan)| plan.predicted()).max();
+    let latest: Vec<_> = latest.map(|(_, plan)| plan).collect();
+    let small_page = latest.iter().map(|plan| plan.beside.small_page).max().unwrap_or_default();
+    let latest = latest.into_iter().map(PlanReport::predicted).max();
     let tuned = latest.filter(|_| fitted.plans.iter().any(PlanReport::tunes));
-    Ok(Predictions { most, tuned })
+    Ok(Predictions { most, tuned, small_page })
 }
 
 /// Runs two iterations, on a device without memory and on the real one.

@@ -12,47 +12,7 @@ use cubecl_runtime::config::cache::CacheConfig;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 use firebox::{Bytes, Lazy};
 
-#[cfg(feature = "cuda")]
-mod backend {
-    pub type Base = burn::backend::Cuda;
-    pub type Runtime = cubecl::cuda::CudaRuntime;
-
-    /// The name of the first device, or nothing if there is none.
-    pub fn name() -> Option<String> {
-        crate::machine::has_nvidia().then(|| "cuda".to_owned())
-    }
-
-    /// What the driver says that this process holds on the first device, if it tells.
-    pub fn held_by_driver() -> Option<firebox::Bytes> {
-        firebox::cuda_memory(0).ok()?.held_by_process
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-mod backend {
-    use cubecl::wgpu::{RuntimeOptions, Vulkan, WgpuDevice, init_setup};
-
-    pub type Base = burn::backend::Vulkan;
-    pub type Runtime = cubecl::wgpu::WgpuRuntime;
-
-    /// The name of the first device.
-    ///
-    /// # Panics
-    ///
-    /// If there is none.
-    pub fn name() -> Option<String> {
-        let setup = init_setup::<Vulkan>(&WgpuDevice::default(), RuntimeOptions::default());
-        let name = setup.adapter.get_info().name;
-        Some(if name.starts_with("llvmpipe") { "lavapipe".to_owned() } else { name })
-    }
-
-    /// Vulkan's drivers cannot be asked in one way.
-    pub fn held_by_driver() -> Option<firebox::Bytes> {
-        None
-    }
-}
-
-pub use backend::{Base, Runtime, held_by_driver, name};
+pub use crate::backend::{Base, Runtime, held_by_driver, name};
 
 /// What the models of the zoo are trained on.
 pub type Training = Autodiff<Lazy<Base>>;

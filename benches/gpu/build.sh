@@ -14,8 +14,7 @@ most=$((64 << 20))
 
 # What is built: benches that exist, and on CUDA the tests of the device.
 targets=(--bench gpu)
-if [ -e benches/accuracy ] || [ -e benches/accuracy.rs ]; then targets+=(--bench accuracy); fi
-if [ "$features" = cuda ]; then targets+=(--test cuda); fi
+if [ "$features" = cuda ]; then targets+=(--bench accuracy_cuda --test cuda); else targets+=(--bench accuracy); fi
 messages=$(mktemp)
 trap 'rm -f "$messages"' EXIT
 cargo build --workspace --profile "$profile" --features "$features" "${targets[@]}" \
@@ -27,6 +26,8 @@ mkdir -p "$pack"
 grep '"executable":"' "$messages" \
     | sed -E 's/.*"target":\{[^}]*"name":"([^"]+)".*"executable":"([^"]+)".*/\1 \2/' \
     | while read -r name path; do
+        # run.sh knows one bench by one name.
+        name=${name/accuracy_cuda/accuracy}
         cp "$path" "$pack/$name"
         strip "$pack/$name"
         echo "$name: $(stat -c %s "$pack/$name") bytes stripped"
@@ -34,7 +35,7 @@ grep '"executable":"' "$messages" \
 for target in "${targets[@]}"; do
     case $target in
         --*) ;;
-        *) [ -x "$pack/$target" ] || { echo "cargo said nothing of $target: look at its messages" >&2; exit 1; } ;;
+        *) [ -x "$pack/${target/accuracy_cuda/accuracy}" ] || { echo "cargo said nothing of $target: look at its messages" >&2; exit 1; } ;;
     esac
 done
 # The driver that computes nothing, for the tests that need no GPU.

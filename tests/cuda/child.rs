@@ -26,6 +26,7 @@ use firebox::{Budget, Bytes, FitError, LastState, Lazy, Learner, TrainError};
 use firebox_blank::Books;
 use serde::{Deserialize, Serialize};
 
+use crate::lengths;
 use crate::zoo::{self, Numbered, Zoo};
 
 type B = Autodiff<Lazy<Cuda>>;
@@ -33,13 +34,25 @@ type Valid = <B as AutodiffBackend>::InnerBackend;
 
 /// The environment variable with a child's job.
 const VARIABLE: &str = "FIREBOX_JOB";
+/// The width of the model that is trained on sequences of many lengths.
+const LENGTHS_WIDTH: usize = 64;
 const MARK: &str = "ended:";
 /// The size of the tensors that a program keeps on the device.
 const PART: Bytes = Bytes::mib(4);
 
+/// What is done with a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Task {
+    /// It is trained.
+    Train,
+    /// The largest batch is found that is planned to run unsplit, without loader threads. Nothing is trained.
+    FindLargest,
+}
+
 /// What a child is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
+    pub task: Task,
     pub model: String,
     pub items: usize,
     /// The bytes that training may use; what is free, if none.
@@ -65,6 +78,7 @@ impl Job {
     /// Two epochs of two batches, with two workers and nothing else.
     pub fn new(model: &str, items: usize, kernels: PathBuf) -> Self {
         Self {
+            task: Task::Train,
             model: model.to_owned(),
             items,
             memory: None,
@@ -100,14 +114,69 @@ impl Job {
         CubeClRuntimeConfig::set(config);
         SAMPLES.store(self.samples.unwrap_or(usize::MAX), Relaxed);
         let ended = match self.model.as_str() {
-            "mlp" => self.train::<zoo::Mlp<B>>(),
-            "cnn" => self.train::<zoo::Cnn<B>>(),
-            "gpt" => self.train::<zoo::Gpt<B>>(),
-            "reader" => self.train::<zoo::Reader<B>>(),
+            "mlp" => self.perform::<zoo::Mlp<B>>(),
+            "cnn" => self.perform::<zoo::Cnn<B>>(),
+            "resnet" => self.perform::<zoo::ResNet<B>>(),
+            "encoder" => self.perform::<zoo::Encoder<B>>(),
+            "gpt" => self.perform::<zoo::Gpt<B>>(),
+            "lstm" => self.perform::<zoo::Recurrent<B>>(),
+            "reader" => self.perform::<zoo::Reader<B>>(),
+            "lengths" => self.train_lengths(),
             other => panic!("there is no model `{other}`"),
         };
         println!("{MARK} {}", serde_json::to_string(&ended).expect("it is plain data"));
         if ended.error.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+
+    fn perform<M: Subject>(&self) -> Ended {
+        match self.task {
+            Task::Train => self.train::<M>(),
+            Task::FindLargest => self.find_largest::<M>(),
+        }
+    }
+
+    /// Doubles the batch as long as it is planned whole, and halves the rest.
+    fn find_largest<M: Subject>(&self) -> Ended {
+        let device = Default::default();
+        let model = M::new(&device);
+        let budget = self.memory.expect("a budget that sizes are found for");
+        let fits = |items: usize| {
+            let batch = M::batch(&(0..items).collect::<Vec<_>>(), &device);
+            let learner = Learner::builder().auto_batch().memory(budget).micro_batch(items).quiet();
+            match learner.build(model.clone(), AdamConfig::new().init(), 1e-3).plan(&batch) {
+                Ok(_) => true,
+                Err(TrainError::Plan { .. }) => false,
+                Err(error) => panic!("{items} items cannot be planned: {error}"),
+            }
+        };
+        let mut fitting = M::ITEMS / 16;
+        while fits(2 * fitting) {
+            fitting *= 2;
+        }
+        let mut above = 2 * fitting;
+        while above - fitting > 1 + fitting / 400 {
+            let middle = fitting + (above - fitting) / 2;
+            *(if fits(middle) { &mut fitting } else { &mut above }) = middle;
+        }
+        Ended { largest: Some(fitting), ..Ended::default() }
+    }
+
+    /// Trains on sequences of so many lengths, in an order that mixes them.
+    fn train_lengths(&self) -> Ended {
+        let lengths: Vec<usize> = (0..self.epochs)
+            .flat_map(|epoch| (0..self.batches).map(move |at| (at * 17 + epoch * 7) % self.batches))
+            .map(|at| 100 + 23 * at)
+            .collect();
+        let budget = self.memory.expect("a budget");
+        let trained =
+            lengths::trained::<B>(LENGTHS_WIDTH, &lengths, budget, Sampling, &Default::default());
+        Ended {
+            predicted: Some(trained.predicted),
+            measured: Some(trained.measured),
+            plan: Some(format!("{} plans, {:?}", trained.steps.len(), trained.steps)),
+            samples: samples(),
+            ..Ended::default()
+        }
     }
 
     fn train<M: Subject>(&self) -> Ended {
@@ -165,6 +234,8 @@ pub struct Ended {
     pub predicted: Option<Bytes>,
     pub measured: Option<Bytes>,
     pub plan: Option<String>,
+    /// The largest batch that was planned to run unsplit, if it was asked for.
+    pub largest: Option<usize>,
     /// How many times the optimizer was asked for a step of a parameter.
     pub steps: usize,
     /// The epoch and the iteration of the last whole state, if the error has one.
@@ -218,7 +289,7 @@ macro_rules! subjects {
     };
 }
 
-subjects!(Mlp Cnn Gpt Reader);
+subjects!(Mlp Cnn ResNet Encoder Gpt Recurrent Reader);
 
 static STEPS: AtomicUsize = AtomicUsize::new(0);
 

@@ -51,6 +51,23 @@ fn run_flat(epochs: usize, batches: usize, workers: usize) -> Result<(), Failed>
     is_flat(&left, memory)
 }
 
+/// Passes over as many lengths of sequences, mixed anew each time.
+fn lengths(passes: usize, lengths: usize) -> Result<(), Failed> {
+    let kernels = tempfile::tempdir()?;
+    let memory = Bytes::mib(400);
+    let job = Job {
+        memory: Some(memory),
+        epochs: passes,
+        batches: lengths,
+        samples: Some((passes * lengths / 60).max(1)),
+        ..Job::new("lengths", 32, kernels.path().to_owned())
+    };
+    // Every shape is tuned first.
+    run_with(&only(CARD), &job, Duration::from_secs(1800), |_, _| ())?.fitted()?;
+    let left = run_with(&only(CARD), &job, Duration::from_secs(1800), |_, _| ())?;
+    is_flat(&left, memory)
+}
+
 /// The tests. The long ones are asked for with `-- --ignored`.
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -58,5 +75,6 @@ pub fn tests() -> Vec<Trial> {
         test("memory_is_flat_over_2000_steps", || run_flat(2, 1000, 2)).with_ignored_flag(true),
         test("memory_is_flat_over_20_epochs_with_four_workers", || run_flat(20, 12, 4))
             .with_ignored_flag(true),
+        test("memory_is_flat_over_40_lengths", || lengths(12, 40)).with_ignored_flag(true),
     ]
 }

@@ -15,6 +15,8 @@ mod child;
 #[cfg(feature = "cuda")]
 mod failures;
 #[cfg(feature = "cuda")]
+mod largest;
+#[cfg(feature = "cuda")]
 mod long;
 #[cfg(feature = "cuda")]
 mod missing;
@@ -23,6 +25,9 @@ mod trial;
 #[cfg(feature = "cuda")]
 mod values;
 
+#[cfg(feature = "cuda")]
+#[path = "../lengths/model.rs"]
+mod lengths;
 #[cfg(feature = "cuda")]
 #[path = "../machine/mod.rs"]
 mod machine;
@@ -47,8 +52,14 @@ fn main() -> std::process::ExitCode {
     } else {
         println!("there is no NVIDIA device: run on the blank driver, which computes nothing");
     }
-    let tests =
-        [values::tests(), missing::tests(), budget::tests(), failures::tests(), long::tests()];
+    let tests = [
+        values::tests(),
+        missing::tests(),
+        budget::tests(),
+        failures::tests(),
+        long::tests(),
+        largest::tests(),
+    ];
     libtest_mimic::run(&arguments, tests.into_iter().flatten().collect()).exit_code()
 }
 

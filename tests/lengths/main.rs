@@ -7,9 +7,10 @@ use std::panic::catch_unwind;
 
 use burn::backend::{Autodiff, Vulkan};
 use burn::tensor::backend::Backend;
+use burn::train::renderer::CliMetricsRenderer;
 use firebox::{Bytes, Lazy};
 
-use crate::model::{Trained, trained};
+use crate::model::{Trained, give_back, trained};
 
 type B = Autodiff<Lazy<Vulkan>>;
 
@@ -17,7 +18,9 @@ const WIDTH: usize = 64;
 const ORDER: [usize; 5] = [1000, 1000, 600, 1000, 600];
 
 fn run(lengths: &[usize], budget: Bytes) -> Trained {
-    let trained = trained::<B>(WIDTH, lengths, budget, &Default::default());
+    let trained =
+        trained::<B>(WIDTH, lengths, budget, CliMetricsRenderer::new(), &Default::default());
+    give_back::<Vulkan>(&Default::default());
     let Trained { predicted, measured, steps } = &trained;
     println!(
         "{lengths:?} in {budget}: predicted {predicted}, reserved {measured}, plans of {steps:?}"

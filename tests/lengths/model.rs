@@ -11,7 +11,7 @@ use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::tensor::activation::gelu;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::renderer::CliMetricsRenderer;
+use burn::train::renderer::MetricsRenderer;
 use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{Bytes, DeviceMemory, LazyBackend, Learner, MicroBatch};
 
@@ -82,8 +82,14 @@ pub struct Trained {
     pub steps: Vec<usize>,
 }
 
-/// Trains on sequences of these lengths, each batch of one length. Gives back afterwards what it has reserved.
-pub fn trained<B>(width: usize, lengths: &[usize], budget: Bytes, device: &B::Device) -> Trained
+/// Trains on sequences of these lengths, each batch of one length.
+pub fn trained<B>(
+    width: usize,
+    lengths: &[usize],
+    budget: Bytes,
+    renderer: impl MetricsRenderer + 'static,
+    device: &B::Device,
+) -> Trained
 where
     B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
     B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
@@ -96,7 +102,7 @@ where
     let valid = DataLoaderBuilder::<B::InnerBackend, _, _>::new(Lengths { width }).batch_size(1);
     let training = SupervisedTraining::new(folder.path(), train, valid.build(loader(Vec::new())))
         .with_application_logger(None)
-        .renderer(CliMetricsRenderer::new())
+        .renderer(renderer)
         .num_epochs(1);
     let fitted = Learner::builder()
         .auto_batch()
@@ -108,13 +114,12 @@ where
     let memory = fitted.memory.expect("it was trained");
     let measured = memory.measured.expect("the device has an allocator");
     let steps = fitted.plans.iter().map(|plan| plan.plan.len()).collect();
-    drop(fitted);
-    give_back::<<B as LazyBackend>::Base>(device);
     Trained { predicted: memory.predicted, measured, steps }
 }
 
-/// Gives all pages back. burn's metrics end their last tensors on a thread of their own, some time after training.
-fn give_back<B: DeviceMemory>(device: &B::Device) {
+/// Gives all pages back, for the next run in this process. burn's metrics end their last tensors on a thread of their own, some time after training.
+#[allow(dead_code, reason = "a process that trains once need not")]
+pub fn give_back<B: DeviceMemory>(device: &B::Device) {
     const PATIENCE: Duration = Duration::from_secs(20);
     let started = Instant::now();
     loop {

@@ -27,11 +27,6 @@ pub enum Machine {
 }
 
 impl Machine {
-    /// The blank driver as this card.
-    pub fn blank(card: &Card) -> Result<Self, InstallError> {
-        Self::with(card.name(), &Settings::new([device(card)]))
-    }
-
     /// The blank driver with these settings.
     pub fn with(name: &str, settings: &Settings) -> Result<Self, InstallError> {
         Ok(Self::Blank { name: name.to_owned(), blank: Blank::install(settings)? })

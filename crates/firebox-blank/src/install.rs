@@ -10,10 +10,15 @@ use crate::settings::{SETTINGS_VARIABLE, Settings};
 
 /// The file name of the library that cargo builds of this crate.
 const LIBRARY: &str = "libfirebox_blank.so";
-/// The names under which programs look for the driver and for NVML.
-const DRIVER_NAMES: [&str; 4] =
-    ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"];
-const COMPILER_NAMES: [&str; 2] = ["libnvrtc.so", "libnvrtc.so.13"];
+/// The names under which programs look for the driver, for NVML and for NVRTC.
+const NAMES: [&str; 6] = [
+    "libcuda.so",
+    "libcuda.so.1",
+    "libnvidia-ml.so",
+    "libnvidia-ml.so.1",
+    "libnvrtc.so",
+    "libnvrtc.so.13",
+];
 /// The headers that kernels of CubeCL include (`cubecl-cpp`, `cuda/dialect.rs`). The stub of NVRTC looks for them and reads none.
 const HEADERS: [&str; 12] = [
     "cooperative_groups.h",
@@ -29,20 +34,6 @@ const HEADERS: [&str; 12] = [
     "cuda_runtime.h",
     "mma.h",
 ];
-
-/// What compiles kernels.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Compiler {
-    /// A stub that reads the kernel's signature and makes no code.
-    Stub,
-    /// NVIDIA's own: it needs no GPU.
-    Real {
-        /// The folder of `libnvrtc.so.13`.
-        libraries: PathBuf,
-        /// The folder with `include`, where CUDA's headers are.
-        cuda: PathBuf,
-    },
-}
 
 /// Why the driver cannot be installed.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +62,6 @@ pub enum InstallError {
 #[derive(Debug)]
 pub struct Blank {
     folder: tempfile::TempDir,
-    compiler: Compiler,
 }
 
 impl Blank {
@@ -81,47 +71,33 @@ impl Blank {
     ///
     /// If the library is not beside the program that runs, where cargo puts it, or the folder cannot be written.
     pub fn install(settings: &Settings) -> Result<Self, InstallError> {
-        Self::install_with(settings, Compiler::Stub)
-    }
-
-    /// The same with a compiler of one's choice.
-    pub fn install_with(settings: &Settings, compiler: Compiler) -> Result<Self, InstallError> {
         if settings.devices.len() > MAX_DEVICES {
             return Err(InstallError::TooManyDevices { asked: settings.devices.len() });
         }
         let library = library()?;
         let folder = tempfile::Builder::new().prefix("firebox-blank-").tempdir()?;
         let link = |name: &str| std::os::unix::fs::symlink(&library, folder.path().join(name));
-        DRIVER_NAMES.iter().try_for_each(|name| link(name))?;
-        if compiler == Compiler::Stub {
-            COMPILER_NAMES.iter().try_for_each(|name| link(name))?;
-            for header in HEADERS {
-                let path = folder.path().join("cuda/include").join(header);
-                std::fs::create_dir_all(path.parent().unwrap_or(folder.path()))?;
-                std::fs::write(path, "")?;
-            }
+        NAMES.iter().try_for_each(|name| link(name))?;
+        for header in HEADERS {
+            let path = folder.path().join("cuda/include").join(header);
+            std::fs::create_dir_all(path.parent().unwrap_or(folder.path()))?;
+            std::fs::write(path, "")?;
         }
         std::fs::write(folder.path().join("settings"), serde_json::to_string_pretty(settings)?)?;
-        Ok(Self { folder, compiler })
+        Ok(Self { folder })
     }
 
     /// A command that runs `program` on the driver.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         let mut paths = vec![self.folder.path().to_owned()];
-        if let Compiler::Real { libraries, .. } = &self.compiler {
-            paths.push(libraries.clone());
-        }
         let before = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         paths.extend(std::env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()));
         let paths = std::env::join_paths(paths).unwrap_or_default();
         command.env("LD_LIBRARY_PATH", paths);
         command.env(SETTINGS_VARIABLE, self.folder.path().join("settings"));
         command.env_remove("CUDA_VISIBLE_DEVICES");
-        match &self.compiler {
-            Compiler::Stub => command.env("CUDA_PATH", self.folder.path().join("cuda")),
-            Compiler::Real { cuda, .. } => command.env("CUDA_PATH", cuda),
-        };
+        command.env("CUDA_PATH", self.folder.path().join("cuda"));
         command
     }
 

@@ -43,6 +43,6 @@ mod settings;
 pub mod driver;
 
 pub use books::{Books, BooksError, Call, DeviceBooks, MAX_DEVICES};
-pub use install::{Blank, Compiler, InstallError};
+pub use install::{Blank, InstallError};
 pub use journal::{Entry, Journal, JournalError, read_journal};
 pub use settings::{Completions, Device, Fault, KernelTimes, SETTINGS_VARIABLE, Settings, Target};

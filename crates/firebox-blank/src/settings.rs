@@ -1,5 +1,7 @@
 //! What a test tells the driver of its child processes.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// The environment variable that names the file with the settings. A test sets it for its child processes alone.
@@ -18,6 +20,9 @@ pub struct Settings {
     pub kernel_times: KernelTimes,
     /// What goes wrong. Default: nothing.
     pub faults: Vec<Fault>,
+    /// Where the programs are kept that the stub of NVRTC is handed. Default: nowhere.
+    #[serde(default)]
+    pub sources: Option<PathBuf>,
 }
 
 impl Settings {
@@ -29,12 +34,20 @@ impl Settings {
             completions: Completions::Prompt,
             kernel_times: KernelTimes::Steady,
             faults: Vec::new(),
+            sources: None,
         }
     }
 
     /// The same machine, on which this goes wrong as well.
     pub fn with_fault(mut self, fault: Fault) -> Self {
         self.faults.push(fault);
+        self
+    }
+
+    /// The same machine, whose compiler keeps each program in this folder: the source in a file `HASH.cu`, and the options that
+    /// are no folders, a line each, in `HASH.options`.
+    pub fn keeping_sources(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.sources = Some(folder.into());
         self
     }
 
@@ -224,7 +237,8 @@ mod tests {
         let settings = Settings::new([device])
             .with_fault(Fault::refuse(7).times(2))
             .with_kernel_times(KernelTimes::Shuffled { seed: 3 })
-            .with_completions(Completions::Late { microseconds: 500 });
+            .with_completions(Completions::Late { microseconds: 500 })
+            .keeping_sources("sources");
         let text = serde_json::to_string(&settings).unwrap();
         assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);
     }

@@ -68,8 +68,8 @@
 //! Whether an operation works in place is a race, too. It does if its input has no more than two holders, the program and the
 //! allocator (`can_mut` in `memory_pool/handle.rs` of cubecl-runtime), and while the server binds a new buffer the request
 //! is a third (`initialize_memory`). A real run therefore takes a few small buffers more, now here, now there. Here it never
-//! does; a replay asks from its second round on, behind every request, whether the pool of the smallest pages has room for one
-//! buffer more ([`Usage::full`]).
+//! does; where that was found to matter, on wgpu, a replay asks from its second round on, behind every request, whether the pool of
+//! the smallest pages has room for one buffer more ([`Usage::full`]).
 //!
 //! One request overtakes others on a real device: an upload comes from the program's thread and skips burn's queue.
 //! Here it waits for what was executed before it.

@@ -284,7 +284,7 @@ impl<'a> Life<'a> {
             let least = LEAST_ROUNDS + beginnings.len();
             for round in 0..least + MORE_ROUNDS {
                 // What counts is how full pools are once they grow no more; that is never the first round.
-                if round > 0 {
+                if round > 0 && <B::Target as Target>::SMALL_PAGE_VARIES {
                     monitor.look_for_room();
                 }
                 let mut calls = Vec::new();

@@ -11,7 +11,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::MetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy};
 use firebox_lazy::LazyBackend;
-use firebox_plan::{Budget, Sizing};
+use firebox_plan::{Budget, Cliffs, Sizing};
 
 use crate::device::DeviceMemory;
 use crate::error::{FitError, Phase, TrainError};
@@ -77,6 +77,13 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// How micro-batch sizes are chosen. Default: [`Sizing::Even`].
     pub fn sizing(mut self, sizing: Sizing) -> Self {
         self.settings.sizing = sizing;
+        self
+    }
+
+    /// What to do where a slightly larger micro-batch needs far more memory. Default: [`Cliffs::Avoid`] on devices whose allocator
+    /// reserves whole pages, [`Cliffs::Ignore`] on the CPU.
+    pub fn cliffs(mut self, cliffs: Cliffs) -> Self {
+        self.settings.cliffs = Some(cliffs);
         self
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls};
@@ -22,7 +23,7 @@ mod assess;
 mod tests;
 mod tuning;
 
-use self::assess::{assess_all, need_of};
+use self::assess::{assess_all, failed, need_of};
 use self::tuning::Tuning;
 
 /// How many splits are assessed at once. Each has a recording, the most that planning keeps in memory. The number of processors does
@@ -39,9 +40,11 @@ pub(crate) struct Planner {
     /// The share of the budget that a plan may use: less than all once more was measured than predicted.
     share: f64,
     pub(crate) sizing: Sizing,
+    /// What to do where a slightly larger micro-batch needs far more memory.
+    cliffs: Cliffs,
     pub(crate) beside: Beside,
     plans: HashMap<(Phase, Shape), Planned>,
-    /// The most that the run was predicted to need: any plan, or the pages of several.
+    /// The most that the run was predicted to need: any plan, the pages of several, or a rehearsal that runs parts of a step.
     pub(crate) predicted: Bytes,
     /// The pages that are open, where pages count, and the plans whose pages may be.
     pages: OpenPages,
@@ -60,6 +63,8 @@ pub(crate) struct Planner {
     pub(crate) running_state: Vec<String>,
     /// Whether the model is known to read values while it runs.
     reads: bool,
+    /// The bytes that rehearsals needed which ran parts of a step for that, at most.
+    rehearsed: Arc<AtomicU64>,
 }
 
 /// A plan for batches of one shape.
@@ -135,12 +140,21 @@ pub struct PlanningCost {
 }
 
 impl Planner {
-    pub(crate) fn new(memory: Arc<dyn MemoryModel>, budget: Bytes, sizing: Sizing) -> Self {
+    /// A planner of which nothing is asked yet. `cliffs`, if not chosen, are avoided where pages count: on the host a size that is
+    /// a little smaller needs a little less.
+    pub(crate) fn new(
+        memory: Arc<dyn MemoryModel>,
+        budget: Bytes,
+        sizing: Sizing,
+        cliffs: Option<Cliffs>,
+    ) -> Self {
+        let usual = if memory.is_on_host() { Cliffs::Ignore } else { Cliffs::Avoid };
         Self {
             memory,
             budget,
             share: 1.0,
             sizing,
+            cliffs: cliffs.unwrap_or(usual),
             beside: Beside::default(),
             plans: HashMap::new(),
             predicted: Bytes::ZERO,
@@ -153,6 +167,7 @@ impl Planner {
             optimizer_state: Vec::new(),
             running_state: Vec::new(),
             reads: false,
+            rehearsed: Arc::default(),
         }
     }
 
@@ -189,7 +204,7 @@ impl Planner {
     /// and they are given back before it runs.
     ///
     /// Where kernels are not chosen yet, those that need the most memory are counted. Once the tuner has chosen, the batch is
-    /// planned again, and the pages that tuning has opened are given back.
+    /// planned again, behind others whose kernels are chosen, and the pages that tuning has opened are given back.
     pub(crate) fn plan(
         &mut self,
         phase: Phase,
@@ -201,13 +216,13 @@ impl Planner {
         let mut cost = PlanningCost::default();
         let tuned = self.planned(phase, shape).filter(|planned| planned.tuning.is_over());
         let tuned = tuned.map(|planned| planned.plan.split());
-        let again = tuned.is_some();
-        let mut found = self.search(phase, shape.items, again, &mut cost, &mut rehearse);
-        if again && found.is_ok() {
+        let gives_back = tuned.is_some() && !self.keep_what_is_chosen();
+        let mut found = self.search(phase, shape.items, gives_back, &mut cost, &mut rehearse);
+        if gives_back && found.is_ok() {
             self.ran.clear();
             self.group += 1;
         }
-        let may_gain = !again
+        let may_gain = !gives_back
             && !self.ran.is_empty()
             && match &found {
                 Ok((plan, _)) => {
@@ -239,6 +254,7 @@ impl Planner {
             return Ok(planned);
         }
         let (plan, mut rehearsed) = found?;
+        self.predicted = self.predicted.max(Bytes::new(self.rehearsed.load(Relaxed)));
         // Most sizes that were rehearsed do not come again.
         forget_calls();
         cost.time = started.elapsed();
@@ -300,9 +316,8 @@ impl Planner {
             let recorder = self.recorder(budget);
             let conditions = self.conditions(phase, budget, gives_back);
             let probing = if reads { Probing::FromOne } else { Probing::FromWhole };
-            // On the host a size that is a little smaller needs a little less.
-            let cliffs = if self.memory.is_on_host() { Cliffs::Ignore } else { Cliffs::Avoid };
-            let options = PlanOptions::new().sizing(self.sizing).probing(probing).cliffs(cliffs);
+            let options = PlanOptions::new().sizing(self.sizing).probing(probing);
+            let options = options.cliffs(self.cliffs);
             // A footprint on the host is found faster than recorded, and reading takes the memory that it measures.
             let alone = reads || self.memory.is_on_host();
             let options = options.at_once(if alone { 1 } else { AT_ONCE });
@@ -385,7 +400,16 @@ impl Planner {
         let memory = self.memory.clone();
         let recorder = Recorder::new().substitute_random();
         if self.reads {
-            recorder.limit_reads(budget, move |trace| memory.footprint(trace).peak)
+            let (rehearsed, beside) = (self.rehearsed.clone(), self.beside);
+            recorder.limit_reads(budget, move |trace| {
+                let mut trace = trace.clone();
+                beside.add_queue(&mut trace);
+                let peak = memory.footprint(&trace).peak;
+                if peak <= budget {
+                    rehearsed.fetch_max(peak.get(), Relaxed);
+                }
+                peak
+            })
         } else {
             recorder.refuse_reads()
         }
@@ -469,13 +493,4 @@ fn may_run_in_fewer_steps(plan: &Plan, sizing: Sizing, fits: impl FnMut(Split) -
     let next = fewer.next();
     let even = next.filter(Split::is_uneven).and_then(|_| fewer.find(|split| !split.is_uneven()));
     next.into_iter().chain(even).any(fits)
-}
-
-/// The errors of rehearsals come out as they are, those of planning with their phase.
-fn failed(phase: Phase, cause: PlanError<TrainError>) -> TrainError {
-    match cause {
-        PlanError::EmptyBatch => TrainError::EmptyBatch { phase },
-        PlanError::Footprint { cause, .. } => cause,
-        cause => TrainError::Plan { phase, cause: Box::new(cause) },
-    }
 }

@@ -123,7 +123,7 @@ fn pages(paging: &Paging) -> String {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// The largest predicted peak of all plans, training and validation, with the pages of several shapes of batches where
-    /// they are open beside each other.
+    /// they are open beside each other; or that of planning, which runs parts of a step where the model reads values.
     pub predicted: Bytes,
     /// The most that the device's allocator was found to hold for training, without what it held before: measured after the first batches of each plan
     /// and at the end of each epoch. `None` where there is no such allocator, as on the CPU.

@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Int, Tensor};
 use firebox_lazy::LazyBackend;
-use firebox_plan::{Budget, MemoryInfo, Sizing};
+use firebox_plan::{Budget, Cliffs, MemoryInfo, Sizing};
 use firebox_trace::Bytes;
 
 use crate::device::DeviceMemory;
@@ -18,6 +18,8 @@ use crate::report::PlanReport;
 pub(crate) struct Settings {
     pub(crate) budget: Budget,
     pub(crate) sizing: Sizing,
+    /// What to do at cliffs, if the user has chosen.
+    pub(crate) cliffs: Option<Cliffs>,
     pub(crate) reduction: Reduction,
     pub(crate) quiet: bool,
     /// What the device's allocator holds for other tensors of the program: a data set that is kept there, another model.
@@ -33,7 +35,7 @@ impl Settings {
     {
         let budget = self.resolve::<B, M>(model)?;
         let memory = B::Base::memory_model(&model.devices()[0]);
-        Ok(Planner::new(memory, budget, self.sizing))
+        Ok(Planner::new(memory, budget, self.sizing, self.cliffs))
     }
 
     /// The budget in bytes: what training may use. What the process holds for training already is a part of it, and not free;

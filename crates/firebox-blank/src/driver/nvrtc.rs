@@ -3,6 +3,7 @@
 //! Like the real one it looks for the headers that a program includes, in the folders that it is told.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use super::api::kernels::COMPILER_VERSION;
@@ -20,11 +21,26 @@ mod compiled {
     pub(super) const INTERNAL: u32 = 11;
 }
 
+/// The option that names a folder of headers.
+const INCLUDE: &str = "--include-path=";
+
+/// Keeps a program for a compiler that makes code.
+fn keep(folder: &Path, source: &str, options: &[String]) -> std::io::Result<()> {
+    let options: Vec<&str> =
+        options.iter().map(String::as_str).filter(|option| !option.starts_with(INCLUDE)).collect();
+    let mut hasher = DefaultHasher::new();
+    (source, &options).hash(&mut hasher);
+    let name = format!("{:016x}", hasher.finish());
+    std::fs::create_dir_all(folder)?;
+    std::fs::write(folder.join(format!("{name}.options")), options.join("\n"))?;
+    std::fs::write(folder.join(format!("{name}.cu")), source)
+}
+
 /// Why a source does not compile, in the words of the real one; none if it does.
 fn fault_of(source: &str, options: &[String]) -> Option<String> {
     let folders: Vec<PathBuf> = options
         .iter()
-        .filter_map(|option| option.strip_prefix("--include-path="))
+        .filter_map(|option| option.strip_prefix(INCLUDE))
         .map(PathBuf::from)
         .collect();
     let is_there =
@@ -47,6 +63,9 @@ impl Driver {
     fn compile(&self, program: u64, options: &[String]) -> Result<(), u32> {
         let mut state = self.state();
         let program = state.programs.get_mut(&program).ok_or(compiled::INVALID_PROGRAM)?;
+        if let Some(folder) = &self.settings.sources {
+            keep(folder, &program.source, options).map_err(|_| compiled::INTERNAL)?;
+        }
         let signature = Signature::of_source(&program.source);
         let fault = fault_of(&program.source, options)
             .or_else(|| signature.is_none().then(|| "there is no kernel\n".to_owned()));
@@ -187,5 +206,21 @@ mod tests {
             "{fault}"
         );
         assert!(fault_of("#include <mma.h>", &[]).is_some());
+    }
+
+    #[test]
+    fn programs_are_kept_without_the_folders_of_this_machine() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = ["--gpu-architecture=sm_86".to_owned(), format!("{INCLUDE}/somewhere")];
+        for source in ["int a;", "int a;", "int b;"] {
+            keep(folder.path(), source, &options).unwrap();
+        }
+        let texts = std::fs::read_dir(folder.path())
+            .unwrap()
+            .map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
+        let mut texts: Vec<String> = texts.collect();
+        texts.sort();
+        let option = "--gpu-architecture=sm_86";
+        assert_eq!(texts, [option, option, "int a;", "int b;"]);
     }
 }

@@ -1,10 +1,10 @@
-//! From rehearsals to what the search for a plan asks for, in parallel.
+//! From rehearsals to what the search for a plan asks for, in parallel, and from its errors to those of training.
 
 use firebox_lazy::Rehearsal;
-use firebox_plan::{Need, Role, Split};
+use firebox_plan::{Need, PlanError, Role, Split};
 use firebox_trace::{Category, Heap, MemoryModel, Trace};
 
-use crate::error::TrainError;
+use crate::error::{Phase, TrainError};
 use crate::rehearsal::{Conditions, Rehearsed, assess};
 
 /// Rehearses one split after the other, and assesses each meanwhile.
@@ -67,4 +67,13 @@ pub(super) fn need_of(rehearsed: &Rehearsed) -> Need {
         need = need.holding(category.name(), role, bytes);
     }
     need
+}
+
+/// The errors of rehearsals come out as they are, those of planning with their phase.
+pub(super) fn failed(phase: Phase, cause: PlanError<TrainError>) -> TrainError {
+    match cause {
+        PlanError::EmptyBatch => TrainError::EmptyBatch { phase },
+        PlanError::Footprint { cause, .. } => cause,
+        cause => TrainError::Plan { phase, cause: Box::new(cause) },
+    }
 }

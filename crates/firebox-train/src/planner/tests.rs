@@ -78,7 +78,7 @@ fn rehearsal(split: Split) -> Rehearsal {
 }
 
 fn planner(budget: u64) -> Planner {
-    Planner::new(Arc::new(Pool::default()), Bytes::mib(budget), Sizing::Even)
+    Planner::new(Arc::new(Pool::default()), Bytes::mib(budget), Sizing::Even, None)
 }
 
 /// Plans batches of so many items, and tells the plan, the splits that were rehearsed for it, and what has to be done first.
@@ -229,7 +229,7 @@ fn other_shapes_are_planned_for_one_iteration_until_two_come_in_a_row() {
 #[test]
 fn a_batch_is_planned_again_once_kernels_are_tuned() {
     let pool = Arc::new(Pool { untuned: AtomicUsize::new(1) });
-    let mut planner = Planner::new(pool.clone(), Bytes::mib(100), Sizing::Even);
+    let mut planner = Planner::new(pool.clone(), Bytes::mib(100), Sizing::Even, None);
     let (phase, shape) = (Phase::Training, Shape::of_items(100));
     assert_eq!(run(&mut planner, 100).0, "2 x 50", "the dearest kernels count");
     assert_eq!(planner.to_plan(phase, shape, true), None, "nothing has run yet");
@@ -250,7 +250,7 @@ fn a_batch_is_planned_again_once_kernels_are_tuned() {
 #[test]
 fn what_is_never_tuned_is_not_planned_for_ever() {
     let pool = Arc::new(Pool { untuned: AtomicUsize::new(1) });
-    let mut planner = Planner::new(pool, Bytes::mib(100), Sizing::Even);
+    let mut planner = Planner::new(pool, Bytes::mib(100), Sizing::Even, None);
     let (phase, shape) = (Phase::Training, Shape::of_items(100));
     for round in 0..2 {
         assert_eq!(run(&mut planner, 100).0, "2 x 50", "round {round}");
@@ -259,4 +259,29 @@ fn what_is_never_tuned_is_not_planned_for_ever() {
         planner.has_run(phase);
     }
     assert_eq!(planner.to_plan(phase, shape, true), None);
+}
+
+#[test]
+fn what_is_chosen_stays_open_when_others_are_planned_again() {
+    let pool = Arc::new(Pool { untuned: AtomicUsize::new(1) });
+    let mut planner = Planner::new(pool.clone(), Bytes::mib(200), Sizing::Even, None);
+    let (first, other) = (Shape::of_items(60), Shape::of_items(40));
+    let phase = Phase::Training;
+    // Both have tuned twice, and the first is planned again.
+    for shape in [first, other] {
+        run(&mut planner, shape.items);
+        planner.has_run(phase);
+        planner.begin(phase, shape);
+        planner.has_run(phase);
+    }
+    pool.untuned.store(0, Ordering::Relaxed);
+    assert_eq!(run(&mut planner, 60).2, Admission::RunsOnceGivenBack);
+    // So is the other, behind it: the pages that it opened to tune go.
+    let (split, _, admission) = run(&mut planner, 40);
+    assert_eq!((split.as_str(), admission), ("1 x 40", Admission::RunsOnceGivenBack));
+    for shape in [first, other, first] {
+        assert_eq!(planner.to_plan(phase, shape, false), None);
+        assert_eq!(planner.begin(phase, shape), Admission::Runs);
+    }
+    assert_eq!(planner.ran.len(), 2);
 }

@@ -1,5 +1,7 @@
 //! What is known of the kernels that a plan's batches run on: whether burn's tuner has chosen them.
 
+use super::{Planned, Planner};
+
 /// How many batches run before the tuner has chosen: burn's fusion runs the second one in another way than the first, with kernels of
 /// its own.
 const TUNING_BATCHES: usize = 2;
@@ -40,5 +42,25 @@ impl Tuning {
     /// Whether a batch may fit in fewer micro-batches than planned, as all kernels are chosen by now.
     pub(super) fn is_over(self) -> bool {
         matches!(self, Self::Open { ran, .. } if ran >= TUNING_BATCHES)
+    }
+}
+
+impl Planner {
+    /// Forgets what has run with kernels that were not chosen, if anything ran with chosen ones; says whether. What it has opened
+    /// is given back before the next batch runs, as what stays is of a new group.
+    pub(super) fn keep_what_is_chosen(&mut self) -> bool {
+        let plans = &mut self.plans;
+        let is_chosen = |planned: &Planned| planned.tuning == Tuning::Chosen;
+        if !self.ran.iter().any(|(key, _)| plans.get(key).is_some_and(is_chosen)) {
+            return false;
+        }
+        self.ran.retain(|(key, _)| plans.get(key).is_some_and(is_chosen));
+        for planned in plans.values_mut() {
+            if planned.group == self.group && is_chosen(planned) {
+                planned.group += 1;
+            }
+        }
+        self.group += 1;
+        true
     }
 }

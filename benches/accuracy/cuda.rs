@@ -1,0 +1,39 @@
+//! The bench `accuracy` on CUDA, with burn's autotune: on an NVIDIA device, or without one, or with `--card`, on the blank
+//! driver, which computes nothing: burn's real CUDA backend and its allocator, measured by what the driver gave out.
+//!
+//! ```sh
+//! CUDARC_CUDA_VERSION=13000 cargo bench --features cuda --bench accuracy_cuda -- --processes 3 --jobs 2
+//! ```
+//!
+//! `cargo test --features cuda --bench accuracy_cuda` runs a few of the cases on four cards and fails where a prediction is too low,
+//! or too high by more than a tenth.
+
+#[cfg(feature = "cuda")]
+#[path = "backend/cuda.rs"]
+mod backend;
+#[cfg(feature = "cuda")]
+mod cases;
+#[cfg(feature = "cuda")]
+mod command;
+#[cfg(feature = "cuda")]
+mod comparison;
+#[cfg(feature = "cuda")]
+#[path = "../../tests/machine/mod.rs"]
+mod machine;
+#[cfg(feature = "cuda")]
+mod process;
+#[cfg(feature = "cuda")]
+mod target;
+#[cfg(feature = "cuda")]
+#[path = "../../tests/zoo/mod.rs"]
+mod zoo;
+
+#[cfg(feature = "cuda")]
+fn main() -> anyhow::Result<()> {
+    command::run()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn main() {
+    println!("not run: accuracy_cuda (needs the feature `cuda`)");
+}

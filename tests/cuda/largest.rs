@@ -1,0 +1,130 @@
+//! The largest batch that runs unsplit: what is planned, against what the driver was found to have room for.
+
+use firebox::Bytes;
+use libtest_mimic::{Failed, Trial};
+
+use crate::child::{Job, Task};
+use crate::machine::device;
+use crate::trial::{CARD, LIMIT, Left, card, ensure, only, run_with, test};
+
+/// The models, and budgets that hold many pages, some, and few.
+const MODELS: [&str; 6] = ["mlp", "cnn", "resnet", "encoder", "gpt", "lstm"];
+const BUDGETS: [Bytes; 3] = [Bytes::mib(2200), Bytes::mib(900), Bytes::mib(330)];
+
+/// What is planned is at least this share of the largest batch that runs.
+const SHARE: f64 = 0.95;
+/// Sizes that are tried above what is planned, relative to it, until one does not run.
+const ABOVE: std::ops::RangeInclusive<u32> = 101..=130;
+/// Sizes below, in hundredths, all of which have to run.
+const BELOW: [u32; 5] = [80, 90, 94, 97, 99];
+/// How often the planned size has to run.
+const PROCESSES: usize = 3;
+/// Planning and running follow each other until the plan stays the same, as a larger batch may need kernels that are not tuned.
+const ROUNDS: usize = 4;
+
+/// One model in one budget on one card.
+struct Search {
+    card: &'static str,
+    model: &'static str,
+    memory: Bytes,
+    /// Compiled kernels and tuned choices.
+    kernels: tempfile::TempDir,
+}
+
+impl Search {
+    /// Batches of `items` items, unsplit, and nothing beside.
+    fn job(&self, items: usize) -> Job {
+        let kernels = self.kernels.path().to_owned();
+        let micro_batch = Some(items);
+        Job { workers: 0, micro_batch, ..Job::new(self.model, items, kernels) }
+    }
+
+    /// The largest batch that is planned to run unsplit.
+    fn planned(&self) -> Result<usize, Failed> {
+        let task = Task::FindLargest;
+        let job = Job { memory: Some(self.memory), task, ..self.job(1) };
+        let left = run_with(&only(self.card), &job, LIMIT * 10, |_, _| ())?;
+        let largest = left.fitted()?.largest;
+        largest.ok_or_else(|| left.complaint("no size was found"))
+    }
+
+    /// Tunes what batches of `items` items need, with all memory of the card.
+    fn tune(&self, items: usize) -> Result<(), Failed> {
+        let job = Job { memory: Some(card(self.card).memory()), ..self.job(items) };
+        run_with(&only(self.card), &job, LIMIT * 10, |_, _| ())?.fitted()?;
+        Ok(())
+    }
+
+    /// Runs batches of `items` items where the driver gives no more than the budget. `memory` is what the plan may use.
+    fn run(&self, items: usize, memory: Bytes) -> Result<Left, Failed> {
+        let machine = device(&card(self.card)).leaving(self.memory.get());
+        let machine = firebox_blank::Settings::new([machine]);
+        let job = Job { memory: Some(memory), ..self.job(items) };
+        run_with(&machine, &job, LIMIT * 10, |_, _| ())
+    }
+
+    /// Whether batches of `items` items run when nobody plans: no allocation is refused.
+    fn runs(&self, items: usize) -> Result<bool, Failed> {
+        self.tune(items)?;
+        let left = self.run(items, card(self.card).memory())?;
+        let refused = left.books.as_ref().map_or(0, |books| books.device(0).refused());
+        Ok(left.fitted().is_ok() && refused == 0)
+    }
+
+    fn compare(&self) -> Result<(), Failed> {
+        let Self { card, model, memory, .. } = self;
+        let mut planned = self.planned()?;
+        for _ in 0..ROUNDS {
+            self.tune(planned)?;
+            let before = std::mem::replace(&mut planned, self.planned()?);
+            if planned == before {
+                break;
+            }
+        }
+        for _ in 0..PROCESSES {
+            let left = self.run(planned, *memory)?;
+            left.fitted()?;
+            let books = left.books.as_ref().ok_or("the child kept no books")?;
+            let refused = books.device(0).refused();
+            ensure(refused == 0 && left.peak() <= *memory, || {
+                left.complaint(&format!("{planned} are planned, and the driver refused"))
+            })?;
+        }
+        let of = |share: u32| planned * share as usize / 100;
+        for share in BELOW {
+            let runs = self.runs(of(share))?;
+            ensure(runs, || {
+                format!("{model} in {memory} on {card}: {} do not run", of(share)).into()
+            })?;
+        }
+        let mut largest = planned;
+        let (mut size, mut shares) = (planned, ABOVE);
+        while let Some(share) = shares.next() {
+            size = of(share).max(size + 1);
+            if !self.runs(size)? {
+                break;
+            }
+            largest = size;
+        }
+        let share = planned as f64 / largest as f64;
+        println!("{model} in {memory} on {card}: planned {planned}, largest {largest}, {share:.3}");
+        ensure(share >= SHARE, || format!("{planned} are planned, and {largest} run").into())
+    }
+}
+
+/// The tests: all budgets on one card, and one on each of the others. They take an hour, and are asked for with `-- --ignored`.
+pub fn tests() -> Vec<Trial> {
+    let all = BUDGETS.map(|memory| (CARD, memory));
+    let others = ["T4", "RTX 4090", "H100 80GB"].map(|card| (card, BUDGETS[1]));
+    let models = |(card, memory)| MODELS.map(|model| (card, memory, model));
+    let searches = all.into_iter().chain(others).flat_map(models);
+    let trial = |(card, memory, model): (&'static str, Bytes, &'static str)| {
+        let name = format!("largest_{model}_{}_{}", memory.get() >> 20, card.replace(' ', "_"));
+        let search = move || {
+            let kernels = tempfile::tempdir()?;
+            Search { card, model, memory, kernels }.compare()
+        };
+        test(name.to_lowercase(), search).with_ignored_flag(true)
+    };
+    searches.map(trial).collect()
+}
