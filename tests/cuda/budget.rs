@@ -1,7 +1,7 @@
 //! Budgets, measured by what the driver gave out: planning included, and other tensors of the program not counted.
 
 use firebox::Bytes;
-use firebox_blank::Fault;
+use firebox_blank::{Completions, Fault};
 use libtest_mimic::{Failed, Trial};
 
 use crate::child::Job;
@@ -36,21 +36,25 @@ fn within(model: &'static str, items: usize, memory: Bytes) -> Result<(), Failed
     Ok(())
 }
 
+/// A device that is busy: events and frees take effect half a millisecond later.
+const LATE: Completions = Completions::Late { microseconds: 500 };
+
 /// What may be predicted of the driver's peak.
 const ACCURACY: std::ops::RangeInclusive<f64> = 0.99..=1.15;
 
 /// On a machine that refuses nothing the driver is used as it must be, its books agree with the allocator's, and with what was
 /// predicted. A child before has tuned.
-fn counts(name: &'static str) -> Result<(), Failed> {
+fn counts(name: &'static str, completions: Completions) -> Result<(), Failed> {
+    let machine = only(name).with_completions(completions);
     let warm = Kernels::of("mlp", 600)?;
     let folder = tempfile::tempdir()?;
     let is_warm = name == CARD;
     let kernels = if is_warm { warm.path() } else { folder.path().to_owned() };
     let job = Job { validates: true, ..Job::new("mlp", 600, kernels) };
     if !is_warm {
-        run_with(&only(name), &job, LIMIT * 4, |_, _| ())?.fitted()?;
+        run_with(&machine, &job, LIMIT * 4, |_, _| ())?.fitted()?;
     }
-    let left = run_with(&only(name), &job, LIMIT * 2, |_, _| ())?;
+    let left = run_with(&machine, &job, LIMIT * 2, |_, _| ())?;
     let ended = left.fitted()?;
     let books = left.books.as_ref().ok_or("the child kept no books")?;
     let device = books.device(0);
@@ -112,14 +116,18 @@ fn free() -> Result<(), Failed> {
     })
 }
 
-/// Memory that another process takes between the plan and the step, and keeps.
-fn taken_after_the_plan() -> Result<(), Failed> {
+/// Memory that another process takes between the plan and the step, and keeps or gives back with the next allocation.
+fn taken_after_the_plan(gives_back: bool) -> Result<(), Failed> {
     let kernels = Kernels::of("mlp", 600)?;
     let folder = tempfile::tempdir()?;
     let job =
         Job { folder: Some(folder.path().to_owned()), ..Job::new("mlp", 600, kernels.path()) };
     let all = card(CARD).memory().get();
-    let left = run(&only(CARD).with_fault(Fault::others_take(4, all)), &job)?;
+    let mut machine = only(CARD).with_fault(Fault::others_take(4, all));
+    if gives_back {
+        machine = machine.with_fault(Fault::others_take(5, 0));
+    }
+    let left = run(&machine, &job)?;
     let (kind, words) = left.error()?;
     ensure(kind == "DeviceFailed", || left.complaint(words))
 }
@@ -133,13 +141,15 @@ pub fn tests() -> Vec<Trial> {
     });
     let cards = ["T4", CARD, "H100 80GB"].map(|name| {
         let words = name.replace(' ', "_").to_lowercase();
-        test(format!("books_agree_on_{words}"), move || counts(name))
+        test(format!("books_agree_on_{words}"), move || counts(name, Completions::Prompt))
             .with_ignored_flag(name != CARD)
     });
     let rest = [
         test("other_tensors_are_not_part_of_the_budget", others),
         test("what_is_not_free_is_not_used", free),
-        test("memory_that_is_taken_after_the_plan_is_an_error", taken_after_the_plan),
+        test("memory_that_is_taken_after_the_plan_is_an_error", || taken_after_the_plan(false)),
+        test("memory_that_is_taken_and_given_back_is_an_error", || taken_after_the_plan(true)),
+        test("books_agree_where_work_is_done_late", || counts(CARD, LATE)),
     ];
     tight.into_iter().chain(cards).chain(rest).collect()
 }

@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_uint, c_void};
 
 use super::api::devices::{name_of, uuid_of};
-use super::api::{put, put_text, text};
-use super::{Driver, answer, enter};
+use super::api::{c_functions, put, put_text, text};
+use super::{Driver, enter};
 use crate::books::Call;
 
 /// `nvmlReturn_t`, as far as it is answered here.
@@ -84,24 +84,14 @@ fn put_processes(processes: &[Process], count: *mut c_uint, list: *mut Process) 
     Ok(())
 }
 
-macro_rules! nvml_functions {
-    ($(fn $name:ident($driver:ident $(, $argument:ident: $type:ty)* $(,)?) $body:block)*) => {
-        $(
-            #[doc = concat!("`", stringify!($name), "`.")]
-            #[allow(non_snake_case, reason = "the name is C's")]
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
-                let body = || -> Result<(), u32> {
-                    let $driver = enter(Call::$name).map_err(|_| said::UNKNOWN)?;
-                    $body
-                };
-                answer(body())
-            }
-        )*
-    };
+/// Begins a call. Faults are answered as errors that NVML has no word for: their numbers are those of the driver.
+fn begin(call: Call) -> Result<&'static Driver, u32> {
+    enter(call).map_err(|_| said::UNKNOWN)
 }
 
-nvml_functions! {
+c_functions! {
+    begin: begin;
+
     fn nvmlInit_v2(_driver) { Ok(()) }
 
     fn nvmlInitWithFlags(_driver, _flags: c_uint) { Ok(()) }

@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use super::api::kernels::COMPILER_VERSION;
-use super::api::{put, text};
+use super::api::{c_functions, put, text};
 use super::signature::Signature;
 use super::state::Program;
 use super::{Driver, driver};
@@ -91,7 +91,7 @@ impl Driver {
 }
 
 /// Begins a call. Faults are answered as internal errors of the compiler: their numbers are those of the driver.
-fn enter(call: Call) -> Result<&'static Driver, u32> {
+fn begin(call: Call) -> Result<&'static Driver, u32> {
     super::enter(call).map_err(|_| match driver() {
         Some(_) if call == Call::nvrtcCompileProgram => compiled::COMPILATION,
         _ => compiled::INTERNAL,
@@ -108,24 +108,9 @@ fn copy_to(to: *mut c_char, text: &CStr) -> Result<(), u32> {
     Ok(())
 }
 
-macro_rules! nvrtc_functions {
-    ($(fn $name:ident($driver:ident $(, $argument:ident: $type:ty)* $(,)?) $body:block)*) => {
-        $(
-            #[doc = concat!("`", stringify!($name), "`.")]
-            #[allow(non_snake_case, reason = "the name is C's")]
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
-                let body = || -> Result<(), u32> {
-                    let $driver = enter(Call::$name)?;
-                    $body
-                };
-                super::answer(body())
-            }
-        )*
-    };
-}
+c_functions! {
+    begin: begin;
 
-nvrtc_functions! {
     fn nvrtcVersion(_driver, major: *mut c_int, minor: *mut c_int) {
         put(major, COMPILER_VERSION.0)?;
         put(minor, COMPILER_VERSION.1)

@@ -112,6 +112,8 @@ fn error(number: u32) -> Result<&'static (u32, &'static CStr, &'static CStr), u3
 }
 
 c_functions! {
+    begin: crate::driver::enter;
+
     fn cuInit(driver, _flags: c_uint) {
         if driver.settings.devices.is_empty() { Err(result::NO_DEVICE) } else { Ok(()) }
     }

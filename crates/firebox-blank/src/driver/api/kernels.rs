@@ -93,6 +93,8 @@ impl Driver {
 }
 
 c_functions! {
+    begin: crate::driver::enter;
+
     fn cuModuleLoadData(driver, module: *mut *mut c_void, image: *const c_void) {
         put(module, driver.load_module(image)? as *mut c_void)
     }

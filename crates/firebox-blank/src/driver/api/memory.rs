@@ -182,6 +182,8 @@ impl Driver {
 }
 
 c_functions! {
+    begin: crate::driver::enter;
+
     fn cuMemAllocAsync(driver, pointer: *mut u64, bytes: usize, stream: *mut c_void) {
         let (stream, device) = driver.stream(stream)?;
         put(pointer, driver.allocate(bytes, device, Some(stream))?)

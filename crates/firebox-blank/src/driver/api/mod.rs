@@ -11,9 +11,9 @@ use std::ffi::{CStr, c_char, c_void};
 
 use super::result;
 
-/// Defines functions for C. In a body, `driver` is the driver; the call is counted and its faults have happened before.
+/// Defines functions for C. `begin` counts the call and lets its faults happen, and gives the driver, which a body names first.
 macro_rules! c_functions {
-    ($(
+    (begin: $begin:path; $(
         $(#[$attribute:meta])*
         fn $name:ident($driver:ident $(, $argument:ident: $type:ty)* $(,)?) $body:block
     )*) => {
@@ -25,7 +25,7 @@ macro_rules! c_functions {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
                 let body = || -> Result<(), u32> {
-                    let $driver = $crate::driver::enter($crate::books::Call::$name)?;
+                    let $driver = $begin($crate::books::Call::$name)?;
                     $body
                 };
                 $crate::driver::answer(body())

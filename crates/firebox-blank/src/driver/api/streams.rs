@@ -58,6 +58,8 @@ const fn default_stream(device: usize) -> u64 {
 }
 
 c_functions! {
+    begin: crate::driver::enter;
+
     fn cuStreamCreate(driver, stream: *mut *mut c_void, _flags: c_uint) {
         let device = driver.current_device()?;
         let mut state = driver.state();
