@@ -4,13 +4,14 @@
 mod model;
 
 use std::panic::catch_unwind;
+use std::time::{Duration, Instant};
 
 use burn::backend::{Autodiff, Vulkan};
 use burn::tensor::backend::Backend;
 use burn::train::renderer::CliMetricsRenderer;
-use firebox::{Bytes, Lazy};
+use firebox::{Bytes, DeviceMemory, Lazy};
 
-use crate::model::{Trained, give_back, trained};
+use crate::model::{Trained, trained};
 
 type B = Autodiff<Lazy<Vulkan>>;
 
@@ -20,7 +21,7 @@ const ORDER: [usize; 5] = [1000, 1000, 600, 1000, 600];
 fn run(lengths: &[usize], budget: Bytes) -> Trained {
     let trained =
         trained::<B>(WIDTH, lengths, budget, CliMetricsRenderer::new(), &Default::default());
-    give_back::<Vulkan>(&Default::default());
+    give_back();
     let Trained { predicted, measured, steps } = &trained;
     println!(
         "{lengths:?} in {budget}: predicted {predicted}, reserved {measured}, plans of {steps:?}"
@@ -48,5 +49,23 @@ fn two_lengths() {
         assert!(steps.iter().all(|steps| *steps == 1), "each fits whole: {steps:?}");
         assert!(measured <= predicted, "{measured} of {predicted}");
         assert!(predicted <= budget, "{predicted} of {budget}");
+    }
+}
+
+/// Gives pages back for the next run in this process. burn's metrics end their last tensors on a thread of their own, some time
+/// after training. A page may stay on which nothing lies: CubeCL's allocator loses the padding of a gap that is taken twice.
+fn give_back() {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let (device, started) = (Default::default(), Instant::now());
+    loop {
+        <Vulkan>::sync(&device).expect("the device does not fail");
+        <Vulkan as DeviceMemory>::give_back(&device);
+        let usage = <Vulkan as DeviceMemory>::pool_usage(&device);
+        let usage = usage.expect("the device has an allocator");
+        if usage.in_use == Bytes::ZERO {
+            return;
+        }
+        assert!(started.elapsed() < PATIENCE, "{usage} after training");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -1,7 +1,4 @@
 //! A model of sequences, whose lengths differ from batch to batch.
-
-use std::time::{Duration, Instant};
-
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
@@ -115,21 +112,4 @@ where
     let measured = memory.measured.expect("the device has an allocator");
     let steps = fitted.plans.iter().map(|plan| plan.plan.len()).collect();
     Trained { predicted: memory.predicted, measured, steps }
-}
-
-/// Gives all pages back, for the next run in this process. burn's metrics end their last tensors on a thread of their own, some time after training.
-#[allow(dead_code, reason = "a process that trains once need not")]
-pub fn give_back<B: DeviceMemory>(device: &B::Device) {
-    const PATIENCE: Duration = Duration::from_secs(20);
-    let started = Instant::now();
-    loop {
-        B::sync(device).expect("the device does not fail");
-        B::give_back(device);
-        let usage = B::pool_usage(device).expect("the device has an allocator");
-        if usage.reserved == Bytes::ZERO {
-            return;
-        }
-        assert!(started.elapsed() < PATIENCE, "{usage} after training");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
