@@ -1,4 +1,5 @@
 //! A model of sequences, whose lengths differ from batch to batch.
+
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
