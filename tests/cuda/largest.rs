@@ -17,6 +17,9 @@ const SHARE: f64 = 0.95;
 const ABOVE: std::ops::RangeInclusive<u32> = 101..=130;
 /// Sizes below, in hundredths, all of which have to run.
 const BELOW: [u32; 5] = [80, 90, 94, 97, 99];
+/// Sizes whose kernels are tuned before the largest is planned, in hundredths of what was planned before. Kernels are chosen for a range
+/// of sizes; where none is chosen yet, the one that takes the most memory counts, and a larger batch is split for it.
+const TUNED: [usize; 2] = [100, 106];
 /// How often the planned size has to run.
 const PROCESSES: usize = 3;
 /// Planning and running follow each other until the plan stays the same, as a larger batch may need kernels that are not tuned.
@@ -75,7 +78,9 @@ impl Search {
         let Self { card, model, memory, .. } = self;
         let mut planned = self.planned()?;
         for _ in 0..ROUNDS {
-            self.tune(planned)?;
+            for share in TUNED {
+                self.tune(planned * share / 100)?;
+            }
             let before = std::mem::replace(&mut planned, self.planned()?);
             if planned == before {
                 break;
