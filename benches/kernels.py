@@ -60,6 +60,9 @@ def install(folder):
 def compile_program(job):
     """Compiles one program; gives its path and what NVRTC said, or nothing if it compiles."""
     library, includes, path = job
+    # NVRTC opens it by its name, and finds it where it is loaded already.
+    for builtins in library.parent.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
     nvrtc = ctypes.CDLL(str(library))
     options = path.with_suffix(".options").read_text().split("\n")
     options = [option for option in options if option] + [f"--include-path={folder}" for folder in includes]
@@ -100,6 +103,7 @@ def main():
         for done, (path, fault) in enumerate(pool.map(compile_program, jobs, chunksize=8), 1):
             tally = counts.setdefault(path.parent.name, [0, 0])
             tally[0] += 1
+            path.with_suffix(".log").unlink(missing_ok=True)
             if fault is not None:
                 tally[1] += 1
                 path.with_suffix(".log").write_text(fault)
