@@ -103,8 +103,8 @@ impl Search {
             })?;
         }
         let mut largest = planned;
-        let (mut size, mut shares) = (planned, ABOVE);
-        while let Some(share) = shares.next() {
+        let mut size = planned;
+        for share in ABOVE {
             size = of(share).max(size + 1);
             if !self.runs(size)? {
                 break;
