@@ -4,7 +4,6 @@
 //! single-device strategy, so that a batch that is run whole is trained on exactly as burn does.
 
 mod account;
-mod metrics;
 mod validation;
 
 use std::marker::PhantomData;
@@ -18,8 +17,9 @@ use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
-    InferenceStep, Interrupter, Learner, LearningComponentsMarker, SupervisedLearningStrategy,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
+    EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
+    LearningComponentsMarker, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
+    TrainLoader, TrainStep, TrainingComponents, TrainingItem, ValidLoader,
 };
 use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, TrainingGuard, restore};
 use firebox_plan::Accumulating;
@@ -38,9 +38,6 @@ use crate::settings::{Settings, parameter_bytes};
 use crate::shape::Shape;
 use crate::splitter::Splitter;
 use crate::watch::Watch;
-
-pub(crate) use self::metrics::OUTPUTS_HELD;
-use self::metrics::{Place, end_trained, send_trained};
 
 /// How many batches after a new plan are compared with its prediction: an optimizer's state is there from the second on.
 const MEASURED_BATCHES: usize = 3;
@@ -276,7 +273,7 @@ where
             self.optimizer_step(&mut accumulated, iteration)?;
         }
         self.measure();
-        end_trained(&mut self.processor, epoch.items_processed);
+        self.processor.process_train(LearnerEvent::EndEpoch(epoch.items_processed));
         Ok(())
     }
 
@@ -288,7 +285,7 @@ where
         epoch: &Progress,
         accumulated: &mut Accumulated<M>,
     ) -> Result<(), TrainError> {
-        let loader = iterator.progress();
+        let progress = iterator.progress();
         if accumulated.batches == 0 {
             self.learner.lr_step();
         }
@@ -322,23 +319,26 @@ where
             queue: queue(&self.training, &self.device),
         };
         let queue = queue::<B>(&self.training, &self.device);
-        let (learner, watch) = (&self.learner, &self.watch);
+        let learner = &self.learner;
+        let watch = &self.watch;
         let processor = &mut self.processor;
-        let at = Place { loader, epoch: epoch.clone(), iteration, lr: Some(learner.lr_current()) };
+        let lr = learner.lr_current();
+        let mut event = |item| {
+            let (progress, epoch) = (progress.clone(), epoch.clone());
+            let item = TrainingItem::new(item, progress, epoch, Some(iteration), Some(lr));
+            processor.process_train(LearnerEvent::ProcessedItem(item));
+        };
         // The output of the last micro-step is sent after the optimizer step, as burn does.
         let mut pending = None;
         let mut weights = 0.0;
         for range in ranges {
-            if let Some(earlier) = pending.take() {
-                send_trained(processor, at.item(earlier));
-            }
             micro_step.run(
                 range,
                 &mut |micro| learner.train_step(micro),
                 &mut |output, weight| {
                     watch.heard_nothing()?;
                     if let Some(earlier) = pending.replace(output.item) {
-                        send_trained(processor, at.item(earlier));
+                        event(earlier);
                     }
                     weights += weight;
                     if let Some(scale) = scale(weight, accumulated.reference, reduction) {
@@ -363,7 +363,8 @@ where
             self.measure();
         }
         if let Some(last) = pending {
-            send_trained(&mut self.processor, at.item(last));
+            let item = TrainingItem::new(last, progress, epoch.clone(), Some(iteration), Some(lr));
+            self.processor.process_train(LearnerEvent::ProcessedItem(item));
         }
         Ok(())
     }
