@@ -117,7 +117,7 @@ impl Search {
     }
 }
 
-/// The tests: all budgets on one card, and one on each of the others. They take an hour, and are asked for with `-- --ignored`.
+/// The tests: all budgets on one card, and one on each of the others. They take minutes each, and are asked for with `-- --ignored`.
 pub fn tests() -> Vec<Trial> {
     let all = BUDGETS.map(|memory| (CARD, memory));
     let others = ["T4", "RTX 4090", "H100 80GB"].map(|card| (card, BUDGETS[1]));

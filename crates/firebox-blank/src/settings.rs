@@ -20,7 +20,8 @@ pub struct Settings {
     pub kernel_times: KernelTimes,
     /// What goes wrong. Default: nothing.
     pub faults: Vec<Fault>,
-    /// Where the programs are kept that the stub of NVRTC is handed. Default: nowhere.
+    /// The folder in which the stub of NVRTC keeps the programs that it is handed: the source in a file `HASH.cu`, and the options
+    /// that are no folders, a line each, in `HASH.options`. Default: none.
     #[serde(default)]
     pub sources: Option<PathBuf>,
 }
@@ -41,13 +42,6 @@ impl Settings {
     /// The same machine, on which this goes wrong as well.
     pub fn with_fault(mut self, fault: Fault) -> Self {
         self.faults.push(fault);
-        self
-    }
-
-    /// The same machine, whose compiler keeps each program in this folder: the source in a file `HASH.cu`, and the options that
-    /// are no folders, a line each, in `HASH.options`.
-    pub fn keeping_sources(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.sources = Some(folder.into());
         self
     }
 
@@ -234,11 +228,11 @@ mod tests {
     fn settings_are_read_as_they_were_written() {
         let device = Device::new("T4", 15 << 30, (7, 5), 40).leaving(1 << 30);
         assert_eq!(device.memory - device.context - device.taken_by_others, 1 << 30);
-        let settings = Settings::new([device])
+        let mut settings = Settings::new([device])
             .with_fault(Fault::refuse(7).times(2))
             .with_kernel_times(KernelTimes::Shuffled { seed: 3 })
-            .with_completions(Completions::Late { microseconds: 500 })
-            .keeping_sources("sources");
+            .with_completions(Completions::Late { microseconds: 500 });
+        settings.sources = Some("sources".into());
         let text = serde_json::to_string(&settings).unwrap();
         assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);
     }

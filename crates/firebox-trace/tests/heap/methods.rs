@@ -7,6 +7,11 @@ use std::process::Command;
 use expect_test::expect;
 use firebox_trace::Heap;
 
+/// The folder of this package, in the checkout that runs: one that shares its build outputs may have built this.
+fn folder() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo names it").into()
+}
+
 /// The sources of burn-backend, as cargo resolved it for this workspace.
 fn backend_sources() -> PathBuf {
     let rustc = Command::new("rustc").arg("-vV").output().expect("rustc runs");
@@ -14,7 +19,7 @@ fn backend_sources() -> PathBuf {
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("a host");
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--offline", "--filter-platform", host])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .current_dir(folder())
         .output()
         .expect("cargo runs");
     assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
