@@ -13,8 +13,8 @@ use firebox::{LazyBackend, MicroBatch, Recorder, Trace, initialize, mark};
 
 use super::Zoo;
 
-/// How many outputs of earlier micro-steps burn's metrics thread may hold.
-const OUTPUTS_IN_FLIGHT: usize = 2;
+/// Of how many earlier micro-steps burn's metrics thread may hold the outputs while one runs.
+const OUTPUTS_HELD: usize = 1;
 
 /// Trains `model` for two iterations of a micro-step on each of these parts of `batch`. The optimizer steps on the
 /// weighted sum of the gradients. Gives what training leaves behind.
@@ -34,6 +34,7 @@ where
     for _ in 0..2 {
         let mut sum = GradientsParams::new();
         for part in parts {
+            outputs.drain(..outputs.len().saturating_sub(OUTPUTS_HELD));
             let output = model.step(batch.range(part.clone()));
             if parts.len() == 1 {
                 sum = output.grads;
@@ -41,9 +42,6 @@ where
                 model.visit(&mut AddScaled { sum: &mut sum, gradients: output.grads });
             }
             outputs.push_back(output.item);
-            if outputs.len() > OUTPUTS_IN_FLIGHT {
-                outputs.pop_front();
-            }
         }
         model = optimizer.step(1e-3, model, sum);
     }

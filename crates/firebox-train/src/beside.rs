@@ -134,11 +134,12 @@ fn queued(tensor: &TensorInfo, worker: u16) -> TensorInfo {
 /// The label of outputs that the metrics still hold from before the rehearsal.
 const EARLIER_OUTPUT: &str = "earlier output";
 
-/// Adds the outputs of an iteration before the rehearsal, which the metrics still hold. They are as large as those of its first
-/// iteration; those of a larger batch were counted when that one was rehearsed.
+/// Adds the outputs of the iteration before to the rehearsal of a single iteration, in which the metrics still hold them. They are
+/// as large as its own; those of a larger batch were counted when that one was rehearsed.
 pub(crate) fn add_outputs_of_before(trace: &mut Trace) {
     let is_end = |step: &Step| matches!(step, Step::Mark(mark) if mark == ITERATION_END);
-    if let Some(end) = trace.steps.iter().position(is_end) {
+    let mut ends = trace.steps.iter().enumerate().filter(|(_, step)| is_end(step));
+    if let (Some((end, _)), None) = (ends.next(), ends.next()) {
         let alive = trace.alive_before(OpIndex(end as u32)).into_iter();
         let outputs = alive.map(|tensor| trace.tensor(tensor)).filter(|tensor| is_output(tensor));
         let earlier = |tensor| beside_the_step(tensor, Category::Temporary, EARLIER_OUTPUT);

@@ -2,7 +2,7 @@
 //!
 //! Two iterations are rehearsed, since an optimizer's state is born in the first step and alive from then on, and up
 //! to three micro-steps of each size, after which every further one repeats the third: the accumulated gradients are
-//! there, and the metrics hold the outputs of two earlier micro-steps. A batch of a shape that comes once in a while, such as
+//! there, and the metrics hold the outputs of the micro-step before. A batch of a shape that comes once in a while, such as
 //! the last one of an epoch, is rehearsed as it comes: one iteration, in a process that has trained before.
 
 use std::collections::VecDeque;
@@ -31,12 +31,10 @@ use crate::labels::{
 };
 use crate::pieces::representative;
 use crate::splitter::Splitter;
-
-/// How many earlier outputs burn's metrics thread may still hold: one in its queue, one in its hands.
-const OUTPUTS_IN_FLIGHT: usize = 2;
+use crate::strategy::OUTPUTS_HELD;
 
 /// How many validated batches are rehearsed, so that the metrics hold the outputs of as many micro-steps as they may.
-const VALIDATED_BATCHES: usize = OUTPUTS_IN_FLIGHT + 1;
+const VALIDATED_BATCHES: usize = OUTPUTS_HELD + 1;
 
 /// What a rehearsal is assessed by.
 pub(crate) struct Conditions<'a> {
@@ -126,6 +124,7 @@ where
                 for piece in &pieces {
                     let micro = splitter.range(batch, piece.clone());
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
+                    end_outputs(&mut outputs);
                     mark::<<LC::Backend as LazyBackend>::Base>(MICRO_STEP);
                     let output = learner.train_step(micro);
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
@@ -137,9 +136,6 @@ where
                     }
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
                     outputs.push_back(output.item);
-                    if outputs.len() > OUTPUTS_IN_FLIGHT {
-                        outputs.pop_front();
-                    }
                 }
                 // The device is asked before and after the optimizer step whether all went well.
                 mark::<<LC::Backend as LazyBackend>::Base>(Step::SETTLE);
@@ -178,17 +174,20 @@ where
             for piece in &pieces {
                 let micro = splitter.range(batch, piece.clone());
                 mark::<B::Base>(Step::DRAIN);
+                end_outputs(&mut outputs);
                 mark::<B::Base>(MICRO_STEP);
                 outputs.push_back(model.step(micro));
                 mark::<B::Base>(Step::DRAIN);
-                if outputs.len() > OUTPUTS_IN_FLIGHT {
-                    outputs.pop_front();
-                }
             }
         })
     })?;
     label_by_lifetime(&mut trace.trace);
     Ok(trace)
+}
+
+/// Ends the outputs that the metrics have let go of when a micro-step begins.
+fn end_outputs<T>(outputs: &mut VecDeque<T>) {
+    outputs.drain(..outputs.len().saturating_sub(OUTPUTS_HELD));
 }
 
 /// Turns a panic of the user's step into an error, and hidden state into another.

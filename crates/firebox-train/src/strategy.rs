@@ -4,6 +4,7 @@
 //! single-device strategy, so that a batch that is run whole is trained on exactly as burn does.
 
 mod account;
+mod metrics;
 mod validation;
 
 use std::marker::PhantomData;
@@ -17,9 +18,8 @@ use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
-    EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
-    LearningComponentsMarker, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
-    TrainLoader, TrainStep, TrainingComponents, TrainingItem, ValidLoader,
+    InferenceStep, Interrupter, Learner, LearningComponentsMarker, SupervisedLearningStrategy,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
 };
 use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, TrainingGuard, restore};
 use firebox_plan::Accumulating;
@@ -38,6 +38,9 @@ use crate::settings::{Settings, parameter_bytes};
 use crate::shape::Shape;
 use crate::splitter::Splitter;
 use crate::watch::Watch;
+
+pub(crate) use self::metrics::OUTPUTS_HELD;
+use self::metrics::{Place, end_trained, send_trained};
 
 /// How many batches after a new plan are compared with its prediction: an optimizer's state is there from the second on.
 const MEASURED_BATCHES: usize = 3;
@@ -273,7 +276,7 @@ where
             self.optimizer_step(&mut accumulated, iteration)?;
         }
         self.measure();
-        self.processor.process_train(LearnerEvent::EndEpoch(epoch.items_processed));
+        end_trained(&mut self.processor, epoch.items_processed);
         Ok(())
     }
 
@@ -285,7 +288,7 @@ where
         epoch: &Progress,
         accumulated: &mut Accumulated<M>,
     ) -> Result<(), TrainError> {
-        let progress = iterator.progress();
+        let loader = iterator.progress();
         if accumulated.batches == 0 {
             self.learner.lr_step();
         }
@@ -319,26 +322,23 @@ where
             queue: queue(&self.training, &self.device),
         };
         let queue = queue::<B>(&self.training, &self.device);
-        let learner = &self.learner;
-        let watch = &self.watch;
+        let (learner, watch) = (&self.learner, &self.watch);
         let processor = &mut self.processor;
-        let lr = learner.lr_current();
-        let mut event = |item| {
-            let (progress, epoch) = (progress.clone(), epoch.clone());
-            let item = TrainingItem::new(item, progress, epoch, Some(iteration), Some(lr));
-            processor.process_train(LearnerEvent::ProcessedItem(item));
-        };
+        let at = Place { loader, epoch: epoch.clone(), iteration, lr: Some(learner.lr_current()) };
         // The output of the last micro-step is sent after the optimizer step, as burn does.
         let mut pending = None;
         let mut weights = 0.0;
         for range in ranges {
+            if let Some(earlier) = pending.take() {
+                send_trained(processor, at.item(earlier));
+            }
             micro_step.run(
                 range,
                 &mut |micro| learner.train_step(micro),
                 &mut |output, weight| {
                     watch.heard_nothing()?;
                     if let Some(earlier) = pending.replace(output.item) {
-                        event(earlier);
+                        send_trained(processor, at.item(earlier));
                     }
                     weights += weight;
                     if let Some(scale) = scale(weight, accumulated.reference, reduction) {
@@ -363,8 +363,7 @@ where
             self.measure();
         }
         if let Some(last) = pending {
-            let item = TrainingItem::new(last, progress, epoch.clone(), Some(iteration), Some(lr));
-            self.processor.process_train(LearnerEvent::ProcessedItem(item));
+            send_trained(&mut self.processor, at.item(last));
         }
         Ok(())
     }

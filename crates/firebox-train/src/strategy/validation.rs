@@ -5,10 +5,11 @@ use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::{EventProcessorTraining, InferenceStep, LearnerEvent, TrainStep, TrainingItem};
+use burn::train::{InferenceStep, TrainStep};
 use firebox_lazy::LazyBackend;
 use firebox_trace::Bytes;
 
+use super::metrics::{Place, end_validated, send_validated};
 use super::{MEASURED_BATCHES, Run, ValidInput, queue};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
@@ -39,8 +40,9 @@ where
         let mut iterator = self.gate.starting(|| loader.iter());
         let mut iteration = 0;
         while let Some(batch) = self.gate.waiting(|| iterator.next()) {
-            let progress = iterator.progress();
             iteration += 1;
+            let at =
+                Place { loader: iterator.progress(), epoch: epoch.clone(), iteration, lr: None };
             let splitter = &self.strategy.valid_splitter;
             let items = splitter.items(&batch)?;
             if items == 0 {
@@ -91,9 +93,7 @@ where
             let processor = &mut self.processor;
             for range in ranges {
                 micro_step.run(range, &mut |micro| model.step(micro), &mut |output, _| {
-                    let (progress, epoch) = (progress.clone(), epoch.clone());
-                    let item = TrainingItem::new(output, progress, epoch, Some(iteration), None);
-                    processor.process_valid(LearnerEvent::ProcessedItem(item));
+                    send_validated(processor, at.item(output));
                     Ok(())
                 })?;
             }
@@ -104,7 +104,7 @@ where
         }
         self.watch.check()?;
         self.measure();
-        self.processor.process_valid(LearnerEvent::EndEpoch(epoch.items_processed));
+        end_validated(&mut self.processor, epoch.items_processed);
         Ok(())
     }
 }
