@@ -202,12 +202,13 @@ fn main() -> anyhow::Result<()> {
 
     let accuracy = accuracy(&fitted.model, &valid_digits);
     let report = fitted.report.context("no batch was trained on")?;
+    let memory = fitted.memory.context("no batch was trained on")?;
     println!(
         "result: accuracy={accuracy:.3} batch={batch_size} micro_batches={} budget={} predicted={} \
          measured={measured}",
         report.plan.len(),
         report.budget.get(),
-        report.predicted().get(),
+        memory.predicted.get(),
     );
     Ok(())
 }
