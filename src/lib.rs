@@ -80,7 +80,7 @@
 
 pub mod dry;
 
-pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally};
+pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally, weight};
 pub use firebox_lazy::{
     Discarded, Lazy, LazyBackend, LazyTensor, RecordError, Recorder, Recording, Rehearsal,
     Survivor, initialize, is_recording, label, mark, rehearse, restore,
@@ -96,9 +96,9 @@ pub use firebox_trace::{
     TensorInfo, Trace, Use,
 };
 pub use firebox_train::{
-    BesideBytes, ByFunctions, ByMicroBatch, DeviceFailure, DeviceMemory, During, FitError, Fitted,
-    LastState, Learner, LearnerBuilder, MemoryUse, Phase, PlanReport, PlanningCost, PoolUsage,
-    Reduction, Splitter, TrainError,
+    BesideBytes, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder,
+    During, FitError, Fitted, LastState, Learner, LearnerBuilder, MemoryUse, Phase, PlanReport,
+    PlanningCost, PoolUsage, Reduction, Splitter, TrainError,
 };
 
 #[cfg(feature = "cuda")]

@@ -6,7 +6,7 @@ use burn::optim::AdamConfig;
 use burn::record::CompactRecorder;
 use burn::train::SupervisedTraining;
 use burn::train::metric::{AccuracyMetric, LossMetric};
-use firebox::{Lazy, Learner};
+use firebox::{DurableRecorder, Lazy, Learner};
 
 use crate::Options;
 use crate::data::{MnistBatcher, load};
@@ -23,7 +23,7 @@ pub fn train(options: &Options) -> anyhow::Result<()> {
     let valid = DataLoaderBuilder::new(MnistBatcher).batch_size(batch_size).build(valid);
     let training = SupervisedTraining::new(&options.artifacts, train, valid)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .with_file_checkpointer(CompactRecorder::new())
+        .with_file_checkpointer(DurableRecorder::new(CompactRecorder::new()))
         .num_epochs(options.epochs as usize)
         .summary();
 

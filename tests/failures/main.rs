@@ -42,6 +42,8 @@ fn process() {
         "checkpoint unfused" => training::checkpoint::<Unfused>(&device),
         "optimizer fused" => training::optimizer::<Fused>(&device),
         "optimizer unfused" => training::optimizer::<Unfused>(&device),
+        "coupled fused" => training::coupled::<Fused>(&device),
+        "coupled unfused" => training::coupled::<Unfused>(&device),
         "afterwards fused" => training::afterwards::<Fused>(&device),
         "cost fused" => cost::steps::<Fused>(&device),
         other => panic!("no case `{other}`"),
@@ -127,6 +129,16 @@ fn a_batch_that_fails_whole_fits_in_two_parts() {
 #[test]
 fn checks_leave_what_burn_computes_bit_for_bit() {
     check("equal fused");
+}
+
+#[test]
+fn a_loss_that_is_no_sum_is_refused_with_fusion() {
+    check("coupled fused");
+}
+
+#[test]
+fn a_loss_that_is_no_sum_is_refused_without_fusion() {
+    check("coupled unfused");
 }
 
 #[test]

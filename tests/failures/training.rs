@@ -16,8 +16,8 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{LearningComponentsMarker, SupervisedTraining};
 use cubecl::wgpu::WgpuDevice;
 use firebox::{
-    Bytes, DeviceFailure, DeviceMemory, During, FitError, Fitted, LastState, Lazy, Learner,
-    TrainError,
+    Bytes, Coupling, DeviceFailure, DeviceMemory, During, FitError, Fitted, LastState, Lazy,
+    Learner, Reduction, TrainError,
 };
 
 use crate::task::{Given, Net, Points, batch, weights};
@@ -245,4 +245,23 @@ pub fn afterwards<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let fitted = fit(&model::<I>(device), training(folder.path(), &[&[8, 8]], 8));
     fitted.expect("what fits can be trained on a device that has failed before");
+}
+
+/// A mean loss whose gradients are to be summed is refused before training, as on the CPU: the items are compared on the host.
+pub fn coupled<I>(device: &WgpuDevice)
+where
+    I: DeviceMemory<Device = WgpuDevice>,
+{
+    let model = model::<I>(device);
+    let folder = tempfile::tempdir().expect("a folder");
+    let fit = |reduction| -> Outcome<I, Adam<I>> {
+        let training = training(folder.path(), &[&[12]], 2);
+        let learner = learner().micro_batch(4).reduction(reduction);
+        learner.build(model.clone(), AdamConfig::new().init(), 1e-2).fit(training)
+    };
+    fit(Reduction::Mean).expect("the loss is a mean");
+    let refused = fit(Reduction::Sum).expect_err("the loss is a mean");
+    let (cause, _) = refused.into_parts();
+    let is_mean = matches!(cause, TrainError::Coupled { coupling: Coupling::Mean, .. });
+    assert!(is_mean, "{cause}");
 }

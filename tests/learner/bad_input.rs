@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::data::dataloader::batcher::Batcher;
 use burn::optim::AdamConfig;
 use burn::prelude::*;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use firebox::{
     Budget, BudgetError, ByFunctions, ByMicroBatch, Bytes, Learner, MicroBatch, MicroBatchError,
@@ -16,6 +16,7 @@ use firebox::{
 };
 
 use crate::attempts::{B, State, Training, training};
+use crate::closeness::Values;
 use crate::task::{Net, PointBatcher, Points, files, points, random_state, weights};
 
 /// Trains a new model that has to fail; gives the cause, and the state if training left one other than the start.
@@ -176,13 +177,52 @@ impl Splitter<Points<B>> for Weighing {
 }
 
 #[test]
-fn a_batch_that_weighs_nothing_or_no_number() {
+fn a_batch_that_weighs_less_than_nothing_or_no_number() {
     let _lock = random_state();
-    for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+    for bad in [-1.0, f64::NAN, f64::INFINITY] {
         let (cause, changed) =
             failure(Weighing(bad), Bytes::gib(1), |folder| training(folder, &[8]));
         assert!(matches!(cause, TrainError::Weight { .. }), "{cause}");
         assert!(cause.to_string().contains(&bad.to_string()), "{cause}");
         assert!(changed.is_none(), "something changed");
     }
+}
+
+/// Trains on batches of these sizes, of which only those of more than four items count; gives the model's weights.
+fn trained_on_large_ones(sizes: &[usize]) -> Values {
+    let _lock = random_state();
+    struct Large;
+
+    impl Splitter<Points<B>> for Large {
+        fn items(&self, batch: &Points<B>) -> Result<usize, MicroBatchError> {
+            batch.items()
+        }
+
+        fn range(&self, batch: &Points<B>, range: Range<usize>) -> Points<B> {
+            batch.range(range)
+        }
+
+        fn weight(&self, batch: &Points<B>) -> f64 {
+            let items = batch.weight();
+            if items > 4.0 { items } else { 0.0 }
+        }
+    }
+
+    let folder = tempfile::tempdir().expect("a folder");
+    B::seed(&Default::default(), 17);
+    let model = Net::<B>::new(&Default::default());
+    let fitted = Learner::builder()
+        .auto_batch_with(Large, ByMicroBatch)
+        .memory(Bytes::gib(1))
+        .quiet()
+        .build(model, AdamConfig::new().init(), 1e-2)
+        .fit(training(folder.path(), sizes));
+    weights(&fitted.expect("what does not count is left out").model)
+}
+
+#[test]
+fn a_batch_in_which_nothing_counts_is_left_out() {
+    let expected = trained_on_large_ones(&[8]);
+    assert_eq!(trained_on_large_ones(&[8, 3]), expected);
+    assert_ne!(trained_on_large_ones(&[8, 5]), expected);
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, PrettyJsonFileRecorder, Recorder};
-use firebox::TrainError;
+use firebox::{DurableRecorder, TrainError};
 
 use crate::attempts::{B, State, Training, fit, training};
 use crate::task::{Content, Net, files, random_state, weights};
@@ -85,4 +85,31 @@ fn an_interrupt_is_no_error() {
     let training = training(folder.path(), &[4, 4]);
     training.interrupter().stop(Some("enough"));
     assert!(fit(model(), training).is_ok());
+}
+
+#[test]
+fn a_cut_checkpoint_to_go_on_from_is_an_error_that_names_a_whole_one() {
+    let _lock = random_state();
+    let folder = tempfile::tempdir().expect("a folder");
+    let recorder = || DurableRecorder::new(Json::new());
+    let epochs = |epochs| {
+        let training: Training<Net<B>> = training(folder.path(), &[4]);
+        training.with_file_checkpointer(recorder()).num_epochs(epochs)
+    };
+    fit(model(), epochs(2)).expect("there is room");
+    fit(model(), epochs(3).checkpoint(2)).expect("it is whole");
+    let names = files(folder.path());
+    assert!(!names.keys().any(|name| name.contains("unfinished")), "{names:?}");
+
+    let cut = folder.path().join("checkpoint/model-3.json");
+    let length = fs::metadata(&cut).expect("the last one").len();
+    fs::File::options()
+        .write(true)
+        .open(&cut)
+        .and_then(|file| file.set_len(length / 2))
+        .expect("cut");
+    let error = fit(model(), epochs(4).checkpoint(3)).expect_err("it is cut");
+    let (cause, _) = error.into_parts();
+    let TrainError::Resume { message } = &cause else { panic!("{cause}") };
+    assert!(message.contains("model-3.json") && message.contains("model-2.json"), "{message}");
 }

@@ -9,7 +9,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
-    ByFunctions, ByMicroBatch, Bytes, Lazy, Learner, LearnerBuilder, MicroBatch, Splitter,
+    ByFunctions, ByMicroBatch, Bytes, Coupling, Lazy, Learner, LearnerBuilder, MicroBatch, Splitter,
 };
 
 use crate::closeness::{Values, compare, difference};
@@ -136,6 +136,7 @@ fn class_weights_count_through_the_weight_of_the_batch() {
         let items_of = |batch: &Weighted<B>| batch.0.targets.dims()[0];
         let by_items = ByFunctions::new(items_of, MicroBatch::range);
         let builder = Learner::builder().auto_batch_with(by_items, ByMicroBatch);
+        let builder = builder.split_although(Coupling::Weights);
         let wrong = compare(&whole, &descend_by_class(builder, items));
         assert!(wrong.is_err(), "weights by items are not those of the classes");
     }

@@ -11,8 +11,8 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
-    ByFunctions, ByMicroBatch, Bytes, Lazy, Learner, MicroBatch, MicroBatchError, Reduction,
-    Splitter,
+    ByFunctions, ByMicroBatch, Bytes, Coupling, Lazy, Learner, MicroBatch, MicroBatchError,
+    Reduction, Splitter,
 };
 
 use crate::closeness::{Values, compare, difference, norm};
@@ -142,7 +142,7 @@ fn gradients(study: &Study<B>, batch: Rows<B>) -> Values {
 fn train<O, S>(
     study: &Study<B>,
     (optimizer, rate): (O, f64),
-    (splitter, reduction): (S, Reduction),
+    (splitter, reduction, although): (S, Reduction, &[Coupling]),
     (batches, epochs): (Vec<Rows<B>>, usize),
     (items, sizes): (usize, &[usize]),
 ) -> Values
@@ -156,12 +156,14 @@ where
         .with_application_logger(None)
         .renderer(CliMetricsRenderer::new())
         .num_epochs(epochs);
-    let fitted = Learner::builder()
+    let builder = Learner::builder()
         .auto_batch_with(splitter, ByMicroBatch)
         .memory(Bytes::gib(1))
         .micro_batch(items)
         .reduction(reduction)
-        .quiet()
+        .quiet();
+    let builder = although.iter().fold(builder, |builder, why| builder.split_although(*why));
+    let fitted = builder
         .build(study.clone(), optimizer, rate)
         .fit(training)
         .unwrap_or_else(|error| panic!("{} trains: {error}", study.layer.name()));
@@ -173,7 +175,7 @@ where
 /// The gradients that the Learner hands to the optimizer.
 fn learned_gradients<S: Splitter<Rows<B>>>(
     study: &Study<B>,
-    how: (S, Reduction),
+    how: (S, Reduction, &[Coupling]),
     split: (usize, &[usize]),
 ) -> Values {
     // At so high a rate the weights after the step are the gradient, to the last bits but one.
@@ -195,7 +197,7 @@ fn check<S: Splitter<Rows<B>>>(loss: Loss, splitter: fn() -> S, reduction: Reduc
     for study in Study::all(loss) {
         let whole = gradients(&study, Rows::new(0, ITEMS, study.layer.features()));
         for split in SPLITS.into_iter().chain([(ITEMS, &[ITEMS][..])]) {
-            let found = learned_gradients(&study, (splitter(), reduction), split);
+            let found = learned_gradients(&study, (splitter(), reduction, &[]), split);
             if let Err(error) = compare(&whole, &found) {
                 failures.push(format!("{} in {:?}: {error}", study.layer.name(), split.1));
             }
@@ -238,6 +240,9 @@ impl Splitter<Rows<B>> for Unweighted {
     }
 }
 
+/// What training would say of that before it starts.
+const WRONG: [Coupling; 3] = [Coupling::Mean, Coupling::Weights, Coupling::Items];
+
 #[test]
 fn a_learner_without_weights_would_be_noticed() {
     for study in Study::all(Loss::Mean) {
@@ -245,12 +250,13 @@ fn a_learner_without_weights_would_be_noticed() {
         let whole = gradients(&study, Rows::new(0, ITEMS, study.layer.features()));
         let [mostly_one_part, .., even] = SPLITS;
         for split in [mostly_one_part, even] {
-            let sum = learned_gradients(&study, (by_items(), Reduction::Sum), split);
+            let sum = learned_gradients(&study, (by_items(), Reduction::Sum, &WRONG), split);
             assert!(compare(&whole, &sum).is_err(), "{name} in {:?}, summed", split.1);
         }
         // Even parts do count the same.
         let splitter = Unweighted { pieces: mostly_one_part.1.len() };
-        let mean = learned_gradients(&study, (splitter, Reduction::Mean), mostly_one_part);
+        let how = (splitter, Reduction::Mean, &WRONG[..]);
+        let mean = learned_gradients(&study, how, mostly_one_part);
         assert!(compare(&whole, &mean).is_err(), "{name} in {:?}, averaged", mostly_one_part.1);
     }
 }
@@ -258,7 +264,7 @@ fn a_learner_without_weights_would_be_noticed() {
 /// Runs 20 steps of Adam on four batches in turn, and gives the weights.
 fn twenty_steps(study: &Study<B>, split: (usize, &[usize])) -> Values {
     let batches = (0..4).map(|seed| Rows::new(seed, ITEMS, study.layer.features())).collect();
-    let how = (ByMicroBatch, Reduction::Mean);
+    let how = (ByMicroBatch, Reduction::Mean, &[][..]);
     train(study, (AdamConfig::new().init(), 1e-3), how, (batches, 5), split)
 }
 

@@ -91,7 +91,8 @@ pub use error::MicroBatchError;
 /// # Weight
 ///
 /// A batch weighs its number of items. `#[micro_batch(weight = path)]` on the struct names a function from `&Self`
-/// to `f64` instead, for a loss that is a mean over something else: tokens that are not padding, class weights.
+/// to `f64` instead, for a loss that is a mean over something else: tokens that are not padding, class weights. The module
+/// [`weight`] has functions for both.
 ///
 /// ```
 /// use firebox_batch::MicroBatch;
@@ -143,6 +144,8 @@ pub use firebox_derive::MicroBatch;
 pub use micro_batch::MicroBatch;
 pub use tally::Tally;
 pub use tensor::SliceDim;
+
+pub mod weight;
 
 /// What the derive writes besides [`MicroBatch`]: no public interface.
 ///

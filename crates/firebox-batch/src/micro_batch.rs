@@ -114,10 +114,15 @@ pub trait MicroBatch: Sized {
     /// What this batch weighs in the loss, in any unit; by default its number of items.
     ///
     /// The gradient of a batch is the sum of its micro-batches' gradients, each times its share of the weight.
-    /// That is the whole batch's gradient if the loss is a mean over what the weight counts: items by default,
-    /// tokens that are not padding for a language model, the sum of the targets' class weights for a weighted
-    /// cross-entropy. The weight must be finite and not negative, and the weights of the pieces must add up to
-    /// that of the whole. It may read a tensor.
+    /// That is the whole batch's gradient if the loss is a mean over what the weight counts, which is what the loss divides
+    /// by: items by default, real tokens where a language model's loss is a mean over these
+    /// ([`weight::real_tokens`](crate::weight::real_tokens)), the sum of the targets' class weights for a weighted
+    /// cross-entropy ([`weight::of_classes`](crate::weight::of_classes)). burn's `CrossEntropyLoss` with `with_pad_tokens`
+    /// divides by the number of all tokens, padding included, so that the default is right for it.
+    ///
+    /// The weight must be finite and not negative, and the weights of the pieces must add up to that of the whole. It may
+    /// read a tensor. A micro-batch that weighs nothing has no loss that metrics would see, and a batch that weighs nothing is
+    /// left out of training.
     ///
     /// Only the weight of the outermost batch is asked for: one that has a batch with a weight of its own as a
     /// field names a function for the whole.

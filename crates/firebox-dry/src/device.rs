@@ -184,10 +184,15 @@ impl<T: Target> Lease<T> {
 
     fn give_up(&mut self, panic: &(dyn Any + Send)) -> Panicked {
         self.broken = true;
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let message = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        Panicked { message: message.unwrap_or_else(|| "no message".into()) }
+        Panicked { message: panic_message(panic) }
     }
+}
+
+/// What a panic says.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "no message".into())
 }
 
 impl<T: Target> Drop for Lease<T> {

@@ -104,6 +104,7 @@ mod twin;
 mod model;
 mod program;
 mod translate;
+mod values;
 
 pub use card::{Capability, Card};
 pub use device::{DryDevice, Lease, LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD, Panicked};
@@ -114,3 +115,4 @@ pub use storage::DryStorage;
 pub use target::{Cuda, Target, Wgpu};
 pub use twin::{DryTwin, Mirrored};
 pub use usage::{Refusal, Usage};
+pub use values::{HostValues, NotComputed};

@@ -79,7 +79,7 @@ impl<B: DryTwin> Dry<B> {
     /// real device reports.
     pub fn new(properties: DeviceProperties) -> Self {
         let name = format!("dry ({})", <B::Target as Target>::NAME.trim_start_matches("dry-"));
-        let types = Types { bools: B::bool_store(), ints: None };
+        let types = Types { bools: B::bool_store(), instead: Vec::new() };
         let (properties, replays) = (Arc::new(properties), AtomicUsize::new(0));
         Self { name, properties, types, tuned: None, replays, backend: PhantomData }
     }
@@ -88,7 +88,7 @@ impl<B: DryTwin> Dry<B> {
     /// become the default integers of `B`. Default: integers keep their type.
     pub fn with_traces_of_ints(mut self, dtype: DType) -> Self {
         let ours = <B::IntElem as burn_backend::Element>::dtype();
-        self.types.ints = (dtype != ours).then_some((dtype, ours));
+        self.types.instead.extend((dtype != ours).then_some((dtype, ours)));
         self
     }
 
@@ -122,7 +122,7 @@ impl<B: DryTwin> Dry<B> {
     /// As [`replay`](Self::replay).
     pub fn replay_after(&self, before: &[&Trace], trace: &Trace) -> Result<Footprint, ReplayError> {
         let traces = [before, &[trace]].concat();
-        self.replay_until(Life::new(traces, self.types, false), Bytes::MAX)
+        self.replay_until(Life::new(traces, &self.types, false), Bytes::MAX)
     }
 
     /// The footprint of the last trace of a life, which ends at the first round that reserves more than `enough`.
@@ -207,12 +207,12 @@ impl<B: DryTwin> MemoryModel for Dry<B> {
     }
 
     fn footprint_after(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
-        let life = Life::new([before, &[trace]].concat(), self.types, false);
+        let life = Life::new([before, &[trace]].concat(), &self.types, false);
         self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
     }
 
     fn footprint_given_back(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
-        let life = Life::new([before, &[trace]].concat(), self.types, true);
+        let life = Life::new([before, &[trace]].concat(), &self.types, true);
         self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
     }
 }
@@ -241,7 +241,7 @@ struct Replay {
 
 /// The life of a process: traces, one after the other and round and round, as training and validation follow each other.
 struct Life<'a> {
-    types: Types,
+    types: &'a Types,
     /// Each with its descriptions.
     traces: Vec<(&'a Trace, Templates)>,
     /// Whether pages that nothing lies on are given back behind each trace.
@@ -250,7 +250,7 @@ struct Life<'a> {
 
 impl<'a> Life<'a> {
     /// The life of at least one trace.
-    fn new(traces: Vec<&'a Trace>, types: Types, gives_back: bool) -> Self {
+    fn new(traces: Vec<&'a Trace>, types: &'a Types, gives_back: bool) -> Self {
         let traces = traces.into_iter().map(|trace| (trace, Templates::new())).collect();
         Self { types, traces, gives_back }
     }

@@ -25,7 +25,7 @@ pub(crate) enum Instruction {
 /// A trace as a program. It is made step by step while it runs: all of it at once would be the most that planning holds.
 pub(crate) struct Program<'a> {
     trace: &'a Trace,
-    types: Types,
+    types: &'a Types,
     templates: &'a mut Templates,
     /// The number of the trace's first tensor.
     first: u64,
@@ -80,7 +80,7 @@ impl<'a> Program<'a> {
     /// If the trace contradicts itself.
     pub(crate) fn new(
         trace: &'a Trace,
-        types: Types,
+        types: &'a Types,
         templates: &'a mut Templates,
         earlier: Leftovers,
     ) -> (Self, Begin) {
@@ -113,7 +113,7 @@ impl<'a> Program<'a> {
     }
 
     /// A tensor of the trace as it is when it is made.
-    fn made(&self, tensor: TensorIndex) -> TensorIr {
+    pub(crate) fn made(&self, tensor: TensorIndex) -> TensorIr {
         let info = self.trace.tensor(tensor);
         let dtype = self.types.translate(info.dtype);
         TensorIr::uninit(self.global(tensor), info.shape.clone(), dtype)
@@ -165,7 +165,7 @@ impl<'a> Program<'a> {
         let numbers = inputs.chain(outputs);
         let mut numbers: HashMap<u64, TensorId> =
             numbers.map(|(local, tensor)| (local, self.global(tensor))).collect();
-        let new = || Template::new(&description.operations, &self.types);
+        let new = || Template::new(&description.operations, self.types);
         let template = self.templates.entry(call.description).or_insert_with(new);
         let next = &mut self.next;
         let operations = template.number(|local| {

@@ -8,25 +8,26 @@
 use bincode::config::{Configuration, Fixint, LittleEndian};
 use burn_ir::{OperationIr, TensorId};
 use burn_std::{BoolStore, DType};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use ciborium::Value;
+use serde::Serialize;
 
 /// From the element types of a recording to those of a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Types {
     /// How the target stores booleans.
     pub(crate) bools: BoolStore,
-    /// The integers that a recording has by default, and those that the target has.
-    pub(crate) ints: Option<(DType, DType)>,
+    /// Types of a recording, and what the target has instead.
+    pub(crate) instead: Vec<(DType, DType)>,
 }
 
 impl Types {
     /// The element type of the target.
     pub(crate) fn translate(&self, dtype: DType) -> DType {
-        match (dtype, self.ints) {
+        let instead = self.instead.iter().find(|(from, _)| *from == dtype);
+        match (dtype, instead) {
             (DType::Bool(_), _) => DType::Bool(self.bools),
-            (dtype, Some((from, to))) if dtype == from => to,
-            (dtype, _) => dtype,
+            (_, Some((_, to))) => *to,
+            (dtype, None) => dtype,
         }
     }
 }
@@ -53,17 +54,17 @@ const BEACON: u64 = 0x9e37_79b9_7f4a_0000;
 impl Template {
     pub(crate) fn new(operations: &[OperationIr], types: &Types) -> Self {
         let encode = |operation| {
-            let mut tree = serde_json::to_value(operation).expect("burn-ir's operations serialize");
+            let mut tree = tree(operation);
             translate(&mut tree, types);
             let mut count = 0;
             each_tensor(&mut tree, &mut |id| {
-                let number = TensorId::deserialize(&*id).expect("a tensor has an id").value();
-                assert!(number < 1 << 16, "a description has fewer tensors");
-                *id = json!(TensorId::new(BEACON + number));
+                let number: TensorId = id.deserialized().expect("a tensor has an id");
+                assert!(number.value() < 1 << 16, "a description has fewer tensors");
+                *id = self::tree(&TensorId::new(BEACON + number.value()));
                 count += 1;
             });
-            let operation =
-                OperationIr::deserialize(&tree).expect("what was serialized can be read");
+            let operation: OperationIr =
+                tree.deserialized().expect("what was serialized can be read");
             let encoded = Encoded::new(&operation);
             assert_eq!(encoded.tensors.len(), count, "every tensor of {operation:?} is found");
             encoded
@@ -102,26 +103,28 @@ impl Encoded {
     }
 }
 
+/// A value as a tree. Unlike JSON it keeps infinite scalars.
+fn tree(value: &impl Serialize) -> Value {
+    Value::serialized(value).expect("burn-ir's operations serialize")
+}
+
 fn translate(tree: &mut Value, types: &Types) {
-    if let Some((from, to)) = types.ints
-        && *tree == json!(from)
-    {
-        *tree = json!(to);
-    }
     match tree {
-        Value::Array(items) => items.iter_mut().for_each(|item| translate(item, types)),
-        Value::Object(fields) => {
-            if fields.len() == 1
-                && let Some((key, value)) = fields.iter_mut().next()
+        Value::Text(_) => {
+            if let Some((_, to)) = types.instead.iter().find(|(from, _)| *tree == self::tree(from))
             {
-                match key.as_str() {
-                    "Bool" if value.is_string() => *value = json!(types.bools),
-                    // JSON has no infinity; what a scalar is does not matter to the memory.
-                    "Float" if value.is_null() => *value = json!(0.0),
-                    _ => {}
-                }
+                *tree = self::tree(to);
             }
-            fields.values_mut().for_each(|value| translate(value, types));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| translate(item, types)),
+        Value::Map(fields) => {
+            if let [(Value::Text(key), value)] = &mut fields[..]
+                && key == "Bool"
+                && value.is_text()
+            {
+                *value = self::tree(&types.bools);
+            }
+            fields.iter_mut().for_each(|(_, value)| translate(value, types));
         }
         _ => {}
     }
@@ -131,13 +134,12 @@ fn translate(tree: &mut Value, types: &Types) {
 fn each_tensor(tree: &mut Value, visit: &mut impl FnMut(&mut Value)) {
     match tree {
         Value::Array(items) => items.iter_mut().for_each(|item| each_tensor(item, visit)),
-        Value::Object(fields) => {
-            let is_tensor =
-                ["shape", "status", "dtype"].iter().all(|key| fields.contains_key(*key));
-            if is_tensor && let Some(id) = fields.get_mut("id") {
-                visit(id);
-            } else {
-                fields.values_mut().for_each(|value| each_tensor(value, visit));
+        Value::Map(fields) => {
+            let at = |name: &str| fields.iter().position(|(key, _)| key.as_text() == Some(name));
+            let is_tensor = ["shape", "status", "dtype"].iter().all(|name| at(name).is_some());
+            match at("id") {
+                Some(id) if is_tensor => visit(&mut fields[id].1),
+                _ => fields.iter_mut().for_each(|(_, value)| each_tensor(value, visit)),
             }
         }
         _ => {}
@@ -151,7 +153,9 @@ mod tests {
         BaseOperationIr, CastOpIr, FloatOperationIr, MaskFillOpIr, ScalarIr, TensorIr, TensorStatus,
     };
 
-    const GPU: Types = Types { bools: BoolStore::U8, ints: Some((DType::I64, DType::I32)) };
+    fn gpu() -> Types {
+        Types { bools: BoolStore::U8, instead: vec![(DType::I64, DType::I32)] }
+    }
 
     fn tensor(id: u64, dtype: DType) -> TensorIr {
         let status = TensorStatus::ReadOnly;
@@ -179,7 +183,7 @@ mod tests {
             value: ScalarIr::Float(-2.5),
             out: tensor(102, DType::F32),
         }));
-        assert_eq!(translated(operation, &GPU), expected);
+        assert_eq!(translated(operation, &gpu()), expected);
     }
 
     #[test]
@@ -192,20 +196,24 @@ mod tests {
             let operation = translated(cast(DType::F32, DType::I64), types);
             operation.outputs().next().expect("an output").dtype
         };
-        assert_eq!(out(&GPU), DType::I32);
-        assert_eq!(out(&Types { ints: None, ..GPU }), DType::I64);
+        assert_eq!(out(&gpu()), DType::I32);
+        assert_eq!(out(&Types { instead: Vec::new(), ..gpu() }), DType::I64);
     }
 
     #[test]
-    fn an_infinite_scalar_survives_as_some_number() {
+    fn an_infinite_scalar_stays_what_it_is() {
+        let value = ScalarIr::Float(f64::NEG_INFINITY);
         let operation = OperationIr::BaseFloat(BaseOperationIr::MaskFill(MaskFillOpIr {
             tensor: tensor(0, DType::F32),
             mask: tensor(1, DType::Bool(BoolStore::U8)),
-            value: ScalarIr::Float(f64::NEG_INFINITY),
+            value,
             out: tensor(2, DType::F32),
         }));
-        let names: Vec<u64> =
-            translated(operation, &GPU).nodes().iter().map(|tensor| tensor.id.value()).collect();
-        assert_eq!(names, [100, 101, 102]);
+        match translated(operation, &gpu()) {
+            OperationIr::BaseFloat(BaseOperationIr::MaskFill(fill)) => {
+                assert_eq!(fill.value, value)
+            }
+            other => panic!("{other:?}"),
+        }
     }
 }

@@ -8,8 +8,6 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::tensor::Tensor;
 use burn_backend::backend::BackendTypes;
 use burn_backend::{Backend, DType, DTypeUsageSet, ExecutionError, TensorData};
-use rand::SeedableRng;
-use rand::rngs::StdRng;
 
 use crate::kind::{Bool, Float, Int, Quantized};
 use crate::session;
@@ -79,7 +77,7 @@ impl<B: Backend> Backend for Lazy<B> {
             let device = device.clone();
             session::with::<B, _>(|session| {
                 session.push_effect(move |values| match &mut values.substitute {
-                    Some(generator) => *generator = StdRng::seed_from_u64(seed),
+                    Some(generator) => generator.seed(seed),
                     None => B::seed(&device, seed),
                 });
             });

@@ -3,8 +3,10 @@
 mod backend;
 mod call;
 mod describe;
+mod draws;
 mod forms;
 mod handover;
+mod inputs;
 mod kind;
 mod known;
 mod loaders;
@@ -17,14 +19,16 @@ mod tensor;
 mod threads;
 
 pub use backend::{Lazy, LazyBackend};
+pub use draws::fixed_draw;
 pub use handover::TrainingGuard;
+pub use inputs::Input;
 pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
 pub use known::forget_calls;
 pub use loaders::{LoaderGate, LoaderGuard, loader_streams};
 pub use module::{Rehearsal, initialize, rehearse, restore};
 pub use recording::{
     Discarded, HOST_BYTES_PER_CALL, RecordError, Recorder, Recording, Survivor,
-    host_bytes_of_descriptions, label, mark,
+    host_bytes_of_descriptions, index_in_trace, label, mark,
 };
 pub use session::is_recording;
 pub use streams::stream_of_worker;

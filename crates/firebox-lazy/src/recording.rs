@@ -4,11 +4,13 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use burn_backend::Backend;
+use burn_backend::{Backend, TensorData};
 use burn_ir::OperationIr;
 use burn_std::{DType, Shape};
-use firebox_trace::{Bytes, Description, Label, OpIndex, Origin, Step, Trace};
+use firebox_trace::{Bytes, Description, Label, OpIndex, Origin, Step, TensorIndex, Trace};
 
+use crate::draws::Draws;
+use crate::inputs::{Input, Rows};
 use crate::kind::Kind;
 use crate::session::{self, Session};
 use crate::tensor::{LazyTensor, Stage};
@@ -44,7 +46,11 @@ pub fn host_bytes_of_descriptions(trace: &Trace) -> Bytes {
 #[derive(Clone, Debug, Default)]
 pub struct Recorder {
     pub(crate) read_limit: Option<ReadLimit>,
-    pub(crate) substitute_random: bool,
+    pub(crate) draws: Draws,
+    /// The rows that stand for those of tensors that exist before, by the number of the tensor.
+    pub(crate) rows: Option<Arc<Rows>>,
+    /// Whether host data that becomes tensors is kept.
+    pub(crate) keeps_uploads: bool,
     /// Whether every read is refused.
     pub(crate) refuse_reads: bool,
     /// Whether what is recorded will certainly not run, so that it need not be kept.
@@ -135,7 +141,28 @@ impl Recorder {
     /// Draws random numbers that a read forces from a generator of the recorder's own, so that a recording that is
     /// discarded leaves the backend's random state untouched. Default: the backend's generator.
     pub fn substitute_random(mut self) -> Self {
-        self.substitute_random = true;
+        self.draws = Draws::Substitute;
+        self
+    }
+
+    /// Makes each random number one fixed number of its distribution: the probability of a Bernoulli one, the middle of a uniform
+    /// one, a deviation above the mean of a normal one. Recordings of parts of a batch then draw what that of the whole batch
+    /// draws. The backend's generator is left alone.
+    pub fn fixed_draws(mut self) -> Self {
+        self.draws = Draws::Fixed;
+        self
+    }
+
+    /// Lets some of the rows of tensors that exist before stand for all of them, in the order given: by [`Input::id`], and along
+    /// the first dimension. Their shapes stay what they are, and rows beyond those given are not there.
+    pub fn with_rows(mut self, rows: impl IntoIterator<Item = (u64, Vec<usize>)>) -> Self {
+        self.rows = Some(Arc::new(rows.into_iter().collect()));
+        self
+    }
+
+    /// Keeps host data that becomes tensors, so that [`Recording::value_of`] has it. Default: it is gone once it was uploaded.
+    pub fn keep_uploads(mut self) -> Self {
+        self.keeps_uploads = true;
         self
     }
 
@@ -230,6 +257,26 @@ impl<B: Backend, T> Recording<B, T> {
         &self.parts.as_ref().expect("a recording has its parts until it ends").0
     }
 
+    /// The tensors that existed before the recording and are used in it.
+    pub fn inputs(&self) -> Vec<Input> {
+        self.parts.as_ref().map(|(_, session)| session.inputs()).unwrap_or_default()
+    }
+
+    /// The values of the first `rows` rows of an input; none if there is no such input, or it has no rows.
+    pub fn rows_of_input(&self, input: &Input, rows: usize) -> Option<TensorData> {
+        self.parts.as_ref().and_then(|(_, session)| session.rows_of_input(input, rows))
+    }
+
+    /// The value of a tensor that existed before the recording, or was made from host data and
+    /// [kept](Recorder::keep_uploads); none if it is not there, such as where a read has used it up.
+    ///
+    /// # Panics
+    ///
+    /// If the trace has no such tensor.
+    pub fn value_of(&self, tensor: TensorIndex) -> Option<TensorData> {
+        self.parts.as_ref().and_then(|(_, session)| session.value_of(tensor))
+    }
+
     /// Runs the recording on `B` and gives the result with real tensors.
     ///
     /// # Panics
@@ -309,6 +356,11 @@ pub fn label<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>, label: Label) {
         let index = session.meet(tensor);
         session.label(index, label);
     });
+}
+
+/// The number of a tensor in the trace that this thread records on `B`. `None` outside a recording.
+pub fn index_in_trace<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>) -> Option<TensorIndex> {
+    session::with::<B, _>(|session| session.meet(tensor))
 }
 
 /// Sets a mark in the trace that this thread records on `B`. Does nothing outside a recording.

@@ -17,11 +17,11 @@ use firebox_trace::{
     Bytes, Call, Description, DescriptionIndex, Label, OpIndex, Origin, Step, TensorIndex,
     TensorInfo, Trace, Use,
 };
-use rand::SeedableRng;
-use rand::rngs::StdRng;
 use rustc_hash::{FxHashMap, FxHasher};
 
+use crate::draws::Generator;
 use crate::handover::TrainingTurn;
+use crate::inputs::{Input, Rows, rows_of, select_rows, values_of};
 use crate::kind::{Kind, Value};
 use crate::known::{self, Form, Known};
 use crate::recording::{ReadLimit, ReadRefused, Recorder};
@@ -97,7 +97,7 @@ pub(crate) struct Values<B: Backend> {
     /// Boxed: most are gone while the others are still in use.
     values: Vec<Option<Box<Value<B>>>>,
     /// Whether random numbers come from a generator of the session's own, so that the backend's is left alone.
-    pub(crate) substitute: Option<StdRng>,
+    pub(crate) substitute: Option<Generator>,
 }
 
 impl<B: Backend> Values<B> {
@@ -145,11 +145,14 @@ pub(crate) struct Session<B: Backend> {
     /// Whether the program will never run: it is not kept then.
     never_runs: bool,
     salvage: bool,
+    rows: Option<Arc<Rows>>,
+    /// Host data that became tensors, if it is kept.
+    uploads: Option<FxHashMap<TensorIndex, TensorData>>,
 }
 
 impl<B: Backend> Session<B> {
     pub(crate) fn new(options: &Recorder) -> Self {
-        let substitute = options.substitute_random.then(|| StdRng::seed_from_u64(0));
+        let substitute = Generator::of(options.draws);
         Self {
             id: NEXT_SESSION.fetch_add(1, Ordering::Relaxed),
             ticket: Ticket::new(),
@@ -165,6 +168,8 @@ impl<B: Backend> Session<B> {
             read_limit: options.read_limit.clone(),
             never_runs: options.never_runs,
             salvage: options.salvage,
+            rows: options.rows.clone(),
+            uploads: options.keeps_uploads.then(FxHashMap::default),
         }
     }
 
@@ -187,7 +192,15 @@ impl<B: Backend> Session<B> {
         let index = self.add(tensor.shape(), tensor.dtype(), Origin::Existing);
         self.trace.tensors[index.0 as usize].worker = tensor.worker();
         if !(self.salvage && tensor.is_promise()) {
-            self.values.store(index, K::erase(tensor.ready().clone()));
+            let value = K::erase(tensor.ready().clone());
+            let rows = self.rows.as_ref().and_then(|rows| rows.get(&tensor.node.id()));
+            self.values.store(
+                index,
+                match rows {
+                    Some(rows) => select_rows(value, rows, &tensor.device()),
+                    None => value,
+                },
+            );
         }
         self.met.insert(tensor.node.id(), index);
         tensor.node.enter(self.id, index);
@@ -324,6 +337,9 @@ impl<B: Backend> Session<B> {
         let form = (data.shape.clone(), data.dtype);
         let (tensor, output) = self.promise(form, device.clone(), call);
         let device = device.clone();
+        if let Some(uploads) = &mut self.uploads {
+            uploads.insert(output, data.clone());
+        }
         self.instruct(Instruction::Run(Box::new(move |values| {
             values.store(output, K::erase(make(data, &device)));
         })));
@@ -414,6 +430,32 @@ impl<B: Backend> Session<B> {
         let born = self.born.iter().enumerate();
         let held = born.filter(|(_, waiting)| waiting.as_ref().is_some_and(is_held));
         held.map(|(index, _)| TensorIndex(index as u32)).collect()
+    }
+
+    /// The tensors that existed before, as far as they have values.
+    pub(crate) fn inputs(&self) -> Vec<Input> {
+        let mut inputs: Vec<_> = self.met.iter().collect();
+        inputs.sort_by_key(|(_, index)| **index);
+        let input = |(id, index): (&u64, &TensorIndex)| {
+            let (shape, dtype) = self.form(*index);
+            Input { id: *id, tensor: *index, shape, dtype }
+        };
+        inputs.into_iter().map(input).collect()
+    }
+
+    /// The value of a tensor that nothing has used up: that existed before, or was kept when it was made from host data.
+    pub(crate) fn value_of(&self, tensor: TensorIndex) -> Option<TensorData> {
+        if let Some(data) = self.uploads.as_ref().and_then(|uploads| uploads.get(&tensor)) {
+            return Some(data.clone());
+        }
+        values_of(self.values.values[tensor.0 as usize].as_deref()?.clone())
+    }
+
+    /// The first rows of an input.
+    pub(crate) fn rows_of_input(&self, input: &Input, rows: usize) -> Option<TensorData> {
+        let index = self.met.get(&input.id)?;
+        let value = self.values.values[index.0 as usize].as_deref()?;
+        rows_of(value.clone(), rows.min(*input.shape.first()?))
     }
 
     pub(crate) fn label(&mut self, tensor: TensorIndex, label: Label) {

@@ -1,26 +1,20 @@
 //! The memory of this machine, for backends that compute on the host. The only file of the crate that looks at the
 //! world; it hands plain data to [`Budget::resolve`](crate::Budget::resolve).
 
-use std::fs;
-
 use firebox_trace::Bytes;
 use sysinfo::System;
 
 use crate::budget::MemoryInfo;
-
-/// Where the counters of a container's memory are found: the file and its key for cgroup v2, then for v1.
-const CONTAINER_COUNTERS: [(&str, &str); 2] = [
-    ("/sys/fs/cgroup/memory.stat", "inactive_file"),
-    ("/sys/fs/cgroup/memory/memory.stat", "total_inactive_file"),
-];
+use crate::limits::{Limit, of_address_space, of_groups};
 
 /// The memory of this machine as it is now, or of the container this program runs in where that may use less.
 ///
 /// Free is what can be had without swapping: unused memory, and cached files that the system would drop. In a
 /// container (cgroup v1 or v2) that is the limit less what the container uses, again not counting cached files that
 /// were not used lately, as Kubernetes counts its
-/// [working set](https://kubernetes.io/docs/reference/instrumentation/node-metrics/). Swap does not count. A limit is
-/// seen where containers show it, at the root of `/sys/fs/cgroup`; that of a parent group outside is not.
+/// [working set](https://kubernetes.io/docs/reference/instrumentation/node-metrics/). Swap does not count. On Linux the
+/// limits of all groups above that of this process count, `memory.max` and `memory.high`, as far as they are mounted at
+/// `/sys/fs/cgroup` (those outside of a container are not), and that of its address space (`RLIMIT_AS`, `ulimit -v`).
 ///
 /// # Errors
 /// The operating system does not say how much memory there is.
@@ -36,15 +30,11 @@ pub fn host_memory() -> Result<MemoryInfo, HostMemoryError> {
     }
     let mut system = System::new();
     system.refresh_memory();
-    let machine = Amounts {
+    let machine = Limit {
         total: Bytes::new(system.total_memory()),
         free: Bytes::new(system.available_memory()),
     };
-    let container = system.cgroup_limits().map(|limits| Amounts {
-        total: Bytes::new(limits.total_memory),
-        free: Bytes::new(limits.free_memory) + droppable_in_container(),
-    });
-    within_container(machine, container)
+    within(machine, &of_groups(), of_address_space())
 }
 
 /// The memory of this machine cannot be found.
@@ -58,59 +48,43 @@ pub enum HostMemoryError {
     Unknown,
 }
 
-/// All memory, and what can be had of it now.
-#[derive(Clone, Copy)]
-struct Amounts {
-    total: Bytes,
-    free: Bytes,
-}
-
-/// The tighter of the machine and the container, if there is one that limits.
-fn within_container(
-    machine: Amounts,
-    container: Option<Amounts>,
+/// The tightest of the machine, the groups that limit it further, and the address space.
+fn within(
+    machine: Limit,
+    groups: &[Limit],
+    address_space: Option<Limit>,
 ) -> Result<MemoryInfo, HostMemoryError> {
     if machine.total == Bytes::ZERO {
         return Err(HostMemoryError::Unknown);
     }
-    match container.filter(|container| container.total < machine.total) {
-        Some(Amounts { total, free }) => Ok(MemoryInfo::new(
-            total,
-            free.min(machine.free).min(total),
-            "host memory of this container",
-        )),
-        None => Ok(MemoryInfo::new(machine.total, machine.free.min(machine.total), "host memory")),
+    let mut tightest = (machine, "host memory");
+    let groups = groups.iter().map(|group| (*group, "host memory of this container"));
+    let address_space = address_space.map(|limit| (limit, "address space of this process"));
+    for (limit, name) in groups.chain(address_space) {
+        let (so_far, _) = tightest;
+        if limit.total >= machine.total {
+            continue;
+        }
+        let name = if limit.total < so_far.total { name } else { tightest.1 };
+        let limit =
+            Limit { total: limit.total.min(so_far.total), free: limit.free.min(so_far.free) };
+        tightest = (limit, name);
     }
-}
-
-/// Cached files that count as used by the container and would be dropped at need; zero if that is not known.
-fn droppable_in_container() -> Bytes {
-    CONTAINER_COUNTERS
-        .iter()
-        .find_map(|(path, key)| counter(&fs::read_to_string(path).ok()?, key))
-        .unwrap_or(Bytes::ZERO)
-}
-
-/// The number of bytes behind `key` in lines of `key number`.
-fn counter(text: &str, key: &str) -> Option<Bytes> {
-    text.lines()
-        .filter_map(|line| line.split_once(' '))
-        .find(|(name, _)| *name == key)
-        .and_then(|(_, number)| number.trim().parse().ok())
-        .map(Bytes::new)
+    let (Limit { total, free }, name) = tightest;
+    Ok(MemoryInfo::new(total, free.min(total), name))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn gib(total: u64, free: u64) -> Amounts {
-        Amounts { total: Bytes::gib(total), free: Bytes::gib(free) }
+    fn gib(total: u64, free: u64) -> Limit {
+        Limit { total: Bytes::gib(total), free: Bytes::gib(free) }
     }
 
     #[track_caller]
-    fn check(machine: Amounts, container: Option<Amounts>, expected: &str) {
-        let found = within_container(machine, container);
+    fn check(machine: Limit, groups: &[Limit], address_space: Option<Limit>, expected: &str) {
+        let found = within(machine, groups, address_space);
         assert_eq!(
             found.map_or_else(|error| error.to_string(), |memory| memory.to_string()),
             expected
@@ -118,35 +92,39 @@ mod tests {
     }
 
     #[test]
-    fn the_tighter_of_machine_and_container_counts() {
-        check(gib(64, 40), None, "host memory: 40.00 GiB of 64.00 GiB free");
+    fn the_tightest_of_machine_and_groups_counts() {
+        check(gib(64, 40), &[], None, "host memory: 40.00 GiB of 64.00 GiB free");
         let limited =
             |free| format!("host memory of this container: {free}.00 GiB of 16.00 GiB free");
-        check(gib(64, 40), Some(gib(16, 10)), &limited(10));
-        check(gib(64, 3), Some(gib(16, 10)), &limited(3));
-        check(gib(64, 40), Some(gib(16, 17)), &limited(16));
+        check(gib(64, 40), &[gib(16, 10)], None, &limited(10));
+        check(gib(64, 3), &[gib(16, 10)], None, &limited(3));
+        check(gib(64, 40), &[gib(16, 17)], None, &limited(16));
+        // A group above may be fuller than the one that is smaller.
+        check(gib(64, 40), &[gib(16, 10), gib(32, 7)], None, &limited(7));
+        check(gib(64, 40), &[gib(32, 7), gib(16, 10)], None, &limited(7));
     }
 
     #[test]
-    fn a_container_without_a_limit_does_not_count() {
-        check(gib(64, 40), Some(gib(64, 5)), "host memory: 40.00 GiB of 64.00 GiB free");
+    fn the_address_space_counts_where_it_is_smaller() {
+        let expected = "address space of this process: 5.00 GiB of 8.00 GiB free";
+        check(gib(64, 40), &[gib(16, 10)], Some(gib(8, 5)), expected);
+        let expected = "host memory: 40.00 GiB of 64.00 GiB free";
+        check(gib(64, 40), &[], Some(gib(1024, 900)), expected);
+    }
+
+    #[test]
+    fn a_group_without_a_limit_does_not_count() {
+        check(gib(64, 40), &[gib(64, 5)], None, "host memory: 40.00 GiB of 64.00 GiB free");
     }
 
     #[test]
     fn a_silent_system_is_an_error() {
         check(
             gib(0, 0),
+            &[],
             None,
             "the operating system does not say how much memory there is: give the budget as an amount",
         );
-    }
-
-    #[test]
-    fn counters_are_found_by_their_whole_name() {
-        let text = "anon 5\ntotal_inactive_file 7\ninactive_file 4096\n";
-        assert_eq!(counter(text, "inactive_file"), Some(Bytes::new(4096)));
-        assert_eq!(counter(text, "file"), None);
-        assert_eq!(counter("inactive_file many", "inactive_file"), None);
     }
 
     #[test]

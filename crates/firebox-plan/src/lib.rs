@@ -38,6 +38,7 @@
 
 mod budget;
 mod host_memory;
+mod limits;
 mod need;
 mod options;
 mod planner;

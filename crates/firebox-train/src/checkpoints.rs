@@ -3,9 +3,11 @@
 //! A thread for each of model, optimizer and scheduler writes while training goes on, and burn 0.21 has nothing to wait
 //! with but the checkpointer's end.
 
+use std::any::Any;
+
 use burn::train::Interrupter;
 
-use crate::error::TrainError;
+use crate::error::{TrainError, panic_message};
 
 /// Waits until the last checkpoint is on disk, or could not be written.
 ///
@@ -28,4 +30,16 @@ pub(crate) fn checkpoint_written(interrupter: &Interrupter) -> Result<(), TrainE
         }
         _ => Ok(()),
     }
+}
+
+/// What burn panics with where the checkpoint to go on from cannot be read, as an error. burn does so before it asks the strategy.
+pub(crate) fn unreadable_checkpoint(panic: &(dyn Any + Send)) -> Option<TrainError> {
+    const EXPECTED: [&str; 3] = [
+        "Can load model checkpoint.: ",
+        "Can load optimizer checkpoint.: ",
+        "Can load learning rate scheduler checkpoint.: ",
+    ];
+    let message = panic_message(panic);
+    let cause = EXPECTED.iter().find_map(|prefix| message.strip_prefix(prefix))?;
+    Some(TrainError::Resume { message: cause.to_owned() })
 }

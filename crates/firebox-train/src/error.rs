@@ -8,6 +8,8 @@ use firebox_lazy::{RecordError, Survivor};
 use firebox_plan::{BudgetError, HostMemoryError, Plan, PlanError};
 use firebox_trace::{Bytes, Items};
 
+use crate::check::Coupling;
+
 /// The phase of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
@@ -121,6 +123,21 @@ pub enum TrainError {
         parts: f64,
         /// The weight of the batch.
         whole: f64,
+    },
+    /// The gradients of a split batch would not be the whole batch's.
+    #[error(
+        "a batch cannot be split: some items of it run one by one give another gradient than together, {by} in `{parameter}`; it \
+         looks as if {coupling}; or give the whole batch memory with `.memory(..)`, or split all the same with \
+         `.split_although(Coupling::{coupling:?})`",
+        by = percent(*by)
+    )]
+    Coupled {
+        /// What couples the items.
+        coupling: Coupling,
+        /// The difference, relative to the gradient of the parameter; infinite if a part alone has none.
+        by: f64,
+        /// The path of the parameter that differs most, or what went wrong in a part.
+        parameter: String,
     },
     /// A batch cannot be cut.
     #[error("cannot cut the batch: {0}")]
@@ -238,6 +255,18 @@ pub enum TrainError {
         /// What burn's checkpointer said.
         message: String,
     },
+    /// Something beside the model panicked: the data set, its batcher, a metric, a renderer, a scheduler, a logger.
+    #[error("training stopped because something beside the model panicked: {message}")]
+    Panicked {
+        /// What the panic said, and where, if another thread panicked.
+        message: String,
+    },
+    /// The checkpoint to go on from cannot be read.
+    #[error("the checkpoint to go on from cannot be read: {message}")]
+    Resume {
+        /// What burn's checkpointer said.
+        message: String,
+    },
 }
 
 impl TrainError {
@@ -320,4 +349,13 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
         .map(|text| (*text).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "no message".to_owned())
+}
+
+/// A share in words.
+fn percent(share: f64) -> String {
+    if share.is_finite() {
+        format!("by {:.3} %", share * 100.0)
+    } else {
+        "without a value".to_owned()
+    }
 }

@@ -4,8 +4,9 @@ use std::marker::PhantomData;
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor};
+use firebox_trace::Bytes;
 
 /// How the loss of a batch follows from the losses of its items, and so how gradients of micro-batches add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,15 +18,18 @@ pub enum Reduction {
     Sum,
 }
 
-/// A weighted sum of gradients.
+/// A weighted sum of gradients. Those of 16 bit are summed up in 32: in their own type the sum over some hundred micro-batches
+/// loses what each of them adds.
 pub(crate) struct GradientSum<M> {
     sum: Option<GradientsParams>,
+    /// Whether `sum` is one summand, as it came.
+    is_single: bool,
     module: PhantomData<fn() -> M>,
 }
 
 impl<M> GradientSum<M> {
     pub(crate) fn new() -> Self {
-        Self { sum: None, module: PhantomData }
+        Self { sum: None, is_single: false, module: PhantomData }
     }
 
     /// Adds `grads` times `scale`. A first summand with a scale of one is taken as it is.
@@ -36,8 +40,10 @@ impl<M> GradientSum<M> {
     {
         if self.sum.is_none() && scale == 1.0 {
             self.sum = Some(grads);
+            self.is_single = true;
             return;
         }
+        self.is_single = false;
         let sum = self.sum.get_or_insert_default();
         model.visit(&mut AddScaled { sum, grads, scale });
     }
@@ -47,20 +53,51 @@ impl<M> GradientSum<M> {
         self.sum.as_ref()
     }
 
-    /// Ends the sum; `scale` is applied to all of it.
+    /// Ends the sum; `scale` is applied to all of it. Gradients have the types of their parameters again.
     pub(crate) fn finish<B>(&mut self, model: &M, scale: f64) -> GradientsParams
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let sum = self.sum.take().unwrap_or_default();
-        if scale == 1.0 {
-            return sum;
+        let grads = self.sum.take().unwrap_or_default();
+        if scale == 1.0 && self.is_single {
+            return grads;
         }
-        let mut scaled = GradientsParams::new();
-        model.visit(&mut AddScaled { sum: &mut scaled, grads: sum, scale });
-        scaled
+        let mut finish = Finish { finished: GradientsParams::new(), grads, scale };
+        model.visit(&mut finish);
+        finish.finished
     }
+}
+
+/// The type in which gradients of this type are summed up.
+fn summed_in(dtype: DType) -> DType {
+    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+}
+
+/// The bytes of a sum over the gradients of all parameters.
+pub(crate) fn summed_bytes<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Bytes {
+    struct Count(u64);
+
+    impl<B: Backend> ModuleVisitor<B> for Count {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let tensor = param.val();
+            let size = summed_in(tensor.dtype()).size();
+            self.0 += (tensor.shape().num_elements() * size) as u64;
+        }
+    }
+
+    let mut count = Count(0);
+    model.visit(&mut count);
+    Bytes::new(count.0)
+}
+
+/// A tensor in another type, or as it is.
+fn in_type<B: Backend, const D: usize>(tensor: Tensor<B, D>, dtype: DType) -> Tensor<B, D> {
+    if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
+}
+
+fn scaled<B: Backend, const D: usize>(tensor: Tensor<B, D>, scale: f64) -> Tensor<B, D> {
+    if scale == 1.0 { tensor } else { tensor.mul_scalar(scale) }
 }
 
 struct AddScaled<'a> {
@@ -72,11 +109,71 @@ struct AddScaled<'a> {
 impl<B: AutodiffBackend> ModuleVisitor<B> for AddScaled<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) else { return };
-        let grad = if self.scale == 1.0 { grad } else { grad.mul_scalar(self.scale) };
+        let wide = summed_in(grad.dtype());
+        let grad = scaled(in_type(grad, wide), self.scale);
         let grad = match self.sum.remove::<B::InnerBackend, D>(param.id) {
-            Some(sum) => sum.add(grad),
+            Some(sum) => in_type(sum, wide).add(grad),
             None => grad,
         };
         self.sum.register::<B::InnerBackend, D>(param.id, grad);
+    }
+}
+
+struct Finish {
+    finished: GradientsParams,
+    grads: GradientsParams,
+    scale: f64,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Finish {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) else { return };
+        let dtype = param.val().dtype();
+        let is_wide = grad.dtype() == summed_in(dtype);
+        let grad = scaled(grad, self.scale);
+        let grad = if is_wide { in_type(grad, dtype) } else { grad };
+        self.finished.register::<B::InnerBackend, D>(param.id, grad);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::{Autodiff, Flex};
+    use burn::module::Module;
+
+    use super::*;
+
+    type B = Autodiff<Flex>;
+
+    #[derive(Module, Debug)]
+    struct One<B: Backend> {
+        weight: Param<Tensor<B, 1>>,
+    }
+
+    fn summed(dtype: DType, count: usize) -> f32 {
+        let device = Default::default();
+        let tensor = Tensor::<B, 1>::zeros([1], &device).cast(dtype);
+        let model = One { weight: Param::from_tensor(tensor) };
+        let mut sum = GradientSum::new();
+        for _ in 0..count {
+            let mut grads = GradientsParams::new();
+            let grad = Tensor::<Flex, 1>::full([1], 3.0, &device).cast(dtype);
+            grads.register::<Flex, 1>(model.weight.id, grad);
+            sum.add::<B>(&model, grads, 1.0 / count as f64);
+        }
+        let grads = sum.finish::<B>(&model, 1.0);
+        let grad = grads.get::<Flex, 1>(model.weight.id).expect("it was added");
+        assert_eq!(grad.dtype(), dtype);
+        grad.cast(DType::F32).into_scalar()
+    }
+
+    #[test]
+    fn many_summands_of_16_bit_lose_nothing() {
+        for dtype in [DType::BF16, DType::F16, DType::F32] {
+            for count in [1, 512, 2048] {
+                let sum = summed(dtype, count);
+                assert!((sum - 3.0).abs() < 0.01, "{sum} over {count} of {dtype:?}");
+            }
+        }
     }
 }

@@ -13,6 +13,8 @@ use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy
 use firebox_lazy::LazyBackend;
 use firebox_plan::{Budget, Cliffs, Sizing};
 
+use crate::check::Coupling;
+use crate::checkpoints::unreadable_checkpoint;
 use crate::device::DeviceMemory;
 use crate::error::{FitError, Phase, TrainError};
 use crate::gradients::Reduction;
@@ -90,6 +92,13 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// How the loss of a batch follows from those of its items. Default: [`Reduction::Mean`].
     pub fn reduction(mut self, reduction: Reduction) -> Self {
         self.settings.reduction = reduction;
+        self
+    }
+
+    /// Splits batches although their gradients are then not the whole batch's, for this reason. Default: that is
+    /// [`TrainError::Coupled`], before training. Can be called for several reasons.
+    pub fn split_although(mut self, coupling: Coupling) -> Self {
+        self.settings.accepted.push(coupling);
         self
     }
 
@@ -218,9 +227,9 @@ where
     ///
     /// # Errors
     ///
-    /// Before training, if what the device needs is not installed, no split of a batch fits, the model lives on several devices or keeps tensors where
-    /// planning cannot restore them. During training, if a step panics, a batch cannot be cut, or a checkpoint
-    /// cannot be written; the error then carries the state after the last whole optimizer step. If the device fails, as
+    /// Before training, if what the device needs is not installed, the checkpoint to go on from cannot be read, no split of a batch fits, the model lives on several devices or keeps tensors where
+    /// planning cannot restore them. During training, if a step, the data set, its batcher, a metric or a scheduler panics, a batch
+    /// cannot be cut, or a checkpoint cannot be written; the error then carries the state after the last whole optimizer step. If the device fails, as
     /// when its memory runs out all the same, see [`TrainError::DeviceFailed`]. A user's interrupt is no error.
     ///
     /// # Panic hook
@@ -251,7 +260,10 @@ where
         let mut outcome = outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         match (outcome.failure.take(), result) {
             (Some((cause, state)), _) => Err(FitError::new(cause, state)),
-            (None, Err(panic)) => resume_unwind(panic),
+            (None, Err(panic)) => match unreadable_checkpoint(&*panic) {
+                Some(cause) => Err(FitError::new(cause, None)),
+                None => resume_unwind(panic),
+            },
             (None, Ok(result)) => Ok(Fitted {
                 model: result.model,
                 renderer: result.renderer,

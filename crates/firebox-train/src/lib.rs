@@ -13,9 +13,11 @@ mod planner;
 mod rehearsal;
 mod shape;
 
+mod check;
 mod gradients;
 mod micro_step;
 mod splitter;
+mod weights;
 
 mod panics;
 mod watch;
@@ -28,11 +30,14 @@ mod prerequisites;
 mod capture;
 mod checkpoints;
 mod device;
+mod durable;
 mod error;
 mod report;
 
 pub use beside::BesideBytes;
+pub use check::Coupling;
 pub use device::{DeviceMemory, PoolUsage, RuntimeMemory};
+pub use durable::DurableRecorder;
 pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};
 pub use gradients::Reduction;
 pub use learner::{Fitted, Learner, LearnerBuilder, Unset};

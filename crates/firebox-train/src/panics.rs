@@ -13,6 +13,8 @@ use burn_backend::DeviceId;
 struct Heard {
     /// The first panic of a service thread of each device.
     first: Vec<(DeviceId, String)>,
+    /// The first panic of a thread of burn's data loaders, metrics or checkpointers.
+    of_burn: Option<String>,
     /// Whether a thread without a name panicked, as burn's checkpointers are.
     unnamed: bool,
 }
@@ -60,6 +62,11 @@ impl Listener {
         first.map(|(_, message)| message.clone())
     }
 
+    /// The message of the first panic of a thread of burn's data loaders, metrics or checkpointers.
+    pub(crate) fn heard_of_burn(&self) -> Option<String> {
+        lock(&self.heard).of_burn.clone()
+    }
+
     /// Whether a thread without a name panicked.
     pub(crate) fn unnamed_thread_panicked(&self) -> bool {
         lock(&self.heard).unnamed
@@ -93,14 +100,17 @@ fn install() {
 fn listen(info: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let service = thread.name().and_then(served_device);
-    if service.is_none() && thread.name().is_some() {
+    if service.is_none() && !thread.name().is_none_or(is_of_burn) {
         return;
     }
     for (device, listener) in lock(&LISTENERS).iter() {
         let Some(listener) = listener.upgrade() else { continue };
         let mut heard = lock(&listener);
         match service {
-            None => heard.unnamed = true,
+            None => {
+                heard.unnamed |= thread.name().is_none();
+                heard.of_burn.get_or_insert_with(|| message(info));
+            }
             Some(service) if device.is_none_or(|device| device == service) => {
                 if heard.first.iter().all(|(of, _)| *of != service) {
                     heard.first.push((service, message(info)));
@@ -109,6 +119,11 @@ fn listen(info: &PanicHookInfo<'_>) {
             Some(_) => {}
         }
     }
+}
+
+/// Whether burn calls threads of its own so: those of data loaders, and the one of metrics.
+fn is_of_burn(thread: &str) -> bool {
+    thread.starts_with("dataloader-") || thread == "train-worker"
 }
 
 /// The device that a thread of this name serves. cubecl-common calls them `DSU-<type>-<index>` (burn's fusion) and

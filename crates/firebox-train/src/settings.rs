@@ -7,6 +7,7 @@ use firebox_lazy::LazyBackend;
 use firebox_plan::{Budget, Cliffs, MemoryInfo, Sizing};
 use firebox_trace::Bytes;
 
+use crate::check::Coupling;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
 use crate::gradients::Reduction;
@@ -22,6 +23,8 @@ pub(crate) struct Settings {
     pub(crate) cliffs: Option<Cliffs>,
     pub(crate) reduction: Reduction,
     pub(crate) quiet: bool,
+    /// What couples items and is split all the same.
+    pub(crate) accepted: Vec<Coupling>,
     /// What the device's allocator holds for other tensors of the program: a data set that is kept there, another model.
     pub(crate) held_for_others: Bytes,
 }
@@ -81,7 +84,7 @@ impl Settings {
         report
     }
 
-    fn say(&self, level: log::Level, text: &str) {
+    pub(crate) fn say(&self, level: log::Level, text: &str) {
         log::log!(level, "{text}");
         if !self.quiet {
             eprintln!("{text}");

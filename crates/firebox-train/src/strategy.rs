@@ -4,11 +4,12 @@
 //! single-device strategy, so that a batch that is run whole is trained on exactly as burn does.
 
 mod account;
+mod coupled;
 mod metrics;
 mod validation;
 
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
@@ -29,15 +30,16 @@ use crate::capture::optimizer_record;
 use crate::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::device::DeviceMemory;
 use crate::error::{During, LastState, Phase, TrainError, panic_message};
-use crate::gradients::{GradientSum, Reduction};
+use crate::gradients::{GradientSum, Reduction, summed_bytes};
 use crate::micro_step::{MicroStep, Queue};
 use crate::planner::{Admission, Planner};
 use crate::rehearsal::{Course, rehearse_training};
 use crate::report::{MemoryUse, PlanReport};
-use crate::settings::{Settings, parameter_bytes};
+use crate::settings::Settings;
 use crate::shape::Shape;
 use crate::splitter::Splitter;
 use crate::watch::Watch;
+use crate::weights;
 
 pub(crate) use self::metrics::OUTPUTS_HELD;
 use self::metrics::{Place, end_trained, send_trained};
@@ -118,6 +120,7 @@ where
             position: (starting_epoch, 0),
             batch_start: None,
             optimizer_lost: false,
+            asked: Some(0),
             phantom: PhantomData,
         };
         // Until the first batch is planned, loader threads make no more than what is waited for.
@@ -146,7 +149,7 @@ where
         };
         let result = match catch_unwind(AssertUnwindSafe(epochs)) {
             Ok(result) => result.map_err(|error| run.watch.explain(error)),
-            Err(panic) => Err(run.watch.check().err().unwrap_or_else(|| resume_unwind(panic))),
+            Err(panic) => Err(run.watch.panicked(&*panic)),
         };
         end_checkpoints(checkpointer, run.watch.may_have_lost_checkpointers());
         let result = result.and_then(|()| checkpoint_written(&components.interrupter));
@@ -207,6 +210,8 @@ where
     /// The model before the first micro-step since the last optimizer step, if it has running statistics.
     batch_start: Option<M::Record>,
     optimizer_lost: bool,
+    /// How often it was asked whether batches may be split; nothing once that is known.
+    asked: Option<usize>,
     phantom: PhantomData<B>,
 }
 
@@ -289,10 +294,19 @@ where
         accumulated: &mut Accumulated<M>,
     ) -> Result<(), TrainError> {
         let loader = iterator.progress();
+        let items = self.strategy.train_splitter.items(&batch)?;
+        if items == 0 {
+            return Err(TrainError::EmptyBatch { phase: Phase::Training });
+        }
+        let reduction = self.strategy.settings.reduction;
+        let weight = self.strategy.train_splitter.weight(&batch);
+        let Some(total) = weights::of_batch(weight, reduction)? else {
+            log::warn!("batch {iteration} is left out: nothing in it counts in the loss");
+            return Ok(());
+        };
         if accumulated.batches == 0 {
             self.learner.lr_step();
         }
-        let items = self.strategy.train_splitter.items(&batch)?;
         let Work { shape, ranges, held, sum, rehearsed } = self.plan_training(&batch, items)?;
         let keeps_statistics =
             self.planner.as_ref().is_some_and(|planner| !planner.running_state.is_empty());
@@ -300,12 +314,9 @@ where
             self.batch_start = Some(self.learner.model().into_record());
         }
         let splitter = &self.strategy.train_splitter;
-        let reduction = self.strategy.settings.reduction;
-        let total = checked_weight(splitter.weight(&batch), reduction)?;
         if accumulated.batches == 0 {
             accumulated.reference = total;
         }
-        accumulated.weight += total;
         accumulated.batches += 1;
         let steps = accumulated.batches >= self.accumulation;
         let model = self.learner.model();
@@ -327,7 +338,7 @@ where
         let at = Place { loader, epoch: epoch.clone(), iteration, lr: Some(learner.lr_current()) };
         // The output of the last micro-step is sent after the optimizer step, as burn does.
         let mut pending = None;
-        let mut weights = 0.0;
+        let mut parts = 0.0;
         for range in ranges {
             if let Some(earlier) = pending.take() {
                 send_trained(processor, at.item(earlier));
@@ -337,24 +348,24 @@ where
                 &mut |micro| learner.train_step(micro),
                 &mut |output, weight| {
                     watch.heard_nothing()?;
+                    parts += weight;
+                    // What does not count has no loss either: its mean is not a number.
+                    let scale = weights::scale(weight, accumulated.reference, reduction);
+                    let Some(scale) = scale else { return Ok(()) };
                     if let Some(earlier) = pending.replace(output.item) {
                         send_trained(processor, at.item(earlier));
                     }
-                    weights += weight;
-                    if let Some(scale) = scale(weight, accumulated.reference, reduction) {
-                        queue.alone(|| accumulated.sum.add(&model, output.grads, scale));
-                    }
+                    queue.alone(|| accumulated.sum.add(&model, output.grads, scale));
                     Ok(())
                 },
             )?;
         }
         drop(model);
         drop(batch);
-        // A sum over a million items in another order differs by less.
-        let differs = !weights.is_finite() || (weights - total).abs() > 1e-6 * total;
-        if reduction == Reduction::Mean && differs {
-            return Err(TrainError::UnequalWeights { parts: weights, whole: total });
+        if reduction == Reduction::Mean && weights::differ(parts, total, items) {
+            return Err(TrainError::UnequalWeights { parts, whole: total });
         }
+        accumulated.weight += parts;
         if steps {
             self.optimizer_step(accumulated, iteration)?;
         }
@@ -371,9 +382,6 @@ where
     /// How a batch is run; plans it if that is not known.
     fn plan_training(&mut self, batch: &M::Input, items: usize) -> Result<Work, TrainError> {
         let splitter = &self.strategy.train_splitter;
-        if items == 0 {
-            return Err(TrainError::EmptyBatch { phase: Phase::Training });
-        }
         let planner = match &mut self.planner {
             Some(planner) => planner,
             none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
@@ -399,6 +407,7 @@ where
             self.report(Phase::Training, shape);
             self.let_loaders_ahead(limit);
         }
+        self.check_split(batch, items, shape)?;
         self.latest = Some(shape);
         let planner = self.planner.as_mut().expect("made above");
         let admission = planner.begin(Phase::Training, shape);
@@ -409,7 +418,7 @@ where
         let planned = planner.planned(Phase::Training, shape).expect("made above");
         let sum = match planned.plan.accumulating() {
             Accumulating::No if self.accumulation == 1 => {
-                parameter_bytes::<B, M>(&self.learner.model())
+                summed_bytes::<B, M>(&self.learner.model())
             }
             _ => Bytes::ZERO,
         };
@@ -425,10 +434,7 @@ where
     ) -> Result<(), TrainError> {
         let done = std::mem::replace(accumulated, Accumulated::new());
         let Accumulated { mut sum, reference, weight, .. } = done;
-        let rest = match self.strategy.settings.reduction {
-            Reduction::Mean if weight != reference => reference / weight,
-            Reduction::Mean | Reduction::Sum => 1.0,
-        };
+        let rest = weights::rest(reference, weight, self.strategy.settings.reduction);
         queue::<B>(&self.training, &self.device).alone(|| {
             let grads = sum.finish(&self.learner.model(), rest);
             self.watch.check()?;
@@ -480,20 +486,4 @@ fn queue<'a, B: LazyBackend>(
     device: &'a B::Device,
 ) -> Queue<'a, B> {
     Queue { training: training.as_ref(), device }
-}
-
-/// The weight of a batch, if a mean can be taken over it.
-fn checked_weight(weight: f64, reduction: Reduction) -> Result<f64, TrainError> {
-    let usable = weight.is_finite() && (weight > 0.0 || reduction == Reduction::Sum);
-    if usable { Ok(weight) } else { Err(TrainError::Weight { weight }) }
-}
-
-/// What the gradient of a micro-batch is multiplied with; `None` if it does not count at all (its mean is over
-/// nothing, and so not a number).
-fn scale(weight: f64, reference: f64, reduction: Reduction) -> Option<f64> {
-    match reduction {
-        Reduction::Sum => Some(1.0),
-        Reduction::Mean if weight == 0.0 => None,
-        Reduction::Mean => Some(weight / reference),
-    }
 }

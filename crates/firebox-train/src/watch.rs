@@ -5,6 +5,7 @@
 //! Learner hears those panics ([`Listener`]), and asks the server for its own list of errors. Both come late, because
 //! operations wait in two queues; [`Watch::check`] first waits until the queues are empty.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -69,6 +70,16 @@ impl<B: DeviceMemory> Watch<B> {
             TrainError::DeviceFailed(_) => error,
             error => self.check().err().unwrap_or(error),
         }
+    }
+
+    /// What stopped training where something panicked that is not the model: the device, if it failed; a thread of burn's, whose end is
+    /// all that the training thread hears of; or the training thread itself.
+    pub(crate) fn panicked(&self, panic: &(dyn Any + Send)) -> TrainError {
+        if let Err(failure) = self.check() {
+            return failure;
+        }
+        let message = self.listener.heard_of_burn().unwrap_or_else(|| panic_message(panic));
+        TrainError::Panicked { message }
     }
 
     /// Whether the device failed, and took a thread without a name with it, as burn's checkpointers are.

@@ -8,7 +8,6 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 use crate::Lazy;
 use crate::kind::Float;
 use crate::loaders::upload;
-use crate::ops::random::host_random;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
 use crate::session;
 use crate::streams::on_stream;
@@ -32,7 +31,7 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
     ) -> FloatTensor<Self> {
         create!(Float: float_random, device, (shape, distribution; dtype), |values| {
             if let Some(generator) = &mut values.substitute {
-                let data = host_random(generator, &shape, distribution, dtype.into());
+                let data = generator.draw(&shape, distribution, dtype.into());
                 return B::float_from_data(data, &device);
             }
             B::float_random(shape, distribution, &device, dtype)

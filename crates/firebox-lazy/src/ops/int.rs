@@ -10,7 +10,6 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 use crate::Lazy;
 use crate::kind::Int;
 use crate::loaders::upload;
-use crate::ops::random::host_random;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
 use crate::session;
 use crate::tensor::LazyTensor;
@@ -33,7 +32,7 @@ impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
     ) -> IntTensor<Self> {
         create!(Int: int_random, device, (shape, distribution; dtype), |values| {
             if let Some(generator) = &mut values.substitute {
-                let data = host_random(generator, &shape, distribution, dtype.into());
+                let data = generator.draw(&shape, distribution, dtype.into());
                 return B::int_from_data(data, &device);
             }
             B::int_random(shape, distribution, &device, dtype)

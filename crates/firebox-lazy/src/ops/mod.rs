@@ -10,7 +10,6 @@ mod float;
 mod int;
 mod module;
 mod quantized;
-mod random;
 mod transaction;
 
 /// Methods that the describing router knows: called on the backend, or described by the router and recorded.

@@ -18,6 +18,7 @@ use crate::planner::Admission;
 use crate::rehearsal::{rehearse_validation, validation_model};
 use crate::shape::Shape;
 use crate::splitter::Splitter;
+use crate::weights;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
 where
@@ -91,8 +92,13 @@ where
                 queue: queue(&self.training, &self.device),
             };
             let processor = &mut self.processor;
+            let reduction = self.strategy.settings.reduction;
             for range in ranges {
-                micro_step.run(range, &mut |micro| model.step(micro), &mut |output, _| {
+                micro_step.run(range, &mut |micro| model.step(micro), &mut |output, weight| {
+                    // What does not count has no loss: its mean is not a number.
+                    if weights::scale(weight, 1.0, reduction).is_none() {
+                        return Ok(());
+                    }
                     send_validated(processor, at.item(output));
                     Ok(())
                 })?;

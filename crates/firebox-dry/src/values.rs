@@ -1,0 +1,156 @@
+//! What a trace computes, on the host: to look at numbers of a step of a device without a kernel on it.
+//!
+//! Element types become those that Flex computes in: 16-bit floats become 32-bit ones, so that what is compared is not rounding.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use burn_backend::{Distribution, TensorData};
+use burn_flex::{Flex, FlexDevice};
+use burn_ir::{
+    FloatOperationIr, NumericOperationIr, OperationIr, RandomOpIr, TensorIr, TensorStatus,
+};
+use burn_router::{Runner, RunnerClient};
+use burn_std::future::block_on;
+use burn_std::{BoolStore, DType};
+use firebox_trace::{TensorIndex, Trace};
+
+use crate::device::panic_message;
+use crate::program::{Instruction, Leftovers, Program, Templates, unaccounted};
+use crate::translate::Types;
+
+/// Why a trace was not computed on the host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotComputed {
+    /// Calls that burn's interpreter of recorded operations does not know.
+    #[error("the host cannot compute {}", .0.join(", "))]
+    Unknown(Vec<String>),
+    /// A value that existed before, or was made from host data, is not there.
+    #[error("the value of tensor {} is not on the host", .0.0)]
+    NoValue(TensorIndex),
+    /// It takes too long.
+    #[error("the host needs too long for it")]
+    TooLong,
+    /// An operation panicked.
+    #[error("on the host: {0}")]
+    Panicked(String),
+}
+
+/// What is needed to compute a trace.
+pub struct HostValues<'a> {
+    /// The value of a tensor that existed before the trace, or that it makes from host data.
+    pub value: &'a mut dyn FnMut(TensorIndex) -> Option<TensorData>,
+    /// The number that every draw from a distribution is.
+    pub draw: &'a dyn Fn(Distribution, DType) -> f32,
+    /// When to give up, looked at between steps.
+    pub deadline: Instant,
+}
+
+impl HostValues<'_> {
+    /// Computes `trace` on Flex and gives the tensors `wanted`, which have to be alive at its end.
+    ///
+    /// # Errors
+    ///
+    /// What is missing, or that an operation panics, as it does on Flex where its inputs are none that it can take.
+    ///
+    /// # Panics
+    ///
+    /// If the trace contradicts itself, or a tensor that is wanted is gone at its end.
+    pub fn compute(
+        mut self,
+        trace: &Trace,
+        wanted: &[TensorIndex],
+    ) -> Result<Vec<TensorData>, NotComputed> {
+        let unknown = unaccounted(trace);
+        if !unknown.is_empty() {
+            return Err(NotComputed::Unknown(unknown));
+        }
+        match catch_unwind(AssertUnwindSafe(|| self.run(trace, wanted))) {
+            Ok(result) => result,
+            Err(panic) => Err(NotComputed::Panicked(panic_message(&*panic))),
+        }
+    }
+
+    fn run(
+        &mut self,
+        trace: &Trace,
+        wanted: &[TensorIndex],
+    ) -> Result<Vec<TensorData>, NotComputed> {
+        let types = host_types();
+        let mut templates = Templates::new();
+        let runner = Runner::<Flex>::new(FlexDevice);
+        let none = Leftovers::default();
+        let (mut program, begin) = Program::new(trace, &types, &mut templates, none);
+        let existing: Vec<TensorIndex> = trace.existing().collect();
+        for (tensor, (made, _)) in existing.into_iter().zip(begin.existing) {
+            self.upload(&runner, &made, tensor)?;
+        }
+        for step in &trace.steps {
+            if Instant::now() > self.deadline {
+                return Err(NotComputed::TooLong);
+            }
+            for instruction in program.step(step) {
+                match instruction {
+                    Instruction::Run(operation) => self.execute(&runner, *operation),
+                    Instruction::Upload(made) => {
+                        let tensor = TensorIndex(made.id.value() as u32);
+                        self.upload(&runner, &made, tensor)?;
+                    }
+                    // Read when it was recorded; what was done with it is in the trace.
+                    Instruction::Read(tensor) if tensor.status == TensorStatus::ReadWrite => {
+                        runner.register_op(OperationIr::Drop(tensor));
+                    }
+                    Instruction::Read(_) | Instruction::Drain => {}
+                }
+            }
+        }
+        let read = |tensor: &TensorIndex| {
+            let mut made = program.made(*tensor);
+            made.status = TensorStatus::ReadOnly;
+            block_on(runner.read_tensor_async(made)).expect("the host can be read")
+        };
+        Ok(wanted.iter().map(read).collect())
+    }
+
+    fn upload(
+        &mut self,
+        runner: &Runner<Flex>,
+        made: &TensorIr,
+        tensor: TensorIndex,
+    ) -> Result<(), NotComputed> {
+        let data = (self.value)(tensor).ok_or(NotComputed::NoValue(tensor))?;
+        runner.register_tensor_data_id(made.id, data.convert_dtype(made.dtype));
+        Ok(())
+    }
+
+    fn execute(&self, runner: &Runner<Flex>, operation: OperationIr) {
+        match drawn(&operation) {
+            Some(RandomOpIr { out, distribution }) => {
+                let shape = out.shape.clone();
+                let number = (self.draw)(*distribution, out.dtype);
+                let data = TensorData::full(shape, number).convert_dtype(out.dtype);
+                runner.register_tensor_data_id(out.id, data);
+            }
+            None => runner.register_op(operation),
+        }
+    }
+}
+
+/// The draw of random numbers that an operation is.
+fn drawn(operation: &OperationIr) -> Option<&RandomOpIr> {
+    match operation {
+        OperationIr::Float(_, FloatOperationIr::Random(random))
+        | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)) => Some(random),
+        _ => None,
+    }
+}
+
+fn host_types() -> Types {
+    let instead = vec![
+        (DType::F16, DType::F32),
+        (DType::BF16, DType::F32),
+        (DType::Flex32, DType::F32),
+        (DType::I32, DType::I64),
+    ];
+    Types { bools: BoolStore::Native, instead }
+}

@@ -1,0 +1,78 @@
+//! The tensors that a recording finds: looked at, and replaced by some of their rows.
+
+use burn_backend::{Backend, TensorData, TensorMetadata};
+use burn_std::future::block_on;
+use burn_std::{DType, Shape, Slice};
+use firebox_trace::TensorIndex;
+use rustc_hash::FxHashMap;
+
+use crate::kind::Value;
+
+/// Rows that stand for those of a tensor, by [`Input::id`].
+pub(crate) type Rows = FxHashMap<u64, Vec<usize>>;
+
+/// A tensor that existed before a recording, and is used in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// A number that no other tensor of this process has.
+    pub id: u64,
+    /// Its number in the trace.
+    pub tensor: TensorIndex,
+    /// The dimensions.
+    pub shape: Shape,
+    /// The element type.
+    pub dtype: DType,
+}
+
+/// The rows of a tensor, along its first dimension.
+pub(crate) fn select_rows<B: Backend>(
+    value: Value<B>,
+    rows: &[usize],
+    device: &B::Device,
+) -> Value<B> {
+    let indices: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
+    let data = TensorData::new(indices, [rows.len()]);
+    let data = data.convert::<B::IntElem>();
+    let indices = B::int_from_data(data, device);
+    match value {
+        Value::Float(tensor) => Value::Float(B::float_select(tensor, 0, indices)),
+        Value::Int(tensor) => Value::Int(B::int_select(tensor, 0, indices)),
+        Value::Bool(tensor) => Value::Bool(B::bool_select(tensor, 0, indices)),
+        Value::Quantized(tensor) => Value::Quantized(B::q_select(tensor, 0, indices)),
+    }
+}
+
+/// The values of a tensor; none if they cannot be read.
+pub(crate) fn values_of<B: Backend>(value: Value<B>) -> Option<TensorData> {
+    match value {
+        Value::Float(tensor) => block_on(B::float_into_data(tensor)).ok(),
+        Value::Int(tensor) => block_on(B::int_into_data(tensor)).ok(),
+        Value::Bool(tensor) => block_on(B::bool_into_data(tensor)).ok(),
+        Value::Quantized(_) => None,
+    }
+}
+
+/// The values of the first rows of a tensor; none if they cannot be read. They are a slice from its beginning, which on CubeCL is a
+/// view and takes no memory of the device.
+pub(crate) fn rows_of<B: Backend>(value: Value<B>, rows: usize) -> Option<TensorData> {
+    let slices = |shape: Shape| -> Vec<Slice> {
+        let sizes = shape.iter().enumerate();
+        let sizes = sizes.map(|(at, size)| if at == 0 { rows.min(*size) } else { *size });
+        sizes.map(|size| Slice::from(0..size)).collect()
+    };
+    values_of::<B>(match value {
+        Value::Float(tensor) => {
+            let slices = slices(tensor.shape());
+            Value::Float(B::float_slice(tensor, &slices))
+        }
+        Value::Int(tensor) => {
+            let slices = slices(tensor.shape());
+            Value::Int(B::int_slice(tensor, &slices))
+        }
+        Value::Bool(tensor) => {
+            let slices = slices(tensor.shape());
+            Value::Bool(B::bool_slice(tensor, &slices))
+        }
+        Value::Quantized(_) => return None,
+    })
+}

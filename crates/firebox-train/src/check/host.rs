@@ -1,0 +1,160 @@
+//! The gradients of a few items of a batch that lies on a GPU, computed on the host: no kernel is compiled or tuned for it, and no
+//! memory of the device is taken. The recorded step is run by burn's interpreter of recorded operations.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
+use burn::train::{LearningComponentsTypes, TrainStep};
+use firebox_dry::{HostValues, NotComputed};
+use firebox_lazy::{Input, LazyBackend, Recorder, fixed_draw, index_in_trace};
+use firebox_trace::{Bytes, TensorIndex};
+
+use super::verdict::Weighed;
+use super::{Check, Failure, Rows};
+use crate::splitter::Splitter;
+
+/// How long the host may compute in all.
+const TIME: Duration = Duration::from_secs(20);
+/// How large the parameters may be that are brought to the host.
+const MOST: Bytes = Bytes::gib(2);
+
+/// What the gradients of a check have in common.
+pub(crate) struct Host {
+    deadline: Instant,
+    /// The values of parameters and what else is no tensor of the batch.
+    values: RefCell<HashMap<u64, TensorData>>,
+}
+
+impl Host {
+    /// From now on.
+    pub(crate) fn new() -> Self {
+        Self { deadline: Instant::now() + TIME, values: RefCell::default() }
+    }
+
+    /// The type in which the host computes what a device computes in `dtype`.
+    pub(super) fn computes_in(dtype: DType) -> DType {
+        if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    }
+
+    /// The value of a tensor, read from the device once.
+    fn value(&self, id: u64, read: impl FnOnce() -> Option<TensorData>) -> Option<TensorData> {
+        if let Some(data) = self.values.borrow().get(&id) {
+            return Some(data.clone());
+        }
+        let data = read()?;
+        self.values.borrow_mut().insert(id, data.clone());
+        Some(data)
+    }
+}
+
+impl<LC, S, M, I> Check<'_, LC, S, I>
+where
+    LC: LearningComponentsTypes<TrainingModel = M>,
+    LC::Backend: LazyBackend,
+    <LC::Backend as AutodiffBackend>::InnerBackend:
+        LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
+    M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
+    S: Splitter<I>,
+{
+    /// Runs the items in `range` of the chosen ones on the host.
+    pub(super) fn run_on_host(
+        &self,
+        host: &Host,
+        range: Range<usize>,
+        rows: &Rows,
+    ) -> Result<Weighed, Failure> {
+        // A weight may be read from the batch; that of a number of items asks nobody.
+        let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
+        let weight = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
+            self.splitter.weight(&self.splitter.range(self.batch, range.clone()))
+        })?;
+        let weight = *weight.result();
+        let recorder = Recorder::new().fixed_draws().keep_uploads().refuse_reads();
+        let model = self.learner.model();
+        let recording = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
+            let micro = self.splitter.range(self.batch, range);
+            let grads = self.learner.train_step(micro).grads;
+            let mut found = Found { grads: &grads, tensors: Vec::new() };
+            model.visit(&mut found);
+            (found.tensors, grads)
+        })?;
+        let inputs: HashMap<TensorIndex, Input> =
+            recording.inputs().into_iter().map(|input| (input.tensor, input)).collect();
+        let of_batch: HashMap<u64, _> =
+            rows.tensors.iter().map(|tensor| (tensor.input.id, tensor)).collect();
+        let others = inputs.values().filter(|input| !of_batch.contains_key(&input.id));
+        let size = |input: &Input| (input.shape.num_elements() * input.dtype.size()) as u64;
+        let bytes = Bytes::new(others.map(size).sum());
+        if bytes > MOST {
+            let why = format!("the host would have to read {bytes}, and {MOST} is the limit");
+            return Err(Failure::Impossible(why));
+        }
+        let mut value = |tensor| match inputs.get(&tensor) {
+            None => recording.value_of(tensor),
+            Some(input) => match of_batch.get(&input.id) {
+                Some(of_batch) => Some(select(of_batch.candidates.as_ref()?, &rows.of(of_batch))),
+                None => host.value(input.id, || recording.value_of(tensor)),
+            },
+        };
+        let draw = |distribution, dtype| fixed_draw(distribution, dtype);
+        let values = HostValues { value: &mut value, draw: &draw, deadline: host.deadline };
+        let (gradients, _) = recording.result();
+        let wanted: Vec<TensorIndex> = gradients.iter().filter_map(|grad| grad.ok()).collect();
+        let computed = values.compute(recording.trace(), &wanted).map_err(|error| match error {
+            NotComputed::Panicked(message) => Failure::Undefined(message),
+            error => Failure::Impossible(error.to_string()),
+        })?;
+        let mut computed = computed.into_iter();
+        let gradient = gradients.iter().map(|grad| match grad {
+            Ok(_) => computed.next().into_iter().flat_map(|data| numbers(&data)).collect(),
+            Err(elements) => vec![0.0; *elements],
+        });
+        let gradient = gradient.collect();
+        recording.discard();
+        Ok(Weighed { gradient, weight })
+    }
+}
+
+fn numbers(data: &TensorData) -> Vec<f64> {
+    data.iter::<f64>().collect()
+}
+
+/// Some rows of a tensor.
+fn select(data: &TensorData, rows: &[usize]) -> TensorData {
+    let mut shape = data.shape.clone();
+    let bytes = data.as_bytes();
+    let size = bytes.len() / shape[0].max(1);
+    let row = |row: &usize| &bytes[row * size..(row + 1) * size];
+    let selected: Vec<u8> = rows.iter().flat_map(row).copied().collect();
+    shape[0] = rows.len();
+    TensorData::from_bytes_vec(selected, shape, data.dtype)
+}
+
+/// The gradients of a model's parameters by their numbers in the trace, or the number of elements of a parameter without.
+struct Found<'a> {
+    grads: &'a GradientsParams,
+    tensors: Vec<Result<TensorIndex, usize>>,
+}
+
+impl<B> ModuleVisitor<B> for Found<'_>
+where
+    B: AutodiffBackend,
+    B::InnerBackend: LazyBackend,
+{
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let grad = self.grads.get::<B::InnerBackend, D>(param.id).map(Tensor::into_primitive);
+        let found = match grad {
+            Some(TensorPrimitive::Float(grad)) => {
+                index_in_trace(&<B::InnerBackend as LazyBackend>::lazy_float(&grad))
+            }
+            _ => None,
+        };
+        self.tensors.push(found.ok_or_else(|| param.val().shape().num_elements()));
+    }
+}

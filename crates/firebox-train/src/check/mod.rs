@@ -1,0 +1,318 @@
+//! Whether the gradient of a batch is the sum over its parts, found out before a batch is split for the first time.
+//!
+//! A few items of the batch are run together, in two parts and one by one, with the same model, nothing random, and running
+//! statistics given back; nothing of it is learned from. The items are chosen to differ in every tensor of the batch: with equal
+//! classes a wrong weight is not seen. Where a model normalizes over the batch, whose gradients differ from part to part anyway, all
+//! items get the inputs of one, so that statistics agree, and only what is no number of the input differs.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn::train::{Learner, LearningComponentsTypes, TrainStep};
+use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, restore};
+use firebox_trace::{Bytes, MemoryModel};
+
+use crate::error::{TrainError, panic_message};
+use crate::gradients::Reduction;
+use crate::splitter::Splitter;
+
+mod choice;
+mod host;
+mod verdict;
+
+use self::choice::{CANDIDATES, Choice, choose, hashes};
+pub(crate) use self::host::Host;
+pub use self::verdict::Coupling;
+use self::verdict::{Gradient, Gradients, Verdict, Weighed, tolerance};
+
+/// The groups of items that are run together and apart.
+const GROUPS: usize = 3;
+/// The sizes of a group that are tried: a part may be too small for a loss that is sound, such as a variance.
+const SIZES: [usize; 2] = [1, 4];
+
+/// What came out.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Outcome {
+    /// The gradients agree, on items that differ.
+    Agrees,
+    /// Nothing speaks against it, and the items show too little to be sure.
+    NotEstablished(&'static str),
+    /// It cannot be found out.
+    NotCheckable(String),
+    /// They differ.
+    Differs {
+        /// Why.
+        coupling: Coupling,
+        /// By how much, relative to the gradient of the parameter.
+        by: f64,
+        /// The path of the parameter that differs most.
+        parameter: String,
+    },
+}
+
+/// What is compared.
+pub(crate) struct Check<'a, LC: LearningComponentsTypes, S, I> {
+    pub(crate) learner: &'a Learner<LC>,
+    pub(crate) splitter: &'a S,
+    pub(crate) batch: &'a I,
+    pub(crate) items: usize,
+    pub(crate) reduction: Reduction,
+    pub(crate) memory: &'a dyn MemoryModel,
+    /// What a run of some items may need.
+    pub(crate) budget: Bytes,
+    /// Whether the model has running statistics.
+    pub(crate) normalizes: bool,
+    /// Where it is computed if not on the device of the batch, on which kernels would be compiled and tuned for a few items.
+    pub(crate) host: Option<Host>,
+}
+
+/// Why there is no gradient.
+enum Failure {
+    /// The step panicked, or its gradient is no number.
+    Undefined(String),
+    /// It does not fit, or cannot be recorded.
+    Impossible(String),
+}
+
+impl From<RecordError> for Failure {
+    fn from(error: RecordError) -> Self {
+        Self::Impossible(error.to_string())
+    }
+}
+
+/// A tensor of the batch.
+#[derive(Clone, Debug)]
+struct OfBatch {
+    input: Input,
+    /// The values of its first rows, the candidates, where they can be read.
+    candidates: Option<TensorData>,
+    /// Whether all items have the row of the first.
+    same: bool,
+}
+
+/// Which rows stand for the items of a batch.
+#[derive(Clone, Debug)]
+struct Rows {
+    tensors: Vec<OfBatch>,
+    chosen: Vec<usize>,
+}
+
+impl Rows {
+    fn of(&self, tensor: &OfBatch) -> Vec<usize> {
+        let of = |row: &usize| if tensor.same { self.chosen[0] } else { *row };
+        self.chosen.iter().map(of).collect()
+    }
+
+    fn selected(&self) -> impl Iterator<Item = (u64, Vec<usize>)> {
+        self.tensors.iter().map(|tensor| (tensor.input.id, self.of(tensor)))
+    }
+}
+
+impl<LC, S, M, I> Check<'_, LC, S, I>
+where
+    LC: LearningComponentsTypes<TrainingModel = M>,
+    LC::Backend: LazyBackend,
+    <LC::Backend as AutodiffBackend>::InnerBackend:
+        LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
+    M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
+    S: Splitter<I>,
+{
+    /// Finds out.
+    pub(crate) fn run(&self) -> Result<Outcome, TrainError> {
+        let mut found = Outcome::NotEstablished("there are too few items");
+        for size in SIZES {
+            let groups = GROUPS.min(self.items / size);
+            if groups < 2 {
+                break;
+            }
+            found = self.compare(groups, size)?;
+            // Larger groups are a loss that only needs more items, or none at all.
+            let is_small = matches!(&found, Outcome::Differs { by, .. } if by.is_infinite());
+            if !is_small {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    fn compare(&self, groups: usize, size: usize) -> Result<Outcome, TrainError> {
+        let (tensors, choice) = self.choose(groups * size)?;
+        let differ = choice.differ;
+        let permuted = choice.rows.iter().copied().cycle().skip(size).take(groups * size).collect();
+        let rows = Rows { tensors, chosen: choice.rows };
+        let permuted = Rows { chosen: permuted, ..rows.clone() };
+        let all = 0..groups * size;
+        let (whole, again) =
+            match (self.gradient(all.clone(), &rows), self.gradient(all.clone(), &rows)) {
+                (Ok(whole), Ok(again)) => (whole, again),
+                (Err(Failure::Undefined(_)), _) | (_, Err(Failure::Undefined(_))) => {
+                    return Ok(Outcome::NotEstablished("the items have no gradient"));
+                }
+                (Err(Failure::Impossible(why)), _) | (_, Err(Failure::Impossible(why))) => {
+                    return Ok(Outcome::NotCheckable(why));
+                }
+            };
+        if whole.gradient != again.gradient {
+            let why = "the same items gave two different gradients".to_owned();
+            return Ok(Outcome::NotCheckable(why));
+        }
+        let singles: Result<Vec<Weighed>, Failure> = (0..groups)
+            .map(|group| self.gradient(group * size..(group + 1) * size, &rows))
+            .collect();
+        let pair = (groups == GROUPS).then(|| self.gradient(0..2 * size, &rows)).transpose();
+        let parts = singles.and_then(|singles| pair.map(|pair| (singles, pair)));
+        let (singles, pair) = match parts {
+            Ok(parts) => parts,
+            Err(Failure::Undefined(what)) => {
+                let (coupling, by) = (Coupling::Items, f64::INFINITY);
+                return Ok(Outcome::Differs { coupling, by, parameter: what });
+            }
+            Err(Failure::Impossible(why)) => return Ok(Outcome::NotCheckable(why)),
+        };
+        let permuted = match self.gradient(all, &permuted) {
+            Ok(permuted) => permuted.gradient,
+            Err(_) => whole.gradient.clone(),
+        };
+        let gradients = Gradients { whole, pair, singles, permuted };
+        let (paths, dtype) = parameters::<LC::Backend, M>(&self.learner.model());
+        let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
+        Ok(match gradients.verdict(self.reduction, tolerance(dtype)) {
+            Verdict::Differs { coupling, by, parameter } => {
+                Outcome::Differs { coupling, by, parameter: paths[parameter].clone() }
+            }
+            Verdict::Nothing => Outcome::NotEstablished("the gradient is zero"),
+            Verdict::Equal if !differ => {
+                Outcome::NotEstablished("the items are alike in a tensor of the batch")
+            }
+            Verdict::Equal => Outcome::Agrees,
+        })
+    }
+
+    /// The tensors of the batch, and the items to compare.
+    fn choose(&self, count: usize) -> Result<(Vec<OfBatch>, Choice), TrainError> {
+        let recorder = Recorder::new().refuse_reads();
+        let cut = catch_unwind(AssertUnwindSafe(|| {
+            recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
+                self.splitter.range(self.batch, 0..1)
+            })
+        }));
+        let recording = match cut {
+            Ok(Ok(recording)) => recording,
+            // What is wrong with a splitter is told where the batch is cut to be run.
+            Ok(Err(_)) | Err(_) => return Ok((Vec::new(), choose(&[], self.items, count))),
+        };
+        let of_items = |input: &Input| input.shape.first() == Some(&self.items);
+        let inputs: Vec<Input> = recording.inputs().into_iter().filter(of_items).collect();
+        let candidates = CANDIDATES.max(count).min(self.items);
+        let others = inputs.iter().any(|input| !input.dtype.is_float());
+        let tensors = inputs.into_iter().map(|input| OfBatch {
+            same: self.normalizes && others && input.dtype.is_float(),
+            candidates: recording.rows_of_input(&input, candidates),
+            input,
+        });
+        let tensors: Vec<OfBatch> = tensors.collect();
+        recording.discard();
+        let counting = tensors.iter().filter(|tensor| !tensor.same);
+        let rows = counting.filter_map(|tensor| tensor.candidates.as_ref());
+        let rows: Vec<Vec<u64>> = rows.map(|data| hashes(data, candidates)).collect();
+        let choice = choose(&rows, candidates, count);
+        Ok((tensors, choice))
+    }
+
+    /// The gradient of the items in `range` of the chosen ones.
+    fn gradient(&self, range: Range<usize>, rows: &Rows) -> Result<Weighed, Failure> {
+        let model = self.learner.model();
+        let snapshot = self.normalizes.then(|| model.clone().into_record());
+        let run = catch_unwind(AssertUnwindSafe(|| match &self.host {
+            None => self.run_there(range, rows),
+            Some(host) => self.run_on_host(host, range, rows),
+        }));
+        if let Some(snapshot) = snapshot {
+            let restored = restore::<LC::Backend, M>(&model, snapshot);
+            restored.map_err(|error| Failure::Impossible(error.to_string()))?;
+        }
+        if let Some(device) = model.devices().first() {
+            LC::Backend::forget_graphs(device);
+        }
+        let weighed = match run {
+            Ok(result) => result?,
+            Err(panic) => return Err(Failure::Undefined(panic_message(&*panic))),
+        };
+        let is_number = weighed.gradient.iter().flatten().all(|value| value.is_finite());
+        // The mean over nothing is no number, and does not count.
+        match is_number || weighed.weight == 0.0 {
+            true => Ok(weighed),
+            false => Err(Failure::Undefined("it is no number".to_owned())),
+        }
+    }
+
+    /// Runs them on the device of the batch.
+    fn run_there(&self, range: Range<usize>, rows: &Rows) -> Result<Weighed, Failure> {
+        let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
+        let recording = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
+            let micro = self.splitter.range(self.batch, range);
+            let weight = self.splitter.weight(&micro);
+            (self.learner.train_step(micro).grads, weight)
+        })?;
+        let needed = self.memory.footprint(recording.trace()).peak;
+        if needed > self.budget {
+            let why = format!("some items need {needed} where {} are allowed", self.budget);
+            return Err(Failure::Impossible(why));
+        }
+        let (grads, weight) = recording.run();
+        let mut values = Values { grads, gradient: Vec::new() };
+        self.learner.model().visit(&mut values);
+        Ok(Weighed { gradient: values.gradient, weight })
+    }
+}
+
+/// The values of gradients, in the order of the model; zeros for a parameter without.
+struct Values {
+    grads: GradientsParams,
+    gradient: Gradient,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Values {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let values = match self.grads.remove::<B::InnerBackend, D>(param.id) {
+            Some(grad) => grad.into_data().iter::<f64>().collect(),
+            None => vec![0.0; param.val().shape().num_elements()],
+        };
+        self.gradient.push(values);
+    }
+}
+
+/// The paths of the parameters of a model, in its order, and the coarsest of their types.
+fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> (Vec<String>, DType) {
+    struct Paths {
+        path: Vec<String>,
+        found: Vec<String>,
+        dtype: DType,
+    }
+
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Paths {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.found.push(self.path.join("."));
+            let dtype = param.val().dtype();
+            if tolerance(dtype) > tolerance(self.dtype) {
+                self.dtype = dtype;
+            }
+        }
+
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.path.push(name.to_owned());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.path.pop();
+        }
+    }
+
+    let mut paths = Paths { path: Vec::new(), found: Vec::new(), dtype: DType::F64 };
+    model.visit(&mut paths);
+    (paths.found, paths.dtype)
+}

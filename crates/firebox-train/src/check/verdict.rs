@@ -1,0 +1,349 @@
+//! From gradients of a few items, together and in parts, to what couples them.
+
+use std::fmt;
+
+use crate::gradients::Reduction;
+
+/// What makes the gradient of a split batch another one than the whole batch's. Displays as what it is and what helps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Coupling {
+    /// The loss is a sum over the items, or a sum over a fixed number, where a mean is expected.
+    Sum,
+    /// The loss is a mean over the items where a sum is expected.
+    Mean,
+    /// The loss is a mean in which items weigh otherwise than the batch says.
+    Weights,
+    /// A part of the loss is there once for each batch, and is counted once for each micro-batch.
+    Penalty,
+    /// The loss of an item depends on the others.
+    Items,
+}
+
+impl fmt::Display for Coupling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sum => "the loss is a sum over the items, which `.reduction(Reduction::Sum)` is for",
+            Self::Mean => "the loss is a mean over the items, which `Reduction::Mean`, the default, is for",
+            Self::Weights => {
+                "the loss is a mean in which items weigh otherwise than the batch says: give the batch the weight that the \
+                 loss divides by, as `firebox::weight` counts it for classes and for tokens"
+            }
+            Self::Penalty => {
+                "a part of the loss does not belong to items and is counted once for each micro-batch: take a mean, or leave \
+                 the penalty to the optimizer"
+            }
+            Self::Items => {
+                "the loss of an item depends on the other items of its batch, as in contrastive losses, hard-example mining, \
+                 a root of a mean or a maximum"
+            }
+        })
+    }
+}
+
+/// A gradient: one vector for each parameter, in the order of the model.
+pub(super) type Gradient = Vec<Vec<f64>>;
+
+/// A gradient, and what its items weigh.
+#[derive(Clone, Debug)]
+pub(super) struct Weighed {
+    pub(super) gradient: Gradient,
+    pub(super) weight: f64,
+}
+
+/// The gradients of three groups of items: together, the first two together, and each by itself. With two items, of two groups.
+#[derive(Clone, Debug)]
+pub(super) struct Gradients {
+    pub(super) whole: Weighed,
+    pub(super) pair: Option<Weighed>,
+    pub(super) singles: Vec<Weighed>,
+    /// The items together, in another order.
+    pub(super) permuted: Gradient,
+}
+
+/// What gradients tell.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Verdict {
+    Equal,
+    /// There is no gradient to compare.
+    Nothing,
+    Differs {
+        coupling: Coupling,
+        /// By how much, relative to the gradient.
+        by: f64,
+        /// The number of the parameter that differs most.
+        parameter: usize,
+    },
+}
+
+/// What may differ in the gradient of a type, relative to the largest summand.
+pub(super) fn tolerance(dtype: burn::tensor::DType) -> f64 {
+    use burn::tensor::DType;
+    match dtype {
+        DType::F64 => 1e-8,
+        DType::F32 => 1e-3,
+        DType::F16 | DType::Flex32 => 0.05,
+        _ => 0.2,
+    }
+}
+
+/// Ten times what another order of the items changes is not told from rounding.
+const ABOVE_PERMUTATION: f64 = 10.0;
+
+impl Gradients {
+    /// Compares the whole with its parts, two and one, and one by one.
+    pub(super) fn verdict(&self, reduction: Reduction, tolerance: f64) -> Verdict {
+        let expected = self.expected(reduction);
+        let parameters = 0..self.whole.gradient.len();
+        let scales: Vec<f64> = parameters.clone().map(|at| self.scale(at)).collect();
+        let most = scales.iter().copied().fold(0.0, f64::max);
+        if most == 0.0 || !most.is_finite() {
+            return Verdict::Nothing;
+        }
+        let mut worst = (0.0, 0);
+        for at in parameters {
+            // A parameter whose gradient is rounding alone tells nothing.
+            let scale = scales[at].max(1e-6 * most);
+            let apart = |other: &Gradient| apart(&self.whole.gradient[at], &other[at]) / scale;
+            let permuted = apart(&self.permuted) * ABOVE_PERMUTATION;
+            let differs = expected.iter().map(apart).fold(0.0, f64::max);
+            if differs > tolerance.max(permuted) && differs > worst.0 {
+                worst = (differs, at);
+            }
+        }
+        match worst {
+            (0.0, _) => Verdict::Equal,
+            (by, parameter) => {
+                let coupling = self.coupling(reduction, tolerance * 3.0, most);
+                Verdict::Differs { coupling, by, parameter }
+            }
+        }
+    }
+
+    /// The most that any of the gradients of a parameter is: rounding is relative to that.
+    fn scale(&self, parameter: usize) -> f64 {
+        let all = std::iter::once(&self.whole).chain(&self.pair).chain(&self.singles);
+        all.map(|weighed| norm(&weighed.gradient[parameter])).fold(0.0, f64::max)
+    }
+
+    /// What the whole gradient has to be by its parts.
+    fn expected(&self, reduction: Reduction) -> Vec<Gradient> {
+        let singles: Vec<&Weighed> = self.singles.iter().collect();
+        let mut expected = vec![joined(&singles, reduction)];
+        if let (Some(pair), Some(last)) = (&self.pair, singles.last()) {
+            expected.push(joined(&[pair, last], reduction));
+        }
+        expected
+    }
+
+    /// Which of the known couplings explains the gradients.
+    fn coupling(&self, reduction: Reduction, tolerance: f64, most: f64) -> Coupling {
+        let near = |a: &Gradient, b: &Gradient| apart(&a.concat(), &b.concat()) <= tolerance * most;
+        let is =
+            |reduction| self.expected(reduction).iter().all(|sum| near(&self.whole.gradient, sum));
+        match reduction {
+            Reduction::Mean if is(Reduction::Sum) => Coupling::Sum,
+            Reduction::Sum if is(Reduction::Mean) => Coupling::Mean,
+            Reduction::Sum if self.is_penalty(near) => Coupling::Penalty,
+            Reduction::Mean if self.is_weighted(tolerance, most) => Coupling::Weights,
+            _ => Coupling::Items,
+        }
+    }
+
+    /// Whether each part has the same summand once: the whole then lacks it twice where three parts have it.
+    fn is_penalty(&self, near: impl Fn(&Gradient, &Gradient) -> bool) -> bool {
+        let (Some(pair), [first, second, _]) = (&self.pair, &self.singles[..]) else {
+            return false;
+        };
+        let both = joined(&[first, second], Reduction::Sum);
+        let penalty = combined(&[(&both, 1.0), (&pair.gradient, -1.0)]);
+        let singles: Vec<&Weighed> = self.singles.iter().collect();
+        let sum = joined(&singles, Reduction::Sum);
+        near(&self.whole.gradient, &combined(&[(&sum, 1.0), (&penalty, -2.0)]))
+    }
+
+    /// Whether the whole is a mean of the parts with other weights, of which none is zero: a maximum is no mean.
+    fn is_weighted(&self, tolerance: f64, most: f64) -> bool {
+        let singles: Vec<Vec<f64>> =
+            self.singles.iter().map(|single| single.gradient.concat()).collect();
+        let fits = |target: &Gradient, parts: &[Vec<f64>]| {
+            let target = target.concat();
+            let Some(shares) = least_squares(parts, &target) else { return false };
+            let mut sum = vec![0.0; target.len()];
+            for (part, share) in parts.iter().zip(&shares) {
+                sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part * share);
+            }
+            let total: f64 = shares.iter().sum();
+            let is_mean =
+                shares.iter().all(|share| *share > 1e-4) && (total - 1.0).abs() < tolerance / 30.0;
+            is_mean && apart(&sum, &target) <= tolerance * most
+        };
+        let pair = self.pair.as_ref().is_none_or(|pair| fits(&pair.gradient, &singles[..2]));
+        pair && fits(&self.whole.gradient, &singles)
+    }
+}
+
+fn norm(values: &[f64]) -> f64 {
+    values.iter().map(|value| value * value).sum::<f64>().sqrt()
+}
+
+/// The distance of two vectors; infinite where a value is none.
+fn apart(a: &[f64], b: &[f64]) -> f64 {
+    let squares: f64 = a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum();
+    if squares.is_finite() { squares.sqrt() } else { f64::INFINITY }
+}
+
+fn combined(summands: &[(&Gradient, f64)]) -> Gradient {
+    let mut sum: Gradient = summands[0].0.iter().map(|values| vec![0.0; values.len()]).collect();
+    for (gradient, scale) in summands {
+        for (sum, values) in sum.iter_mut().zip(gradient.iter()) {
+            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value * scale);
+        }
+    }
+    sum
+}
+
+/// The gradient of parts together, as the Learner adds them up.
+fn joined(parts: &[&Weighed], reduction: Reduction) -> Gradient {
+    let total: f64 = parts.iter().map(|part| part.weight).sum();
+    let counts = |part: &&&Weighed| reduction == Reduction::Sum || part.weight != 0.0;
+    let share = |part: &&Weighed| match reduction {
+        Reduction::Sum => 1.0,
+        Reduction::Mean => part.weight / total,
+    };
+    let summands = parts.iter().filter(counts).map(|part| (&part.gradient, share(part)));
+    let mut summands: Vec<_> = summands.collect();
+    if summands.is_empty() {
+        summands.push((&parts[0].gradient, 0.0));
+    }
+    combined(&summands)
+}
+
+/// The coefficients with which a sum of `parts` is closest to `target`, by the normal equations; none if parts are alike.
+fn least_squares(parts: &[Vec<f64>], target: &[f64]) -> Option<Vec<f64>> {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let count = parts.len();
+    let mut rows: Vec<Vec<f64>> = parts
+        .iter()
+        .map(|a| parts.iter().map(|b| dot(a, b)).chain([dot(a, target)]).collect())
+        .collect();
+    let largest = rows.iter().enumerate().map(|(at, row)| row[at]).fold(0.0, f64::max);
+    for column in 0..count {
+        let by_size =
+            |a: &usize, b: &usize| rows[*a][column].abs().total_cmp(&rows[*b][column].abs());
+        let pivot = (column..count).max_by(by_size)?;
+        rows.swap(column, pivot);
+        if rows[column][column].abs() <= 1e-9 * largest {
+            return None;
+        }
+        let row = rows[column].clone();
+        for (at, other) in rows.iter_mut().enumerate().filter(|(at, _)| *at != column) {
+            let factor = other[column] / row[column];
+            debug_assert_ne!(at, column);
+            other.iter_mut().zip(&row).for_each(|(value, of)| *value -= factor * of);
+        }
+    }
+    Some((0..count).map(|at| rows[at][count] / rows[at][at]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an item adds to the gradient of two parameters.
+    const ITEMS: [[f64; 6]; 3] = [
+        [1.0, -2.0, 0.5, 3.0, 0.1, -0.7],
+        [0.4, 1.0, -1.5, 0.2, 2.0, 0.9],
+        [-0.3, 0.6, 1.1, -1.0, 0.8, 2.5],
+    ];
+
+    /// The gradients of a loss that makes of items, by their numbers, one gradient.
+    fn gradients(of: impl Fn(&[usize]) -> [f64; 6], weight: impl Fn(usize) -> f64) -> Gradients {
+        let weighed = |items: &[usize]| {
+            let values = of(items);
+            let gradient = vec![values[..4].to_vec(), values[4..].to_vec()];
+            Weighed { gradient, weight: items.iter().map(|item| weight(*item)).sum() }
+        };
+        Gradients {
+            whole: weighed(&[0, 1, 2]),
+            pair: Some(weighed(&[0, 1])),
+            singles: (0..3).map(|item| weighed(&[item])).collect(),
+            permuted: weighed(&[2, 0, 1]).gradient,
+        }
+    }
+
+    fn weighted(items: &[usize], weight: impl Fn(usize) -> f64, over: f64) -> [f64; 6] {
+        std::array::from_fn(|at| {
+            items.iter().map(|item| ITEMS[*item][at] * weight(*item)).sum::<f64>() / over
+        })
+    }
+
+    fn mean(items: &[usize]) -> [f64; 6] {
+        weighted(items, |_| 1.0, items.len() as f64)
+    }
+
+    #[track_caller]
+    fn check(gradients: &Gradients, reduction: Reduction, expected: Option<Coupling>) {
+        let found = match gradients.verdict(reduction, 1e-6) {
+            Verdict::Equal => None,
+            Verdict::Differs { coupling, by, .. } => {
+                assert!(by > 1e-3, "{by}");
+                Some(coupling)
+            }
+            Verdict::Nothing => panic!("there is a gradient"),
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn known_losses_are_told_apart() {
+        let one = |_| 1.0;
+        let classes = |item: usize| [0.2, 1.0, 3.5][item];
+        let by_class = |items: &[usize]| {
+            weighted(items, classes, items.iter().map(|item| classes(*item)).sum())
+        };
+        let sum = |items: &[usize]| weighted(items, one, 1.0);
+        let over_eight = |items: &[usize]| weighted(items, one, 8.0);
+        let penalized = |items: &[usize]| sum(items).map(|value| value + 0.3);
+        let root = |items: &[usize]| mean(items).map(|value| value / (items.len() as f64).sqrt());
+        check(&gradients(mean, one), Reduction::Mean, None);
+        check(&gradients(by_class, classes), Reduction::Mean, None);
+        check(&gradients(sum, one), Reduction::Sum, None);
+        check(&gradients(by_class, one), Reduction::Mean, Some(Coupling::Weights));
+        check(&gradients(sum, one), Reduction::Mean, Some(Coupling::Sum));
+        check(&gradients(over_eight, one), Reduction::Mean, Some(Coupling::Sum));
+        check(&gradients(mean, one), Reduction::Sum, Some(Coupling::Mean));
+        check(&gradients(penalized, one), Reduction::Sum, Some(Coupling::Penalty));
+        check(&gradients(root, one), Reduction::Mean, Some(Coupling::Items));
+        let penalized_mean = |items: &[usize]| mean(items).map(|value| value + 0.3);
+        check(&gradients(penalized_mean, one), Reduction::Mean, None);
+    }
+
+    #[test]
+    fn a_difference_in_a_small_parameter_is_seen_and_rounding_is_not() {
+        let one = |_| 1.0;
+        let rounded =
+            |items: &[usize]| mean(items).map(|value| value * (1.0 + 1e-8 * items.len() as f64));
+        check(&gradients(rounded, one), Reduction::Mean, None);
+        let small = |items: &[usize]| {
+            let mut values = mean(items);
+            values[4..].iter_mut().for_each(|value| *value *= 1e-4 * items.len() as f64);
+            values
+        };
+        check(&gradients(small, one), Reduction::Mean, Some(Coupling::Items));
+    }
+
+    #[test]
+    fn no_gradient_tells_nothing() {
+        let none = gradients(|_| [0.0; 6], |_| 1.0);
+        assert_eq!(none.verdict(Reduction::Mean, 1e-6), Verdict::Nothing);
+    }
+
+    #[test]
+    fn parts_without_weight_do_not_count() {
+        let weight = |item: usize| [1.0, 0.0, 2.0][item];
+        let real =
+            |items: &[usize]| weighted(items, weight, items.iter().map(|item| weight(*item)).sum());
+        check(&gradients(real, weight), Reduction::Mean, None);
+    }
+}

@@ -1,0 +1,75 @@
+//! What batches and micro-batches weigh in the loss.
+
+use crate::error::TrainError;
+use crate::gradients::Reduction;
+
+/// The weight of a batch; none if nothing in it counts, so that no mean can be taken over it.
+pub(crate) fn of_batch(weight: f64, reduction: Reduction) -> Result<Option<f64>, TrainError> {
+    match reduction {
+        _ if !weight.is_finite() => Err(TrainError::Weight { weight }),
+        Reduction::Sum => Ok(Some(weight)),
+        Reduction::Mean if weight < 0.0 => Err(TrainError::Weight { weight }),
+        Reduction::Mean => Ok((weight > 0.0).then_some(weight)),
+    }
+}
+
+/// What the gradient of a micro-batch is multiplied with; none if nothing in it counts (its mean is over nothing, and so not a
+/// number).
+pub(crate) fn scale(weight: f64, reference: f64, reduction: Reduction) -> Option<f64> {
+    match reduction {
+        Reduction::Sum => Some(1.0),
+        Reduction::Mean if weight == 0.0 => None,
+        Reduction::Mean => Some(weight / reference),
+    }
+}
+
+/// What a sum of gradients relative to `reference` is multiplied with at its end, when all that it holds weighs `weight`. One where
+/// they differ by rounding alone, as a sum over parts does: a batch that is run whole is trained on as it is.
+pub(crate) fn rest(reference: f64, weight: f64, reduction: Reduction) -> f64 {
+    let rest = reference / weight;
+    let is_one = reduction == Reduction::Sum || (rest - 1.0).abs() < f64::from(f32::EPSILON);
+    if is_one { 1.0 } else { rest }
+}
+
+/// Whether the parts of a batch of `items` items weigh something else than the whole. A weight that is a sum over a tensor is
+/// rounded, in 32 bit by up to an epsilon for each item, in 16 bit by more; the gradient is divided by the sum over the parts, and
+/// does not depend on that.
+pub(crate) fn differ(parts: f64, whole: f64, items: usize) -> bool {
+    let tolerance = (items as f64 * f64::from(f32::EPSILON)).clamp(1e-4, 1e-2);
+    !parts.is_finite() || (parts - whole).abs() > tolerance * whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mean_needs_a_weight_and_a_sum_none() {
+        for bad in [-1.0, f64::NAN, f64::INFINITY] {
+            assert!(matches!(of_batch(bad, Reduction::Mean), Err(TrainError::Weight { .. })));
+        }
+        assert!(of_batch(f64::NAN, Reduction::Sum).is_err());
+        assert!(matches!(of_batch(0.0, Reduction::Mean), Ok(None)));
+        assert!(matches!(of_batch(0.0, Reduction::Sum), Ok(Some(0.0))));
+        assert!(matches!(of_batch(2.5, Reduction::Mean), Ok(Some(2.5))));
+        assert_eq!(scale(0.0, 4.0, Reduction::Mean), None);
+        assert_eq!(scale(1.0, 4.0, Reduction::Mean), Some(0.25));
+        assert_eq!(scale(0.0, 4.0, Reduction::Sum), Some(1.0));
+        assert_eq!(rest(4.0, 8.0, Reduction::Mean), 0.5);
+        assert_eq!(rest(4.0, 4.000_000_1, Reduction::Mean), 1.0);
+        assert_eq!(rest(4.0, 8.0, Reduction::Sum), 1.0);
+    }
+
+    #[test]
+    fn sums_of_class_weights_in_32_bit_are_equal_and_other_weights_are_not() {
+        const ITEMS: usize = 20_000;
+        let weight = |item: usize| [0.1f32, 0.7, 3.3][item % 3];
+        let sum = |items: std::ops::Range<usize>| f64::from(items.map(weight).sum::<f32>());
+        let whole = sum(0..ITEMS);
+        let parts: f64 = (0..ITEMS).step_by(50).map(|start| sum(start..start + 50)).sum();
+        assert!((parts - whole).abs() > 1e-6 * whole, "rounding shows: {parts} and {whole}");
+        assert!(!differ(parts, whole, ITEMS));
+        assert!(differ(parts * 1.02, whole, ITEMS));
+        assert!(differ(8.0, 8.01, 8) && differ(f64::NAN, 1.0, 1));
+    }
+}

@@ -1,0 +1,234 @@
+//! A batch is split only if its gradient is the sum over its parts: losses that are no such sum are refused before training, by
+//! what they look like, and sound ones are not.
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Dropout, DropoutConfig};
+use burn::optim::SgdConfig;
+use burn::prelude::*;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
+use firebox::{Bytes, Coupling, Lazy, Learner, MicroBatch, Reduction, TrainError, weight};
+
+use crate::task::{Given, Net, Points, batch, random_state, weights};
+
+type B = Autodiff<Lazy<Flex>>;
+
+const CLASS_WEIGHTS: [f32; 3] = [0.2, 1.0, 3.5];
+
+/// What the loss is made of that of the items.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loss {
+    Mean,
+    Sum,
+    /// A sum over a fixed number.
+    SumOver(f32),
+    ByClass,
+    /// A sum, and the size of the weights.
+    Penalized,
+    RootOfMean,
+    Largest,
+    /// The hardest half.
+    Hardest,
+    /// How much alike the outputs of the batch are.
+    Contrast,
+    /// The variance of the outputs over the batch, which a single item has not.
+    Variance,
+}
+
+/// A batch with a weight of its own.
+#[derive(Clone, Debug, MicroBatch)]
+#[micro_batch(weight = Weighted::class_weights)]
+struct Weighted<B: Backend>(Points<B>);
+
+impl<B: Backend> Weighted<B> {
+    fn class_weights(&self) -> f64 {
+        weight::of_classes(&self.0.targets, &CLASS_WEIGHTS)
+    }
+}
+
+#[derive(Module, Debug)]
+struct Judged<B: Backend> {
+    net: Net<B>,
+    dropout: Dropout,
+    #[module(skip)]
+    loss: Loss,
+}
+
+impl<B: Backend> Judged<B> {
+    fn new(net: Net<B>, loss: Loss) -> Self {
+        Self { net, dropout: DropoutConfig::new(0.3).init(), loss }
+    }
+
+    fn loss(&self, batch: Points<B>) -> Tensor<B, 1> {
+        let device = batch.inputs.device();
+        let [items, _] = batch.inputs.dims();
+        // Outputs large enough for losses that differ.
+        let output = self.dropout.forward(self.net.forward(batch.inputs)).mul_scalar(6.0);
+        let mean = |weights| {
+            let config = CrossEntropyLossConfig::new().with_weights(weights);
+            config.init(&device).forward(output.clone(), batch.targets.clone())
+        };
+        let each = || {
+            let chosen = batch.targets.clone().reshape([items, 1]);
+            burn::tensor::activation::log_softmax(output.clone(), 1).gather(1, chosen).neg()
+        };
+        match self.loss {
+            Loss::Mean => mean(None),
+            Loss::Sum => each().sum(),
+            Loss::SumOver(number) => each().sum() / number,
+            Loss::ByClass => mean(Some(CLASS_WEIGHTS.to_vec())),
+            Loss::Penalized => {
+                each().sum() + self.net.first_weight().powf_scalar(2.0).sum().mul_scalar(0.1)
+            }
+            Loss::RootOfMean => mean(None).sqrt(),
+            Loss::Largest => each().max(),
+            Loss::Hardest => {
+                let sorted = each().reshape([items]).sort_descending(0);
+                sorted.narrow(0, 0, items.div_ceil(2)).mean()
+            }
+            Loss::Contrast => output.clone().matmul(output.clone().transpose()).mean(),
+            Loss::Variance => output.clone().var(0).mean() + mean(None),
+        }
+    }
+}
+
+/// A model that learns from batches of a type.
+macro_rules! learns_from {
+    ($model:ident, $batch:ident, $points:expr) => {
+        #[derive(Module, Debug)]
+        struct $model<B: Backend> {
+            judged: Judged<B>,
+        }
+
+        impl<B: AutodiffBackend> TrainStep for $model<B> {
+            type Input = $batch<B>;
+            type Output = ();
+
+            fn step(&self, batch: $batch<B>) -> TrainOutput<()> {
+                TrainOutput::new(self, self.judged.loss($points(batch)).backward(), ())
+            }
+        }
+
+        impl<B: Backend> InferenceStep for $model<B> {
+            type Input = $batch<B>;
+            type Output = ();
+
+            fn step(&self, batch: $batch<B>) {
+                self.judged.loss($points(batch));
+            }
+        }
+    };
+}
+
+learns_from!(Plain, Points, |batch| batch);
+learns_from!(ByClass, Weighted, |batch: Weighted<B>| batch.0);
+
+/// Trains on a batch in micro-batches of four; gives the error, and whether the model changed.
+macro_rules! train {
+    ($model:ident, $net:expr, $loss:expr, $batch:expr, $reduction:expr, $accepted:expr) => {{
+        let _lock = random_state();
+        let folder = tempfile::tempdir().expect("a folder");
+        let batches = Given::loader::<B>(vec![$batch]);
+        let none = Given::loader::<<B as AutodiffBackend>::InnerBackend>(Vec::new());
+        let training = SupervisedTraining::new(folder.path(), batches, none)
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .num_epochs(1);
+        let model = $model { judged: Judged::new($net, $loss) };
+        let start = weights::<B, _>(&model);
+        let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).micro_batch(4);
+        let mut builder = builder.reduction($reduction).quiet();
+        let accepted: &[Coupling] = $accepted;
+        for coupling in accepted {
+            builder = builder.split_although(*coupling);
+        }
+        let fitted = builder.build(model, SgdConfig::new().init(), 1e-2).fit(training);
+        match fitted {
+            Ok(fitted) => {
+                assert_ne!(weights::<Lazy<Flex>, _>(&fitted.model), start, "it was trained");
+                None
+            }
+            Err(error) => {
+                let (cause, state) = error.into_parts();
+                let state = state.expect("a model");
+                assert_eq!(weights::<B, _>(&state.model), start, "nothing was learned: {cause}");
+                Some(cause)
+            }
+        }
+    }};
+}
+
+fn net() -> Net<B> {
+    B::seed(&Default::default(), 5);
+    Net::new(&Default::default())
+}
+
+/// What is said of a loss whose batch weighs its number of items.
+fn refused(loss: Loss, reduction: Reduction) -> Option<TrainError> {
+    train!(Plain, net(), loss, batch::<B>(12), reduction, &[])
+}
+
+#[track_caller]
+fn check(loss: Loss, reduction: Reduction, expected: Option<Coupling>) {
+    let cause = refused(loss, reduction);
+    match (&cause, expected) {
+        (None, None) => {}
+        (Some(TrainError::Coupled { coupling, by, parameter }), Some(expected)) => {
+            assert_eq!(*coupling, expected, "{loss:?}: {by} in {parameter}");
+            assert!(*by > 1e-3, "{loss:?}: {by}");
+        }
+        (found, expected) => panic!("{loss:?}: {found:?} instead of {expected:?}"),
+    }
+}
+
+#[test]
+fn sound_losses_are_split() {
+    check(Loss::Mean, Reduction::Mean, None);
+    check(Loss::Sum, Reduction::Sum, None);
+    let batch = Weighted(batch::<B>(12));
+    let refused = train!(ByClass, net(), Loss::ByClass, batch, Reduction::Mean, &[]);
+    assert!(refused.is_none(), "{refused:?}");
+}
+
+#[test]
+fn unsound_losses_are_refused_by_what_they_look_like() {
+    check(Loss::ByClass, Reduction::Mean, Some(Coupling::Weights));
+    check(Loss::Sum, Reduction::Mean, Some(Coupling::Sum));
+    check(Loss::SumOver(8.0), Reduction::Mean, Some(Coupling::Sum));
+    check(Loss::Mean, Reduction::Sum, Some(Coupling::Mean));
+    check(Loss::Penalized, Reduction::Sum, Some(Coupling::Penalty));
+    for loss in [Loss::RootOfMean, Loss::Largest, Loss::Hardest, Loss::Contrast, Loss::Variance] {
+        check(loss, Reduction::Mean, Some(Coupling::Items));
+    }
+}
+
+#[test]
+fn a_wrong_weight_is_refused_behind_batch_normalization() {
+    let coupled = || Net::<B>::coupled(&Default::default(), true);
+    let of = |loss| train!(Plain, coupled(), loss, batch::<B>(12), Reduction::Mean, &[]);
+    assert!(of(Loss::Mean).is_none(), "what normalizes over the batch is warned of");
+    let refused = of(Loss::ByClass);
+    assert!(matches!(refused, Some(TrainError::Coupled { .. })), "{refused:?}");
+}
+
+#[test]
+fn what_is_accepted_is_split_all_the_same() {
+    let train = |accepted: &[Coupling]| {
+        train!(Plain, net(), Loss::RootOfMean, batch::<B>(12), Reduction::Mean, accepted)
+    };
+    assert!(train(&[Coupling::Items]).is_none());
+    let refused = train(&[Coupling::Weights]).expect("that is not accepted");
+    let text = refused.to_string();
+    assert!(text.contains("split_although(Coupling::Items)"), "{text}");
+}
+
+#[test]
+fn items_that_do_not_differ_establish_nothing() {
+    let mut alike = batch::<B>(12);
+    alike.targets = alike.targets.zeros_like();
+    let refused = train!(Plain, net(), Loss::ByClass, alike, Reduction::Mean, &[]);
+    assert!(refused.is_none(), "with one class every weight is right: {refused:?}");
+}
