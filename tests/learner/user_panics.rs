@@ -170,6 +170,6 @@ fn a_metric_that_panics() {
 fn a_scheduler_that_panics() {
     let _lock = random_state();
     let training = on_points(DataLoaderBuilder::new(PointBatcher), (10, 0));
-    let (epoch, iteration) = failure(Short { left: 2 }, training);
+    let (epoch, iteration) = failure(Short { left: 3 }, training);
     assert!(epoch == 1 && iteration <= 2, "{epoch}, {iteration}");
 }

@@ -159,6 +159,7 @@ impl<B: Backend> CallFrame<B> {
     ) -> R {
         let (result, slots) = R::adopt(described, &mut self);
         session::<B, _>(|session| {
+            session.place_described(&self.local_outputs, &self.outputs);
             let description = session.close_call(std::mem::take(&mut self.local_outputs));
             if self.looked_up {
                 let known = Arc::new(self.remembered(session, description));

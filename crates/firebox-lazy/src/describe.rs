@@ -80,6 +80,7 @@ impl<B: Backend> RunnerClient for DescriptionClient<B> {
             let id = session.next_local();
             let out = TensorIr::uninit(id, data.shape.clone(), data.dtype);
             session.describe(OperationIr::Init(InitOperationIr { out }));
+            session.keep_described(id, &data);
             id
         });
         let id = id.expect("calls are described inside a recording");

@@ -7,6 +7,7 @@ use firebox_trace::TensorIndex;
 use rustc_hash::FxHashMap;
 
 use crate::kind::Value;
+use crate::session::Session;
 
 /// Rows that stand for those of a tensor, by [`Input::id`].
 pub(crate) type Rows = FxHashMap<u64, Vec<usize>>;
@@ -75,4 +76,32 @@ pub(crate) fn rows_of<B: Backend>(value: Value<B>, rows: usize) -> Option<Tensor
         }
         Value::Quantized(_) => return None,
     })
+}
+
+impl<B: Backend> Session<B> {
+    /// The tensors that existed before, as far as they have values.
+    pub(crate) fn inputs(&self) -> Vec<Input> {
+        let mut inputs: Vec<_> = self.met.iter().collect();
+        inputs.sort_by_key(|(_, index)| **index);
+        let input = |(id, index): (&u64, &TensorIndex)| {
+            let (shape, dtype) = self.form(*index);
+            Input { id: *id, tensor: *index, shape, dtype }
+        };
+        inputs.into_iter().map(input).collect()
+    }
+
+    /// The value of a tensor that nothing has used up: that existed before, or was kept when it was made from host data.
+    pub(crate) fn value_of(&self, tensor: TensorIndex) -> Option<TensorData> {
+        if let Some(data) = self.uploads.as_ref().and_then(|uploads| uploads.get(&tensor)) {
+            return Some(data.clone());
+        }
+        values_of(self.values.get(tensor)?.clone())
+    }
+
+    /// The first rows of an input.
+    pub(crate) fn rows_of_input(&self, input: &Input, rows: usize) -> Option<TensorData> {
+        let index = self.met.get(&input.id)?;
+        let value = self.values.get(*index)?;
+        rows_of(value.clone(), rows.min(*input.shape.first()?))
+    }
 }

@@ -21,7 +21,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::draws::Generator;
 use crate::handover::TrainingTurn;
-use crate::inputs::{Input, Rows, rows_of, select_rows, values_of};
+use crate::inputs::{Rows, select_rows};
 use crate::kind::{Kind, Value};
 use crate::known::{self, Form, Known};
 use crate::recording::{ReadLimit, ReadRefused, Recorder};
@@ -111,6 +111,11 @@ impl<B: Backend> Values<B> {
         .expect("the program makes a tensor before it uses it")
     }
 
+    /// The value of a tensor, if it is there.
+    pub(crate) fn get(&self, tensor: TensorIndex) -> Option<&Value<B>> {
+        self.values[tensor.0 as usize].as_deref()
+    }
+
     /// Lets a value go, and gives it if it was there.
     fn remove(&mut self, tensor: TensorIndex) -> Option<Box<Value<B>>> {
         self.values[tensor.0 as usize].take()
@@ -128,9 +133,9 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) trace: Trace,
     /// What to do, each with the step of the trace that it belongs to.
     program: Vec<(OpIndex, Instruction<B>)>,
-    values: Values<B>,
+    pub(crate) values: Values<B>,
     /// Tensors that existed before, by the id of their node: for when another thread's recording met them since.
-    met: FxHashMap<u64, TensorIndex>,
+    pub(crate) met: FxHashMap<u64, TensorIndex>,
     /// The tensors that wait for their values, as far as they may still be alive: a weak pointer keeps the memory of
     /// what it points to.
     born: Vec<Option<Weak<dyn Settle<B>>>>,
@@ -147,7 +152,9 @@ pub(crate) struct Session<B: Backend> {
     salvage: bool,
     rows: Option<Arc<Rows>>,
     /// Host data that became tensors, if it is kept.
-    uploads: Option<FxHashMap<TensorIndex, TensorData>>,
+    pub(crate) uploads: Option<FxHashMap<TensorIndex, TensorData>>,
+    /// The same in the call that is being described, by their numbers there.
+    described_data: Vec<(u64, TensorData)>,
 }
 
 impl<B: Backend> Session<B> {
@@ -170,6 +177,7 @@ impl<B: Backend> Session<B> {
             salvage: options.salvage,
             rows: options.rows.clone(),
             uploads: options.keeps_uploads.then(FxHashMap::default),
+            described_data: Vec::new(),
         }
     }
 
@@ -249,6 +257,24 @@ impl<B: Backend> Session<B> {
         self.share(description)
     }
 
+    /// Keeps host data that the call makes a tensor of, if that is asked for.
+    pub(crate) fn keep_described(&mut self, local: TensorId, data: &TensorData) {
+        if self.uploads.is_some() {
+            self.described_data.push((local.value(), data.clone()));
+        }
+    }
+
+    /// Says which tensors of the trace the results of the described call are.
+    pub(crate) fn place_described(&mut self, locals: &[u64], outputs: &[TensorIndex]) {
+        let Some(uploads) = &mut self.uploads else { return };
+        for (local, data) in self.described_data.drain(..) {
+            let output = locals.iter().position(|output| *output == local);
+            if let Some(output) = output.and_then(|at| outputs.get(at)) {
+                uploads.insert(*output, data);
+            }
+        }
+    }
+
     /// The place of a description among those of the trace.
     fn share(&mut self, description: Description) -> DescriptionIndex {
         let mut hasher = FxHasher::default();
@@ -268,6 +294,10 @@ impl<B: Backend> Session<B> {
 
     /// A call that was made before, in this session or in another one of this thread.
     pub(crate) fn known_call(&mut self, signature: u64) -> Option<(DescriptionIndex, Arc<Known>)> {
+        // What is known has no data.
+        if self.uploads.is_some() {
+            return None;
+        }
         if let Some(found) = self.known_calls.get(&signature) {
             return Some(found.clone());
         }
@@ -430,32 +460,6 @@ impl<B: Backend> Session<B> {
         let born = self.born.iter().enumerate();
         let held = born.filter(|(_, waiting)| waiting.as_ref().is_some_and(is_held));
         held.map(|(index, _)| TensorIndex(index as u32)).collect()
-    }
-
-    /// The tensors that existed before, as far as they have values.
-    pub(crate) fn inputs(&self) -> Vec<Input> {
-        let mut inputs: Vec<_> = self.met.iter().collect();
-        inputs.sort_by_key(|(_, index)| **index);
-        let input = |(id, index): (&u64, &TensorIndex)| {
-            let (shape, dtype) = self.form(*index);
-            Input { id: *id, tensor: *index, shape, dtype }
-        };
-        inputs.into_iter().map(input).collect()
-    }
-
-    /// The value of a tensor that nothing has used up: that existed before, or was kept when it was made from host data.
-    pub(crate) fn value_of(&self, tensor: TensorIndex) -> Option<TensorData> {
-        if let Some(data) = self.uploads.as_ref().and_then(|uploads| uploads.get(&tensor)) {
-            return Some(data.clone());
-        }
-        values_of(self.values.values[tensor.0 as usize].as_deref()?.clone())
-    }
-
-    /// The first rows of an input.
-    pub(crate) fn rows_of_input(&self, input: &Input, rows: usize) -> Option<TensorData> {
-        let index = self.met.get(&input.id)?;
-        let value = self.values.values[index.0 as usize].as_deref()?;
-        rows_of(value.clone(), rows.min(*input.shape.first()?))
     }
 
     pub(crate) fn label(&mut self, tensor: TensorIndex, label: Label) {

@@ -58,13 +58,12 @@ fn within(
         return Err(HostMemoryError::Unknown);
     }
     let mut tightest = (machine, "host memory");
-    let groups = groups.iter().map(|group| (*group, "host memory of this container"));
+    // A group that may have all of the machine is none that limits.
+    let groups = groups.iter().filter(|group| group.total < machine.total);
+    let groups = groups.map(|group| (*group, "host memory of this container"));
     let address_space = address_space.map(|limit| (limit, "address space of this process"));
     for (limit, name) in groups.chain(address_space) {
         let (so_far, _) = tightest;
-        if limit.total >= machine.total {
-            continue;
-        }
         let name = if limit.total < so_far.total { name } else { tightest.1 };
         let limit =
             Limit { total: limit.total.min(so_far.total), free: limit.free.min(so_far.free) };
@@ -110,6 +109,8 @@ mod tests {
         check(gib(64, 40), &[gib(16, 10)], Some(gib(8, 5)), expected);
         let expected = "host memory: 40.00 GiB of 64.00 GiB free";
         check(gib(64, 40), &[], Some(gib(1024, 900)), expected);
+        let expected = "host memory: 5.00 GiB of 64.00 GiB free";
+        check(gib(64, 40), &[], Some(gib(100, 5)), expected);
     }
 
     #[test]

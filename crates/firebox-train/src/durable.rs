@@ -67,7 +67,7 @@ impl<R> DurableRecorder<R> {
             });
         match done {
             // The name of the file is on disk once its folder is. Not every system can do that for folders.
-            Ok(()) => drop(place.parent().map(bring_to_disk)),
+            Ok(()) => drop(File::open(folder_of(&place)).and_then(|folder| folder.sync_all())),
             Err(_) => drop(fs::remove_file(&written)),
         }
         done
@@ -141,7 +141,12 @@ impl Names {
 }
 
 fn bring_to_disk(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
+    // Some systems bring a file to the disk only for who may write to it.
+    File::options().write(true).open(path)?.sync_all()
+}
+
+fn folder_of(place: &Path) -> &Path {
+    place.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."))
 }
 
 fn not_written(place: &Path, error: &dyn std::fmt::Display) -> RecorderError {
@@ -161,8 +166,20 @@ fn older(place: &Path) -> Vec<PathBuf> {
     else {
         return Vec::new();
     };
-    let of = |number: u64| place.with_file_name(format!("{stem}-{number}.{rest}"));
-    (0..number).rev().map(of).filter(|path| path.exists()).collect()
+    let number_of = |name: &str| -> Option<u64> {
+        name.strip_prefix(stem)?
+            .strip_prefix('-')?
+            .strip_suffix(rest)?
+            .strip_suffix('.')?
+            .parse()
+            .ok()
+    };
+    let entries = fs::read_dir(folder_of(place)).into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| number_of(entry.file_name().to_str()?));
+    let mut numbers: Vec<u64> = numbers.filter(|other| *other < number).collect();
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    let of = |number| place.with_file_name(format!("{stem}-{number}.{rest}"));
+    numbers.into_iter().map(of).collect()
 }
 
 #[cfg(test)]

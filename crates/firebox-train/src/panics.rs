@@ -5,12 +5,15 @@
 
 use std::panic::{PanicHookInfo, set_hook, take_hook};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::thread::ThreadId;
 
 use burn_backend::DeviceId;
 
 /// What was heard while a [`Listener`] lived.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Heard {
+    /// The thread that listens; it hears of its own panics otherwise.
+    own: ThreadId,
     /// The first panic of a service thread of each device.
     first: Vec<(DeviceId, String)>,
     /// The first panic of a thread of burn's data loaders, metrics or checkpointers.
@@ -45,7 +48,9 @@ impl Listener {
 
     fn of(device: Option<DeviceId>) -> Self {
         install();
-        let heard = Arc::new(Mutex::new(Heard::default()));
+        let own = std::thread::current().id();
+        let heard = Heard { own, first: Vec::new(), of_burn: None, unnamed: false };
+        let heard = Arc::new(Mutex::new(heard));
         lock(&LISTENERS).push((device, Arc::downgrade(&heard)));
         Self { heard }
     }
@@ -107,6 +112,7 @@ fn listen(info: &PanicHookInfo<'_>) {
         let Some(listener) = listener.upgrade() else { continue };
         let mut heard = lock(&listener);
         match service {
+            None if heard.own == thread.id() => {}
             None => {
                 heard.unnamed |= thread.name().is_none();
                 heard.of_burn.get_or_insert_with(|| message(info));

@@ -151,7 +151,7 @@ where
             Ok(result) => result.map_err(|error| run.watch.explain(error)),
             Err(panic) => Err(run.watch.panicked(&*panic)),
         };
-        end_checkpoints(checkpointer, run.watch.may_have_lost_checkpointers());
+        end_checkpoints(checkpointer, result.is_err() && run.watch.may_have_lost_checkpointers());
         let result = result.and_then(|()| checkpoint_written(&components.interrupter));
         if let Err(cause) = result {
             let state = catch_unwind(AssertUnwindSafe(|| run.last_state(&cause, &store)));
@@ -279,6 +279,9 @@ where
         // The unfinished group at the end of an epoch counts like any other.
         if accumulated.batches > 0 {
             self.optimizer_step(&mut accumulated, iteration)?;
+        }
+        if iteration > 0 && self.planner.is_none() {
+            return Err(TrainError::Weight { weight: 0.0 });
         }
         self.measure();
         end_trained(&mut self.processor, epoch.items_processed);

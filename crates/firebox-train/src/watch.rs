@@ -82,9 +82,9 @@ impl<B: DeviceMemory> Watch<B> {
         TrainError::Panicked { message }
     }
 
-    /// Whether the device failed, and took a thread without a name with it, as burn's checkpointers are.
+    /// Whether a thread without a name panicked, as burn's checkpointers are.
     pub(crate) fn may_have_lost_checkpointers(&self) -> bool {
-        self.listener.heard().is_some() && self.listener.unnamed_thread_panicked()
+        self.listener.unnamed_thread_panicked()
     }
 
     /// Waits until a device that failed has nothing left to do, for [`PATIENCE`] at most: a program that ends while a

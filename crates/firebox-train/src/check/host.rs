@@ -1,5 +1,5 @@
-//! The gradients of a few items of a batch that lies on a GPU, computed on the host: no kernel is compiled or tuned for it, and no
-//! memory of the device is taken. The recorded step is run by burn's interpreter of recorded operations.
+//! The gradients of a few items of a batch that lies on a GPU, computed on the host: no kernel of the model is compiled or tuned for
+//! it, and none of its memory is taken there. The recorded step is run by burn's interpreter of recorded operations.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,9 +12,10 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
 use burn::train::{LearningComponentsTypes, TrainStep};
 use firebox_dry::{HostValues, NotComputed};
-use firebox_lazy::{Input, LazyBackend, Recorder, fixed_draw, index_in_trace};
+use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, fixed_draw, index_in_trace};
 use firebox_trace::{Bytes, TensorIndex};
 
+use super::sketch::{of_zeros, sketch};
 use super::verdict::Weighed;
 use super::{Check, Failure, Rows};
 use crate::splitter::Splitter;
@@ -67,7 +68,7 @@ where
         &self,
         host: &Host,
         range: Range<usize>,
-        rows: &Rows,
+        rows: &Rows<'_>,
     ) -> Result<Weighed, Failure> {
         // A weight may be read from the batch; that of a number of items asks nobody.
         let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
@@ -83,6 +84,12 @@ where
             let mut found = Found { grads: &grads, tensors: Vec::new() };
             model.visit(&mut found);
             (found.tensors, grads)
+        });
+        let recording = recording.map_err(|error| match error {
+            RecordError::ReadTooLarge { .. } => {
+                Failure::Impossible("the step reads values, which the host has not".to_owned())
+            }
+            error => error.into(),
         })?;
         let inputs: HashMap<TensorIndex, Input> =
             recording.inputs().into_iter().map(|input| (input.tensor, input)).collect();
@@ -98,7 +105,11 @@ where
         let mut value = |tensor| match inputs.get(&tensor) {
             None => recording.value_of(tensor),
             Some(input) => match of_batch.get(&input.id) {
-                Some(of_batch) => Some(select(of_batch.candidates.as_ref()?, &rows.of(of_batch))),
+                Some(of_batch) => {
+                    let candidates = of_batch.candidates.as_ref()?;
+                    let rows = rows.of(of_batch);
+                    Some(rows.map_or_else(|| candidates.clone(), |rows| select(candidates, &rows)))
+                }
                 None => host.value(input.id, || recording.value_of(tensor)),
             },
         };
@@ -112,8 +123,8 @@ where
         })?;
         let mut computed = computed.into_iter();
         let gradient = gradients.iter().map(|grad| match grad {
-            Ok(_) => computed.next().into_iter().flat_map(|data| numbers(&data)).collect(),
-            Err(elements) => vec![0.0; *elements],
+            Ok(_) => computed.next().map(|data| numbers(&data)).unwrap_or_default(),
+            Err(elements) => of_zeros(*elements),
         });
         let gradient = gradient.collect();
         recording.discard();
@@ -122,7 +133,7 @@ where
 }
 
 fn numbers(data: &TensorData) -> Vec<f64> {
-    data.iter::<f64>().collect()
+    sketch(data.num_elements(), data.iter::<f64>())
 }
 
 /// Some rows of a tensor.

@@ -5,8 +5,10 @@
 //! classes a wrong weight is not seen. Where a model normalizes over the batch, whose gradients differ from part to part anyway, all
 //! items get the inputs of one, so that statistics agree, and only what is no number of the input differs.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -14,7 +16,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn::train::{Learner, LearningComponentsTypes, TrainStep};
 use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, restore};
-use firebox_trace::{Bytes, MemoryModel};
+use firebox_trace::{Bytes, MemoryModel, Trace};
 
 use crate::error::{TrainError, panic_message};
 use crate::gradients::Reduction;
@@ -22,17 +24,19 @@ use crate::splitter::Splitter;
 
 mod choice;
 mod host;
+mod sketch;
 mod verdict;
 
 use self::choice::{CANDIDATES, Choice, choose, hashes};
 pub(crate) use self::host::Host;
+use self::sketch::{of_zeros, sketch};
 pub use self::verdict::Coupling;
-use self::verdict::{Gradient, Gradients, Verdict, Weighed, tolerance};
+use self::verdict::{Gradient, Gradients, Precision, Verdict, Weighed};
 
 /// The groups of items that are run together and apart.
 const GROUPS: usize = 3;
 /// The sizes of a group that are tried: a part may be too small for a loss that is sound, such as a variance.
-const SIZES: [usize; 2] = [1, 4];
+const SIZES: [usize; 3] = [1, 2, 4];
 
 /// What came out.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,9 +65,11 @@ pub(crate) struct Check<'a, LC: LearningComponentsTypes, S, I> {
     pub(crate) batch: &'a I,
     pub(crate) items: usize,
     pub(crate) reduction: Reduction,
-    pub(crate) memory: &'a dyn MemoryModel,
+    pub(crate) memory: Arc<dyn MemoryModel>,
     /// What a run of some items may need.
     pub(crate) budget: Bytes,
+    /// The most that one needed.
+    pub(crate) needed: Cell<Bytes>,
     /// Whether the model has running statistics.
     pub(crate) normalizes: bool,
     /// Where it is computed if not on the device of the batch, on which kernels would be compiled and tuned for a few items.
@@ -94,21 +100,35 @@ struct OfBatch {
     same: bool,
 }
 
-/// Which rows stand for the items of a batch.
-#[derive(Clone, Debug)]
-struct Rows {
-    tensors: Vec<OfBatch>,
-    chosen: Vec<usize>,
+/// Which items of a batch are compared.
+#[derive(Clone, Copy, Debug)]
+struct Rows<'a> {
+    tensors: &'a [OfBatch],
+    /// Their rows. Where they are in a row, they are cut off by the splitter, and nothing stands for anything else: a batch may hold
+    /// more than tensors.
+    chosen: &'a [usize],
+    in_a_row: bool,
+    /// The row that all items have in tensors that are to be the same.
+    same: usize,
 }
 
-impl Rows {
-    fn of(&self, tensor: &OfBatch) -> Vec<usize> {
-        let of = |row: &usize| if tensor.same { self.chosen[0] } else { *row };
-        self.chosen.iter().map(of).collect()
+impl Rows<'_> {
+    /// The rows that stand for those of a tensor from the first on; none if it stays what it is.
+    fn of(&self, tensor: &OfBatch) -> Option<Vec<usize>> {
+        match (tensor.same, self.in_a_row) {
+            (true, _) => Some(vec![self.same; self.first() + self.chosen.len()]),
+            (false, false) => Some(self.chosen.to_vec()),
+            (false, true) => None,
+        }
     }
 
     fn selected(&self) -> impl Iterator<Item = (u64, Vec<usize>)> {
-        self.tensors.iter().map(|tensor| (tensor.input.id, self.of(tensor)))
+        self.tensors.iter().filter_map(|tensor| Some((tensor.input.id, self.of(tensor)?)))
+    }
+
+    /// Where the items begin that a splitter is to cut off.
+    fn first(&self) -> usize {
+        if self.in_a_row { self.chosen.first().copied().unwrap_or(0) } else { 0 }
     }
 }
 
@@ -142,20 +162,27 @@ where
     fn compare(&self, groups: usize, size: usize) -> Result<Outcome, TrainError> {
         let (tensors, choice) = self.choose(groups * size)?;
         let differ = choice.differ;
-        let permuted = choice.rows.iter().copied().cycle().skip(size).take(groups * size).collect();
-        let rows = Rows { tensors, chosen: choice.rows };
-        let permuted = Rows { chosen: permuted, ..rows.clone() };
+        let others = choice.rows.iter().copied().cycle().skip(size).take(groups * size);
+        let others: Vec<usize> = others.collect();
+        let same = choice.rows.first().copied().unwrap_or(0);
+        let (tensors, in_a_row) = (&tensors[..], choice.in_a_row);
+        let rows = Rows { tensors, chosen: &choice.rows, in_a_row, same };
+        let permuted = Rows { chosen: &others, in_a_row: false, ..rows };
         let all = 0..groups * size;
         let (whole, again) =
             match (self.gradient(all.clone(), &rows), self.gradient(all.clone(), &rows)) {
                 (Ok(whole), Ok(again)) => (whole, again),
-                (Err(Failure::Undefined(_)), _) | (_, Err(Failure::Undefined(_))) => {
+                (Err(Failure::Undefined(why)), _) | (_, Err(Failure::Undefined(why))) => {
+                    log::debug!("no gradient of some items: {why}");
                     return Ok(Outcome::NotEstablished("the items have no gradient"));
                 }
                 (Err(Failure::Impossible(why)), _) | (_, Err(Failure::Impossible(why))) => {
                     return Ok(Outcome::NotCheckable(why));
                 }
             };
+        if whole.weight == 0.0 && self.reduction == Reduction::Mean {
+            return Ok(Outcome::NotEstablished("the items weigh nothing"));
+        }
         if whole.gradient != again.gradient {
             let why = "the same items gave two different gradients".to_owned();
             return Ok(Outcome::NotCheckable(why));
@@ -180,7 +207,14 @@ where
         let gradients = Gradients { whole, pair, singles, permuted };
         let (paths, dtype) = parameters::<LC::Backend, M>(&self.learner.model());
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
-        Ok(match gradients.verdict(self.reduction, tolerance(dtype)) {
+        let precision = Precision::of(dtype);
+        let precision = if self.normalizes { precision.behind_equal_items() } else { precision };
+        Ok(match gradients.verdict(self.reduction, precision) {
+            // That is what it does, and items of one input may be told apart by other tensors.
+            Verdict::Differs { coupling: Coupling::Items, .. } if self.normalizes => {
+                let why = "batch normalization makes the gradient of an item depend on the others";
+                Outcome::NotCheckable(why.to_owned())
+            }
             Verdict::Differs { coupling, by, parameter } => {
                 Outcome::Differs { coupling, by, parameter: paths[parameter].clone() }
             }
@@ -214,17 +248,21 @@ where
             candidates: recording.rows_of_input(&input, candidates),
             input,
         });
-        let tensors: Vec<OfBatch> = tensors.collect();
+        let mut tensors: Vec<OfBatch> = tensors.collect();
         recording.discard();
         let counting = tensors.iter().filter(|tensor| !tensor.same);
         let rows = counting.filter_map(|tensor| tensor.candidates.as_ref());
         let rows: Vec<Vec<u64>> = rows.map(|data| hashes(data, candidates)).collect();
         let choice = choose(&rows, candidates, count);
+        if self.host.is_none() {
+            tensors.iter_mut().for_each(|tensor| tensor.candidates = None);
+        }
         Ok((tensors, choice))
     }
 
     /// The gradient of the items in `range` of the chosen ones.
-    fn gradient(&self, range: Range<usize>, rows: &Rows) -> Result<Weighed, Failure> {
+    fn gradient(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
+        let range = range.start + rows.first()..range.end + rows.first();
         let model = self.learner.model();
         let snapshot = self.normalizes.then(|| model.clone().into_record());
         let run = catch_unwind(AssertUnwindSafe(|| match &self.host {
@@ -251,8 +289,11 @@ where
     }
 
     /// Runs them on the device of the batch.
-    fn run_there(&self, range: Range<usize>, rows: &Rows) -> Result<Weighed, Failure> {
+    fn run_there(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
+        let memory = self.memory.clone();
+        let needs = move |trace: &Trace| memory.footprint(trace).peak;
         let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
+        let recorder = recorder.limit_reads(self.budget, needs);
         let recording = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
             let micro = self.splitter.range(self.batch, range);
             let weight = self.splitter.weight(&micro);
@@ -263,6 +304,7 @@ where
             let why = format!("some items need {needed} where {} are allowed", self.budget);
             return Err(Failure::Impossible(why));
         }
+        self.needed.set(self.needed.get().max(needed));
         let (grads, weight) = recording.run();
         let mut values = Values { grads, gradient: Vec::new() };
         self.learner.model().visit(&mut values);
@@ -270,7 +312,7 @@ where
     }
 }
 
-/// The values of gradients, in the order of the model; zeros for a parameter without.
+/// The [sketches](sketch) of gradients, in the order of the model; zeros for a parameter without.
 struct Values {
     grads: GradientsParams,
     gradient: Gradient,
@@ -278,11 +320,11 @@ struct Values {
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Values {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let values = match self.grads.remove::<B::InnerBackend, D>(param.id) {
-            Some(grad) => grad.into_data().iter::<f64>().collect(),
-            None => vec![0.0; param.val().shape().num_elements()],
-        };
-        self.gradient.push(values);
+        let elements = param.val().shape().num_elements();
+        self.gradient.push(match self.grads.remove::<B::InnerBackend, D>(param.id) {
+            Some(grad) => sketch(elements, grad.into_data().iter::<f64>()),
+            None => of_zeros(elements),
+        });
     }
 }
 
@@ -298,7 +340,7 @@ fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> (Vec<Strin
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             self.found.push(self.path.join("."));
             let dtype = param.val().dtype();
-            if tolerance(dtype) > tolerance(self.dtype) {
+            if Precision::of(dtype).tolerance > Precision::of(self.dtype).tolerance {
                 self.dtype = dtype;
             }
         }

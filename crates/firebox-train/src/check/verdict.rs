@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use burn::tensor::DType;
+
 use crate::gradients::Reduction;
 
 /// What makes the gradient of a split batch another one than the whole batch's. Displays as what it is and what helps.
@@ -41,7 +43,7 @@ impl fmt::Display for Coupling {
     }
 }
 
-/// A gradient: one vector for each parameter, in the order of the model.
+/// A gradient, or its [sketch](super::sketch): one vector for each parameter, in the order of the model.
 pub(super) type Gradient = Vec<Vec<f64>>;
 
 /// A gradient, and what its items weigh.
@@ -76,14 +78,31 @@ pub(super) enum Verdict {
     },
 }
 
-/// What may differ in the gradient of a type, relative to the largest summand.
-pub(super) fn tolerance(dtype: burn::tensor::DType) -> f64 {
-    use burn::tensor::DType;
-    match dtype {
-        DType::F64 => 1e-8,
-        DType::F32 => 1e-3,
-        DType::F16 | DType::Flex32 => 0.05,
-        _ => 0.2,
+/// What rounding does to a gradient.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Precision {
+    /// What may differ, relative to the largest summand.
+    pub(super) tolerance: f64,
+    /// The distance of one to the next number.
+    epsilon: f64,
+}
+
+impl Precision {
+    /// Of the gradients of a type.
+    pub(super) fn of(dtype: DType) -> Self {
+        let (tolerance, epsilon) = match dtype {
+            DType::F64 => (1e-8, f64::EPSILON),
+            DType::F32 => (1e-3, f64::from(f32::EPSILON)),
+            DType::F16 | DType::Flex32 => (0.05, 2f64.powi(-10)),
+            _ => (0.2, 2f64.powi(-7)),
+        };
+        Self { tolerance, epsilon }
+    }
+
+    /// The same behind a normalization over equal items: rounding, where their variance is zero, is divided by the root of what the
+    /// normalization adds to it (1e-5, in burn).
+    pub(super) fn behind_equal_items(self) -> Self {
+        Self { epsilon: self.epsilon * 1e3, ..self }
     }
 }
 
@@ -92,7 +111,8 @@ const ABOVE_PERMUTATION: f64 = 10.0;
 
 impl Gradients {
     /// Compares the whole with its parts, two and one, and one by one.
-    pub(super) fn verdict(&self, reduction: Reduction, tolerance: f64) -> Verdict {
+    pub(super) fn verdict(&self, reduction: Reduction, precision: Precision) -> Verdict {
+        let Precision { tolerance, epsilon } = precision;
         let expected = self.expected(reduction);
         let parameters = 0..self.whole.gradient.len();
         let scales: Vec<f64> = parameters.clone().map(|at| self.scale(at)).collect();
@@ -102,10 +122,12 @@ impl Gradients {
         }
         let mut worst = (0.0, 0);
         for at in parameters {
-            // A parameter whose gradient is rounding alone tells nothing.
-            let scale = scales[at].max(1e-6 * most);
+            // A parameter whose gradient is rounding alone, such as a bias in front of a normalization, tells nothing.
+            let scale = scales[at].max(10.0 * epsilon / tolerance * most);
             let apart = |other: &Gradient| apart(&self.whole.gradient[at], &other[at]) / scale;
-            let permuted = apart(&self.permuted) * ABOVE_PERMUTATION;
+            // What differs by more is no rounding: a batch may have an order, or more than tensors.
+            let permuted = Some(apart(&self.permuted)).filter(|apart| *apart <= tolerance);
+            let permuted = permuted.unwrap_or(0.0) * ABOVE_PERMUTATION;
             let differs = expected.iter().map(apart).fold(0.0, f64::max);
             if differs > tolerance.max(permuted) && differs > worst.0 {
                 worst = (differs, at);
@@ -164,11 +186,10 @@ impl Gradients {
 
     /// Whether the whole is a mean of the parts with other weights, of which none is zero: a maximum is no mean.
     fn is_weighted(&self, tolerance: f64, most: f64) -> bool {
-        let singles: Vec<Vec<f64>> =
-            self.singles.iter().map(|single| single.gradient.concat()).collect();
-        let fits = |target: &Gradient, parts: &[Vec<f64>]| {
+        let fits = |target: &Gradient, parts: [&Gradient; 2]| {
+            let parts = parts.map(|part| part.concat());
             let target = target.concat();
-            let Some(shares) = least_squares(parts, &target) else { return false };
+            let Some(shares) = least_squares(&parts, &target) else { return false };
             let mut sum = vec![0.0; target.len()];
             for (part, share) in parts.iter().zip(&shares) {
                 sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part * share);
@@ -178,8 +199,17 @@ impl Gradients {
                 shares.iter().all(|share| *share > 1e-4) && (total - 1.0).abs() < tolerance / 30.0;
             is_mean && apart(&sum, &target) <= tolerance * most
         };
-        let pair = self.pair.as_ref().is_none_or(|pair| fits(&pair.gradient, &singles[..2]));
-        pair && fits(&self.whole.gradient, &singles)
+        // The first two, and both of them with the third: three gradients of one input may depend on each other, two hardly.
+        match (&self.pair, &self.singles[..]) {
+            (Some(pair), [first, second, third]) => {
+                fits(&pair.gradient, [&first.gradient, &second.gradient])
+                    && fits(&self.whole.gradient, [&pair.gradient, &third.gradient])
+            }
+            (None, [first, second]) => {
+                fits(&self.whole.gradient, [&first.gradient, &second.gradient])
+            }
+            _ => false,
+        }
     }
 }
 
@@ -250,6 +280,8 @@ fn least_squares(parts: &[Vec<f64>], target: &[f64]) -> Option<Vec<f64>> {
 mod tests {
     use super::*;
 
+    const EXACT: Precision = Precision { tolerance: 1e-6, epsilon: f64::EPSILON };
+
     /// What an item adds to the gradient of two parameters.
     const ITEMS: [[f64; 6]; 3] = [
         [1.0, -2.0, 0.5, 3.0, 0.1, -0.7],
@@ -284,7 +316,7 @@ mod tests {
 
     #[track_caller]
     fn check(gradients: &Gradients, reduction: Reduction, expected: Option<Coupling>) {
-        let found = match gradients.verdict(reduction, 1e-6) {
+        let found = match gradients.verdict(reduction, EXACT) {
             Verdict::Equal => None,
             Verdict::Differs { coupling, by, .. } => {
                 assert!(by > 1e-3, "{by}");
@@ -336,7 +368,7 @@ mod tests {
     #[test]
     fn no_gradient_tells_nothing() {
         let none = gradients(|_| [0.0; 6], |_| 1.0);
-        assert_eq!(none.verdict(Reduction::Mean, 1e-6), Verdict::Nothing);
+        assert_eq!(none.verdict(Reduction::Mean, EXACT), Verdict::Nothing);
     }
 
     #[test]

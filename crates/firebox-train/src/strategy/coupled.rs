@@ -1,11 +1,14 @@
 //! Asks before a batch is split for the first time whether its gradient is the sum over its parts.
 
+use std::cell::Cell;
+
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, TrainStep};
 use firebox_lazy::LazyBackend;
+use firebox_trace::Bytes;
 
 use super::{Run, ValidInput};
 use crate::check::{Check, Host, Outcome};
@@ -48,13 +51,16 @@ where
             batch,
             items,
             reduction: settings.reduction,
-            memory: planner.memory.as_ref(),
-            budget: planner.budget,
+            memory: planner.memory.clone(),
+            budget: planner.budget - planned.held,
+            needed: Cell::new(Bytes::ZERO),
             normalizes: !planner.running_state.is_empty(),
             host: (!planner.memory.is_on_host()).then(Host::new),
         };
         let warn = |text: &str| settings.say(log::Level::Warn, &format!("warning: {text}"));
-        match check.run()? {
+        let outcome = check.run()?;
+        let needed = check.needed.get() + planned.held;
+        match outcome {
             Outcome::Agrees => self.asked = None,
             Outcome::Differs { coupling, by, parameter } => {
                 let cause = TrainError::Coupled { coupling, by, parameter };
@@ -78,6 +84,9 @@ where
                 log::debug!("whether batches may be split is not known yet: {why}");
                 self.asked = Some(asked + 1);
             }
+        }
+        if let Some(planner) = &mut self.planner {
+            planner.predicted = planner.predicted.max(needed);
         }
         Ok(())
     }
