@@ -18,6 +18,8 @@ use crate::splitter::Splitter;
 /// its weight to `sink`.
 pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
     pub(crate) phase: Phase,
+    /// Fails if the batch must not be split; else gives what it took to find out.
+    pub(crate) may_split: &'a mut dyn FnMut() -> Result<Bytes, TrainError>,
     pub(crate) planner: &'a mut Planner,
     pub(crate) module: &'a M,
     pub(crate) splitter: &'a S,
@@ -112,6 +114,8 @@ where
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
             Err(error) => {
                 log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
+                let needed = (self.may_split)()?;
+                self.planner.predicted = self.planner.predicted.max(needed);
                 self.held += std::mem::take(&mut self.sum);
                 self.rehearsed = false;
                 let middle = range.start + range.len() / 2;

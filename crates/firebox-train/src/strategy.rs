@@ -4,6 +4,7 @@
 //! single-device strategy, so that a batch that is run whole is trained on exactly as burn does.
 
 mod account;
+mod accumulated;
 mod coupled;
 mod metrics;
 mod validation;
@@ -30,7 +31,7 @@ use crate::capture::optimizer_record;
 use crate::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::device::DeviceMemory;
 use crate::error::{During, LastState, Phase, TrainError, panic_message};
-use crate::gradients::{GradientSum, Reduction, summed_bytes};
+use crate::gradients::{Reduction, summed_bytes};
 use crate::micro_step::{MicroStep, Queue};
 use crate::planner::{Admission, Planner};
 use crate::rehearsal::{Course, rehearse_training};
@@ -41,6 +42,8 @@ use crate::splitter::Splitter;
 use crate::watch::Watch;
 use crate::weights;
 
+use self::accumulated::Accumulated;
+use self::coupled::{Known, Means, ToSplit};
 pub(crate) use self::metrics::OUTPUTS_HELD;
 use self::metrics::{Place, end_trained, send_trained};
 
@@ -120,7 +123,7 @@ where
             position: (starting_epoch, 0),
             batch_start: None,
             optimizer_lost: false,
-            asked: Some(0),
+            known: Known::Nothing { asked: 0 },
             phantom: PhantomData,
         };
         // Until the first batch is planned, loader threads make no more than what is waited for.
@@ -210,8 +213,7 @@ where
     /// The model before the first micro-step since the last optimizer step, if it has running statistics.
     batch_start: Option<M::Record>,
     optimizer_lost: bool,
-    /// How often it was asked whether batches may be split; nothing once that is known.
-    asked: Option<usize>,
+    known: Known,
     phantom: PhantomData<B>,
 }
 
@@ -226,21 +228,6 @@ struct Work {
     sum: Bytes,
     /// Whether this was planned on this very batch.
     rehearsed: bool,
-}
-
-/// The gradients of the loader batches since the last optimizer step.
-struct Accumulated<M> {
-    sum: GradientSum<M>,
-    /// The weight that the sum is relative to: that of the first loader batch.
-    reference: f64,
-    weight: f64,
-    batches: usize,
-}
-
-impl<M> Accumulated<M> {
-    fn new() -> Self {
-        Self { sum: GradientSum::new(), reference: 0.0, weight: 0.0, batches: 0 }
-    }
 }
 
 type ValidInput<M, B> = <<M as AutodiffModule<B>>::InnerModule as InferenceStep>::Input;
@@ -310,22 +297,29 @@ where
         if accumulated.batches == 0 {
             self.learner.lr_step();
         }
-        let Work { shape, ranges, held, sum, rehearsed } = self.plan_training(&batch, items)?;
+        let Work { shape, ranges, held, sum, rehearsed } =
+            self.plan_training(&batch, items, total)?;
         let keeps_statistics =
             self.planner.as_ref().is_some_and(|planner| !planner.running_state.is_empty());
         if accumulated.batches == 0 && keeps_statistics {
             self.batch_start = Some(self.learner.model().into_record());
         }
-        let splitter = &self.strategy.train_splitter;
+        let strategy = self.strategy;
+        let (splitter, settings) = (&strategy.train_splitter, &strategy.settings);
         if accumulated.batches == 0 {
             accumulated.reference = total;
         }
         accumulated.batches += 1;
         let steps = accumulated.batches >= self.accumulation;
         let model = self.learner.model();
+        let planner = self.planner.as_mut().expect("a plan was made above");
+        let means = Means::of(planner, held);
+        let (known, learner) = (&mut self.known, &self.learner);
+        let to_split = ToSplit { batch: &batch, items, weight: total, splitter, settings };
         let mut micro_step = MicroStep::<B, M, M::Input, ST> {
             phase: Phase::Training,
-            planner: self.planner.as_mut().expect("a plan was made above"),
+            may_split: &mut || means.ask(known, learner, &to_split),
+            planner,
             module: &model,
             splitter,
             batch: &batch,
@@ -336,7 +330,7 @@ where
             queue: queue(&self.training, &self.device),
         };
         let queue = queue::<B>(&self.training, &self.device);
-        let (learner, watch) = (&self.learner, &self.watch);
+        let watch = &self.watch;
         let processor = &mut self.processor;
         let at = Place { loader, epoch: epoch.clone(), iteration, lr: Some(learner.lr_current()) };
         // The output of the last micro-step is sent after the optimizer step, as burn does.
@@ -383,7 +377,12 @@ where
     }
 
     /// How a batch is run; plans it if that is not known.
-    fn plan_training(&mut self, batch: &M::Input, items: usize) -> Result<Work, TrainError> {
+    fn plan_training(
+        &mut self,
+        batch: &M::Input,
+        items: usize,
+        weight: f64,
+    ) -> Result<Work, TrainError> {
         let splitter = &self.strategy.train_splitter;
         let planner = match &mut self.planner {
             Some(planner) => planner,
@@ -410,9 +409,16 @@ where
             self.report(Phase::Training, shape);
             self.let_loaders_ahead(limit);
         }
-        self.check_split(batch, items, shape)?;
         self.latest = Some(shape);
         let planner = self.planner.as_mut().expect("made above");
+        let planned = planner.planned(Phase::Training, shape).expect("made above");
+        if !planned.plan.is_whole() {
+            let settings = &self.strategy.settings;
+            let to_split = ToSplit { batch, items, weight, splitter, settings };
+            let means = Means::of(planner, planned.held);
+            let needed = means.ask(&mut self.known, &self.learner, &to_split)?;
+            planner.predicted = planner.predicted.max(needed);
+        }
         let admission = planner.begin(Phase::Training, shape);
         if admission == Admission::RunsOnceGivenBack {
             self.unmeasured = self.unmeasured.max(1);

@@ -16,47 +16,102 @@ pub(super) struct Choice {
     pub(super) in_a_row: bool,
     /// Whether they differ in every tensor. Where they do not, a wrong weight is not seen.
     pub(super) differ: bool,
+    /// Whether they differ in every mark, too.
+    pub(super) differ_in_marks: bool,
 }
 
-/// Chooses `count` of the candidates, whose rows in each tensor of the batch are given: the first that stand in a row and differ in every
-/// tensor; or else such that as many tensors as possible have different rows for them; or else the first.
-pub(super) fn choose(tensors: &[Vec<u64>], candidates: usize, count: usize) -> Choice {
-    let distinct = |rows: &[usize], tensor: &Vec<u64>| {
-        let mut values: Vec<u64> = rows.iter().map(|row| tensor[*row]).collect();
-        values.sort_unstable();
-        values.dedup();
-        values.len()
-    };
-    let all_differ = |rows: &[usize]| {
-        !tensors.is_empty() && tensors.iter().all(|tensor| distinct(rows, tensor) > 1)
-    };
-    let in_a_row =
-        |start: usize| -> Vec<usize> { (start..start + count.min(candidates)).collect() };
-    let starts = 0..=candidates.saturating_sub(count);
-    if let Some(rows) = starts.map(in_a_row).find(|rows| all_differ(rows)) {
-        return Choice { rows, in_a_row: true, differ: true };
+/// What is known of the candidates: a number for each of them, equal where they are alike.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Candidates {
+    pub(super) count: usize,
+    /// In each tensor, and in what they weigh.
+    pub(super) tensors: Vec<Vec<u64>>,
+    /// How often the smallest and the largest number of a tensor occur in them: padding, ignored classes and masks are such.
+    pub(super) marks: Vec<Vec<u64>>,
+}
+
+impl Candidates {
+    /// So many, of which nothing is known.
+    pub(super) fn unknown(count: usize) -> Self {
+        Self { count, ..Self::default() }
     }
-    // One item after the other: the next is the first that brings the most new values.
-    let mut rows: Vec<usize> = vec![0];
-    while rows.len() < count.min(candidates) {
-        let gain = |row: usize| {
-            let with: Vec<usize> = rows.iter().copied().chain([row]).collect();
-            let new = tensors.iter().map(|tensor| distinct(&with, tensor)).sum::<usize>();
-            // What all others share so far counts most.
-            let alike = tensors.iter().filter(|tensor| distinct(&with, tensor) == 1).count();
-            (usize::MAX - alike, new, usize::MAX - row)
+
+    /// Adds a tensor with a row for each of them.
+    pub(super) fn add(&mut self, data: &TensorData) {
+        self.tensors.push(hashes(data, self.count));
+        self.marks.extend(marks(data, self.count));
+    }
+
+    /// Adds what each of them weighs. Where all weigh the same, a weight is right or wrong for any of them.
+    pub(super) fn add_weights(&mut self, weights: Vec<u64>) {
+        self.tensors.extend(varies(&weights).then_some(weights));
+    }
+
+    /// Chooses `count` of them: the first that stand in a row and differ in every tensor and mark; or else such that they differ in
+    /// as many as possible; or else the first.
+    pub(super) fn choose(&self, count: usize) -> Choice {
+        let count = count.min(self.count);
+        let in_a_row = |start: usize| -> Vec<usize> { (start..start + count).collect() };
+        let all = || self.tensors.iter().chain(&self.marks);
+        let differ = |rows: &[usize]| {
+            !self.tensors.is_empty() && self.tensors.iter().all(|of| distinct(of, rows) > 1)
         };
-        let next = (0..candidates).filter(|row| !rows.contains(row)).max_by_key(|row| gain(*row));
-        rows.extend(next);
+        let differ_in_marks = |rows: &[usize]| self.marks.iter().all(|of| distinct(of, rows) > 1);
+        let starts = 0..=self.count - count;
+        if let Some(rows) = starts.map(in_a_row).find(|rows| differ(rows) && differ_in_marks(rows))
+        {
+            return Choice { rows, in_a_row: true, differ: true, differ_in_marks: true };
+        }
+        // One item after the other: the next is the first that brings the most new values.
+        let mut rows: Vec<usize> = vec![0];
+        while rows.len() < count {
+            let gain = |row: usize| {
+                let with: Vec<usize> = rows.iter().copied().chain([row]).collect();
+                let new = all().map(|of| distinct(of, &with)).sum::<usize>();
+                // What all others share so far counts most.
+                let alike = all().filter(|of| distinct(of, &with) == 1).count();
+                (usize::MAX - alike, new, usize::MAX - row)
+            };
+            let next = (0..self.count).filter(|row| !rows.contains(row));
+            rows.extend(next.max_by_key(|row| gain(*row)));
+        }
+        if differ(&rows) {
+            let differ_in_marks = differ_in_marks(&rows);
+            return Choice { rows, in_a_row: false, differ: true, differ_in_marks };
+        }
+        Choice { rows: in_a_row(0), in_a_row: true, differ: false, differ_in_marks: false }
     }
-    if all_differ(&rows) {
-        return Choice { rows, in_a_row: false, differ: true };
-    }
-    Choice { rows: in_a_row(0), in_a_row: true, differ: false }
+}
+
+/// How many different numbers some of the candidates have.
+fn distinct(of: &[u64], rows: &[usize]) -> usize {
+    let mut values: Vec<u64> = rows.iter().map(|row| of[*row]).collect();
+    values.sort_unstable();
+    values.dedup();
+    values.len()
+}
+
+fn varies(of: &[u64]) -> bool {
+    of.windows(2).any(|two| two[0] != two[1])
+}
+
+/// How often each row holds the smallest number of a tensor, and how often the largest, where that differs and more than one row
+/// holds it.
+fn marks(data: &TensorData, rows: usize) -> Vec<Vec<u64>> {
+    let values: Vec<f64> = data.iter::<f64>().collect();
+    let size = (values.len() / rows.max(1)).max(1);
+    let smallest = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let largest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let count = |mark: f64| -> Vec<u64> {
+        let in_row = |row: &[f64]| row.iter().filter(|value| **value == mark).count() as u64;
+        values.chunks(size).map(in_row).collect()
+    };
+    let counts = [count(smallest), count(largest)].into_iter();
+    counts.filter(|of| varies(of) && of.iter().filter(|count| **count > 0).count() > 1).collect()
 }
 
 /// A number for each row of a tensor: equal rows have equal numbers.
-pub(super) fn hashes(data: &TensorData, rows: usize) -> Vec<u64> {
+fn hashes(data: &TensorData, rows: usize) -> Vec<u64> {
     let bytes = data.as_bytes();
     let size = bytes.len() / rows.max(1);
     let hash = |row: usize| {
@@ -71,22 +126,50 @@ pub(super) fn hashes(data: &TensorData, rows: usize) -> Vec<u64> {
 mod tests {
     use super::*;
 
+    fn of(tensors: &[Vec<u64>], marks: &[Vec<u64>]) -> Candidates {
+        Candidates { count: 12, tensors: tensors.to_vec(), marks: marks.to_vec() }
+    }
+
     #[test]
     fn items_differ_in_every_tensor_where_some_do() {
         let inputs: Vec<u64> = (0..12).collect();
         let classes = vec![1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3];
-        let choice = choose(&[inputs.clone(), classes], 12, 3);
-        assert_eq!(choice, Choice { rows: vec![3, 4, 5], in_a_row: true, differ: true });
+        let found = |rows: &[usize], in_a_row| Choice {
+            rows: rows.to_vec(),
+            in_a_row,
+            differ: true,
+            differ_in_marks: true,
+        };
+        let choice = of(&[inputs.clone(), classes], &[]).choose(3);
+        assert_eq!(choice, found(&[3, 4, 5], true));
         // No three in a row differ in both.
         let lengths = vec![7, 7, 7, 8, 8, 8, 8, 8, 8, 8, 8, 8];
         let masks = vec![1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2];
-        let choice = choose(&[lengths, masks], 12, 3);
-        assert_eq!(choice, Choice { rows: vec![0, 9, 1], in_a_row: false, differ: true });
+        let choice = of(&[lengths.clone(), masks.clone()], &[]).choose(3);
+        assert_eq!(choice, found(&[0, 9, 1], false));
         let same = vec![4; 12];
-        let choice = choose(&[inputs.clone(), same], 12, 3);
-        assert_eq!(choice, Choice { rows: vec![0, 1, 2], in_a_row: true, differ: false });
-        assert!(!choose(&[], 12, 3).differ, "nothing is known of them");
-        assert_eq!(choose(&[inputs], 2, 3).rows, [0, 1]);
+        let choice = of(&[inputs.clone(), same.clone()], &[]).choose(3);
+        assert!(choice.rows == [0, 1, 2] && choice.in_a_row && !choice.differ);
+        // Padding is in the last of them.
+        let choice = of(&[inputs.clone()], &[masks]).choose(3);
+        assert_eq!(choice, found(&[7, 8, 9], true));
+        let choice = of(&[inputs.clone()], &[same]).choose(3);
+        assert!(choice.differ && !choice.differ_in_marks);
+        assert!(!Candidates::unknown(12).choose(3).differ, "nothing is known of them");
+        let two = Candidates { count: 2, tensors: vec![vec![1, 2]], marks: Vec::new() };
+        assert_eq!(two.choose(3).rows, [0, 1]);
+    }
+
+    #[test]
+    fn padding_and_masks_are_marks() {
+        let of = |values: Vec<i32>| marks(&TensorData::new(values, [4, 2]), 4);
+        assert_eq!(
+            of(vec![3, 4, 5, 0, 0, 0, 7, 6]),
+            [[0, 1, 2, 0]],
+            "one row alone holds the largest"
+        );
+        assert_eq!(of(vec![1, 1, 1, 1, 1, 1, 1, 1]), [[0u64; 0]; 0]);
+        assert_eq!(of(vec![0, 1, 0, 1, 1, 1, 1, 1]), [[1, 1, 0, 0], [1, 1, 2, 2]]);
     }
 
     #[test]

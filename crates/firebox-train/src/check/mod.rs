@@ -27,7 +27,7 @@ mod host;
 mod sketch;
 mod verdict;
 
-use self::choice::{CANDIDATES, Choice, choose, hashes};
+use self::choice::{CANDIDATES, Candidates, Choice};
 pub(crate) use self::host::Host;
 use self::sketch::{of_zeros, sketch};
 pub use self::verdict::Coupling;
@@ -42,7 +42,10 @@ const SIZES: [usize; 3] = [1, 2, 4];
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
     /// The gradients agree, on items that differ.
-    Agrees,
+    Agrees {
+        /// What each of them weighs, if it is the same for all.
+        each: Option<f64>,
+    },
     /// Nothing speaks against it, and the items show too little to be sure.
     NotEstablished(&'static str),
     /// It cannot be found out.
@@ -141,31 +144,56 @@ where
     M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
     S: Splitter<I>,
 {
-    /// Finds out.
+    /// Finds out, on few items first and then, if they agree, on more: what sorts or picks items may do so alike in few of them.
     pub(crate) fn run(&self) -> Result<Outcome, TrainError> {
+        let sizes: Vec<usize> = SIZES.into_iter().filter(|size| self.items / size >= 2).collect();
         let mut found = Outcome::NotEstablished("there are too few items");
-        for size in SIZES {
+        for (at, size) in sizes.iter().enumerate() {
             let groups = GROUPS.min(self.items / size);
-            if groups < 2 {
-                break;
+            let is_last = at + 1 == sizes.len();
+            let (tensors, choice) = self.choose(groups * size)?;
+            if choice.differ && !choice.differ_in_marks && !is_last {
+                continue;
             }
-            found = self.compare(groups, size)?;
-            // Larger groups are a loss that only needs more items, or none at all.
-            let is_small = matches!(&found, Outcome::Differs { by, .. } if by.is_infinite());
-            if !is_small {
-                break;
+            found = self.compare(groups, *size, &tensors, &choice)?;
+            match &found {
+                Outcome::Agrees { each } if !is_last => {
+                    return self.confirm(*each, sizes[sizes.len() - 1]);
+                }
+                // A loss may only need more items, and more items may show more.
+                Outcome::NotEstablished(_) => {}
+                Outcome::Differs { by, .. } if by.is_infinite() => {}
+                _ => break,
             }
         }
         Ok(found)
     }
 
-    fn compare(&self, groups: usize, size: usize) -> Result<Outcome, TrainError> {
+    /// Compares groups of more items, where a few agree.
+    fn confirm(&self, each: Option<f64>, size: usize) -> Result<Outcome, TrainError> {
+        let groups = GROUPS.min(self.items / size);
         let (tensors, choice) = self.choose(groups * size)?;
+        Ok(match self.compare(groups, size, &tensors, &choice)? {
+            differs @ Outcome::Differs { .. } => differs,
+            Outcome::Agrees { each: more } => {
+                Outcome::Agrees { each: each.filter(|_| each == more) }
+            }
+            Outcome::NotEstablished(_) | Outcome::NotCheckable(_) => Outcome::Agrees { each },
+        })
+    }
+
+    fn compare(
+        &self,
+        groups: usize,
+        size: usize,
+        tensors: &[OfBatch],
+        choice: &Choice,
+    ) -> Result<Outcome, TrainError> {
         let differ = choice.differ;
         let others = choice.rows.iter().copied().cycle().skip(size).take(groups * size);
         let others: Vec<usize> = others.collect();
         let same = choice.rows.first().copied().unwrap_or(0);
-        let (tensors, in_a_row) = (&tensors[..], choice.in_a_row);
+        let in_a_row = choice.in_a_row;
         let rows = Rows { tensors, chosen: &choice.rows, in_a_row, same };
         let permuted = Rows { chosen: &others, in_a_row: false, ..rows };
         let all = 0..groups * size;
@@ -204,6 +232,8 @@ where
             Ok(permuted) => permuted.gradient,
             Err(_) => whole.gradient.clone(),
         };
+        let weights: Vec<f64> = singles.iter().map(|single| single.weight / size as f64).collect();
+        let each = weights.windows(2).all(|two| two[0] == two[1]).then(|| weights[0]);
         let gradients = Gradients { whole, pair, singles, permuted };
         let (paths, dtype) = parameters::<LC::Backend, M>(&self.learner.model());
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
@@ -222,7 +252,7 @@ where
             Verdict::Equal if !differ => {
                 Outcome::NotEstablished("the items are alike in a tensor of the batch")
             }
-            Verdict::Equal => Outcome::Agrees,
+            Verdict::Equal => Outcome::Agrees { each },
         })
     }
 
@@ -237,27 +267,42 @@ where
         let recording = match cut {
             Ok(Ok(recording)) => recording,
             // What is wrong with a splitter is told where the batch is cut to be run.
-            Ok(Err(_)) | Err(_) => return Ok((Vec::new(), choose(&[], self.items, count))),
+            Ok(Err(_)) | Err(_) => {
+                return Ok((Vec::new(), Candidates::unknown(self.items).choose(count)));
+            }
         };
         let of_items = |input: &Input| input.shape.first() == Some(&self.items);
         let inputs: Vec<Input> = recording.inputs().into_iter().filter(of_items).collect();
-        let candidates = CANDIDATES.max(count).min(self.items);
+        let mut candidates = Candidates::unknown(CANDIDATES.max(count).min(self.items));
         let others = inputs.iter().any(|input| !input.dtype.is_float());
         let tensors = inputs.into_iter().map(|input| OfBatch {
             same: self.normalizes && others && input.dtype.is_float(),
-            candidates: recording.rows_of_input(&input, candidates),
+            candidates: recording.rows_of_input(&input, candidates.count),
             input,
         });
         let mut tensors: Vec<OfBatch> = tensors.collect();
         recording.discard();
         let counting = tensors.iter().filter(|tensor| !tensor.same);
-        let rows = counting.filter_map(|tensor| tensor.candidates.as_ref());
-        let rows: Vec<Vec<u64>> = rows.map(|data| hashes(data, candidates)).collect();
-        let choice = choose(&rows, candidates, count);
+        for data in counting.filter_map(|tensor| tensor.candidates.as_ref()) {
+            candidates.add(data);
+        }
+        candidates.add_weights(self.weights(candidates.count).unwrap_or_default());
+        let choice = candidates.choose(count);
         if self.host.is_none() {
             tensors.iter_mut().for_each(|tensor| tensor.candidates = None);
         }
         Ok((tensors, choice))
+    }
+
+    /// What each of the first items weighs by itself, if that can be asked.
+    fn weights(&self, candidates: usize) -> Option<Vec<u64>> {
+        let of = |item| self.splitter.weight(&self.splitter.range(self.batch, item..item + 1));
+        let weigh = || (0..candidates).map(|item| of(item).to_bits()).collect::<Vec<u64>>();
+        let record = || Recorder::new().record::<<LC::Backend as LazyBackend>::Base, _>(weigh);
+        let recording = catch_unwind(AssertUnwindSafe(record)).ok()?.ok()?;
+        let weights = recording.result().clone();
+        recording.discard();
+        Some(weights)
     }
 
     /// The gradient of the items in `range` of the chosen ones.

@@ -85,18 +85,20 @@ pub(super) struct Precision {
     pub(super) tolerance: f64,
     /// The distance of one to the next number.
     epsilon: f64,
+    /// What is a gradient at all: one below that is what rounding leaves of zeros.
+    least: f64,
 }
 
 impl Precision {
     /// Of the gradients of a type.
     pub(super) fn of(dtype: DType) -> Self {
         let (tolerance, epsilon) = match dtype {
-            DType::F64 => (1e-8, f64::EPSILON),
+            DType::F64 => (1e-6, f64::EPSILON),
             DType::F32 => (1e-3, f64::from(f32::EPSILON)),
             DType::F16 | DType::Flex32 => (0.05, 2f64.powi(-10)),
             _ => (0.2, 2f64.powi(-7)),
         };
-        Self { tolerance, epsilon }
+        Self { tolerance, epsilon, least: epsilon }
     }
 
     /// The same behind a normalization over equal items: rounding, where their variance is zero, is divided by the root of what the
@@ -112,12 +114,12 @@ const ABOVE_PERMUTATION: f64 = 10.0;
 impl Gradients {
     /// Compares the whole with its parts, two and one, and one by one.
     pub(super) fn verdict(&self, reduction: Reduction, precision: Precision) -> Verdict {
-        let Precision { tolerance, epsilon } = precision;
+        let Precision { tolerance, epsilon, least } = precision;
         let expected = self.expected(reduction);
         let parameters = 0..self.whole.gradient.len();
         let scales: Vec<f64> = parameters.clone().map(|at| self.scale(at)).collect();
         let most = scales.iter().copied().fold(0.0, f64::max);
-        if most == 0.0 || !most.is_finite() {
+        if most <= least || !most.is_finite() {
             return Verdict::Nothing;
         }
         let mut worst = (0.0, 0);
@@ -280,7 +282,8 @@ fn least_squares(parts: &[Vec<f64>], target: &[f64]) -> Option<Vec<f64>> {
 mod tests {
     use super::*;
 
-    const EXACT: Precision = Precision { tolerance: 1e-6, epsilon: f64::EPSILON };
+    const EXACT: Precision =
+        Precision { tolerance: 1e-6, epsilon: f64::EPSILON, least: f64::EPSILON };
 
     /// What an item adds to the gradient of two parameters.
     const ITEMS: [[f64; 6]; 3] = [

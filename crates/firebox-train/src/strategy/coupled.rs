@@ -1,93 +1,139 @@
 //! Asks before a batch is split for the first time whether its gradient is the sum over its parts.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use burn::module::AutodiffModule;
-use burn::optim::Optimizer;
-use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::{InferenceStep, TrainStep};
+use burn::train::{Learner, LearningComponentsTypes, TrainStep};
 use firebox_lazy::LazyBackend;
-use firebox_trace::Bytes;
+use firebox_trace::{Bytes, MemoryModel};
 
-use super::{Run, ValidInput};
 use crate::check::{Check, Host, Outcome};
-use crate::device::DeviceMemory;
-use crate::error::{Phase, TrainError};
-use crate::shape::Shape;
+use crate::error::TrainError;
+use crate::planner::Planner;
+use crate::settings::Settings;
 use crate::splitter::Splitter;
+use crate::weights;
 
 /// On how many batches it is asked before it is given up.
 const ATTEMPTS: usize = 8;
 
-impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
-where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: Optimizer<M, B> + 'static,
-    ST: Splitter<M::Input>,
-    SV: Splitter<ValidInput<M, B>>,
-{
-    /// Compares gradients if a batch is to be split and it is not known yet whether it may be.
-    pub(super) fn check_split(
-        &mut self,
-        batch: &M::Input,
-        items: usize,
-        shape: Shape,
-    ) -> Result<(), TrainError> {
-        let Some(planner) = &self.planner else { return Ok(()) };
-        let planned = planner.planned(Phase::Training, shape);
-        let (Some(asked), Some(planned)) = (self.asked, planned) else { return Ok(()) };
-        if planned.plan.is_whole() {
-            return Ok(());
+/// What is known of whether batches may be split.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Known {
+    /// Nothing, on so many batches.
+    Nothing { asked: usize },
+    /// That they may, as long as each item weighs this: whether the weights are right where they differ was not seen.
+    WhereItemsWeigh(f64),
+    /// All that can be known.
+    Enough,
+}
+
+impl Known {
+    /// Whether a batch of `items` items that weigh `weight` tells more.
+    fn asks(self, items: usize, weight: f64) -> bool {
+        match self {
+            Self::Nothing { .. } => true,
+            Self::WhereItemsWeigh(each) => weights::differ(each * items as f64, weight, items),
+            Self::Enough => false,
         }
-        let settings = &self.strategy.settings;
+    }
+}
+
+/// A batch that is to be split.
+pub(super) struct ToSplit<'a, I, S> {
+    pub(super) batch: &'a I,
+    pub(super) items: usize,
+    pub(super) weight: f64,
+    pub(super) splitter: &'a S,
+    pub(super) settings: &'a Settings,
+}
+
+/// What it is asked with.
+pub(super) struct Means {
+    memory: Arc<dyn MemoryModel>,
+    budget: Bytes,
+    held: Bytes,
+    normalizes: bool,
+}
+
+impl Means {
+    /// With what is free beside `held`.
+    pub(super) fn of(planner: &Planner, held: Bytes) -> Self {
+        Self {
+            memory: planner.memory.clone(),
+            budget: planner.budget - held,
+            held,
+            normalizes: !planner.running_state.is_empty(),
+        }
+    }
+
+    /// Compares gradients, if it is not `known` yet whether the batch may be split, and gives what that needed.
+    pub(super) fn ask<LC, S, M, I>(
+        &self,
+        known: &mut Known,
+        learner: &Learner<LC>,
+        to_split: &ToSplit<'_, I, S>,
+    ) -> Result<Bytes, TrainError>
+    where
+        LC: LearningComponentsTypes<TrainingModel = M>,
+        LC::Backend: LazyBackend,
+        <LC::Backend as AutodiffBackend>::InnerBackend:
+            LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
+        M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
+        S: Splitter<I>,
+    {
+        let ToSplit { batch, items, weight, splitter, settings } = *to_split;
+        if !known.asks(items, weight) {
+            return Ok(Bytes::ZERO);
+        }
         let check = Check {
-            learner: &self.learner,
-            splitter: &self.strategy.train_splitter,
+            learner,
+            splitter,
             batch,
             items,
             reduction: settings.reduction,
-            memory: planner.memory.clone(),
-            budget: planner.budget - planned.held,
+            memory: self.memory.clone(),
+            budget: self.budget,
             needed: Cell::new(Bytes::ZERO),
-            normalizes: !planner.running_state.is_empty(),
-            host: (!planner.memory.is_on_host()).then(Host::new),
+            normalizes: self.normalizes,
+            host: (!self.memory.is_on_host()).then(Host::new),
         };
-        let warn = |text: &str| settings.say(log::Level::Warn, &format!("warning: {text}"));
         let outcome = check.run()?;
-        let needed = check.needed.get() + planned.held;
-        match outcome {
-            Outcome::Agrees => self.asked = None,
+        let warn = |text: &str| settings.say(log::Level::Warn, &format!("warning: {text}"));
+        let asked = if let Known::Nothing { asked } = *known { asked + 1 } else { 1 };
+        *known = match outcome {
+            Outcome::Agrees { each: Some(each) } => Known::WhereItemsWeigh(each),
+            Outcome::Agrees { each: None } => Known::Enough,
             Outcome::Differs { coupling, by, parameter } => {
                 let cause = TrainError::Coupled { coupling, by, parameter };
                 if !settings.accepted.contains(&coupling) {
                     return Err(cause);
                 }
                 log::warn!("{cause}");
-                self.asked = None;
+                Known::Enough
             }
             Outcome::NotCheckable(why) => {
                 warn(&format!("whether batches may be split is not known: {why}"));
-                self.asked = None;
+                Known::Enough
             }
-            Outcome::NotEstablished(why) if asked + 1 == ATTEMPTS => {
+            Outcome::NotEstablished(why) if asked == ATTEMPTS => {
                 warn(&format!(
                     "whether batches may be split is not known after {ATTEMPTS} of them: {why}"
                 ));
-                self.asked = None;
+                Known::Enough
             }
             Outcome::NotEstablished(why) => {
-                log::debug!("whether batches may be split is not known yet: {why}");
-                self.asked = Some(asked + 1);
+                if asked == 1 {
+                    settings.say(
+                        log::Level::Info,
+                        &format!("whether batches may be split is not known yet: {why}; the next batches are asked"),
+                    );
+                }
+                Known::Nothing { asked }
             }
-        }
-        if let Some(planner) = &mut self.planner {
-            planner.predicted = planner.predicted.max(needed);
-        }
-        Ok(())
+        };
+        Ok(check.needed.get() + self.held)
     }
 }

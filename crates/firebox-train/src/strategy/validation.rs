@@ -81,6 +81,8 @@ where
             self.watch.begin_batch(During::Validation, items, &planned.plan);
             let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
                 phase: Phase::Validation,
+                // No gradient is made of it.
+                may_split: &mut || Ok(Bytes::ZERO),
                 planner,
                 module: &model,
                 splitter,
