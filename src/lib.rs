@@ -83,7 +83,7 @@ pub mod dry;
 pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally, weight};
 pub use firebox_lazy::{
     Discarded, Lazy, LazyBackend, LazyTensor, RecordError, Recorder, Recording, Rehearsal,
-    Survivor, initialize, is_recording, label, mark, rehearse, restore,
+    Survivor, initialize, is_recording, is_rehearsal, label, mark, rehearse, restore,
 };
 pub use firebox_plan::{
     Accumulating, Budget, BudgetError, Cliffs, DoesNotFit, FixedDoesNotFit, HostMemoryError,
@@ -98,7 +98,7 @@ pub use firebox_trace::{
 pub use firebox_train::{
     BesideBytes, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder,
     During, FitError, Fitted, LastState, Learner, LearnerBuilder, MemoryUse, Phase, PlanReport,
-    PlanningCost, PoolUsage, Reduction, Splitter, TrainError,
+    PlanningCost, PoolUsage, Reduction, Splitter, TrainError, newest_checkpoint,
 };
 
 #[cfg(feature = "cuda")]

@@ -245,7 +245,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    fn failed<M, R>(error: FitError<M, R>) -> Self {
+    fn failed<M, R, S>(error: FitError<M, R, S>) -> Self {
         let words = error.to_string();
         let (cause, state) = error.into_parts();
         let kind = match cause {

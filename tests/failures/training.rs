@@ -24,8 +24,10 @@ use crate::task::{Given, Net, Points, batch, weights};
 
 type Ad<I> = Autodiff<Lazy<I>>;
 type Training<I, O> = SupervisedTraining<LearningComponentsMarker<Ad<I>, f64, Net<Ad<I>>, O>>;
-type Outcome<I, O> =
-    Result<Fitted<Net<Lazy<I>>>, FitError<Net<Ad<I>>, <O as Optimizer<Net<Ad<I>>, Ad<I>>>::Record>>;
+type Outcome<I, O> = Result<
+    Fitted<Net<Lazy<I>>>,
+    FitError<Net<Ad<I>>, <O as Optimizer<Net<Ad<I>>, Ad<I>>>::Record, ()>,
+>;
 type Json = PrettyJsonFileRecorder<FullPrecisionSettings>;
 
 /// How often the panic hook of the program was called.
@@ -119,9 +121,9 @@ fn model<I: Backend>(device: &I::Device) -> Net<Ad<I>> {
 
 /// The failure of a run, after checks that hold for all of them.
 #[track_caller]
-fn failure<T, M, R>(
-    outcome: Result<T, FitError<M, R>>,
-) -> (DeviceFailure, Option<LastState<M, R>>) {
+fn failure<T, M, R, S>(
+    outcome: Result<T, FitError<M, R, S>>,
+) -> (DeviceFailure, Option<LastState<M, R, S>>) {
     let Err(error) = outcome else { panic!("a buffer was refused") };
     println!("error: {error}");
     let (cause, state) = error.into_parts();

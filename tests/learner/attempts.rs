@@ -15,9 +15,9 @@ pub type B = Autodiff<Lazy<Flex>>;
 pub type Adam<M> = burn::optim::adaptor::OptimizerAdaptor<burn::optim::Adam, M, B>;
 pub type AdamRecord<M> = <Adam<M> as Optimizer<M, B>>::Record;
 pub type Training<M, O = Adam<M>> = SupervisedTraining<LearningComponentsMarker<B, f64, M, O>>;
-pub type State<M> = LastState<M, AdamRecord<M>>;
+pub type State<M> = LastState<M, AdamRecord<M>, ()>;
 pub type Outcome<M> =
-    Result<Fitted<<M as AutodiffModule<B>>::InnerModule>, FitError<M, AdamRecord<M>>>;
+    Result<Fitted<<M as AutodiffModule<B>>::InnerModule>, FitError<M, AdamRecord<M>, ()>>;
 
 /// One epoch on batches of these sizes, with a validation on six items.
 pub fn training<M, O>(folder: &Path, sizes: &[usize]) -> Training<M, O>

@@ -15,6 +15,7 @@ mod micro_batch;
 #[path = "../models/mod.rs"]
 mod models;
 mod planning;
+mod rehearsals;
 mod shapes;
 mod sizes;
 mod task;

@@ -120,12 +120,12 @@ fn on_points<B: AutodiffBackend, S: LrScheduler + 'static>(
 
 type Components<B, S> = LearningComponentsMarker<B, S, Net<B>, OptimizerAdaptor<Adam, Net<B>, B>>;
 
-/// The epoch and the iteration of the state that is left.
+/// The epoch and the iteration of the state that is left, and its scheduler.
 #[track_caller]
 fn failure<S: LrScheduler + 'static>(
     scheduler: S,
     training: SupervisedTraining<Components<B, S>>,
-) -> (usize, usize) {
+) -> (usize, usize, S::Record<B>) {
     let learner = Learner::builder().auto_batch().memory(Bytes::gib(1)).quiet();
     let learner = learner.build(model(), AdamConfig::new().init(), scheduler);
     let (cause, state) = learner.fit(training).expect_err("something panics").into_parts();
@@ -137,7 +137,7 @@ fn failure<S: LrScheduler + 'static>(
     let trained = weights(&state.model) != weights(&model());
     assert_eq!(trained, state.iteration > 0, "{:?}", (state.epoch, state.iteration));
     assert_eq!(state.optimizer.is_some_and(|record| !record.is_empty()), trained);
-    (state.epoch, state.iteration)
+    (state.epoch, state.iteration, state.scheduler)
 }
 
 #[test]
@@ -145,7 +145,8 @@ fn a_data_set_that_panics() {
     let _lock = random_state();
     for workers in [0, 1, 3] {
         let loader = DataLoaderBuilder::new(PointBatcher);
-        let (epoch, iteration) = failure(1e-2, on_points(loader, (9, workers)));
+        let (epoch, iteration, left) = failure(Short { left: 9 }, on_points(loader, (9, workers)));
+        assert_eq!(left, 9 - iteration, "as it was at the last optimizer step");
         assert!(epoch == 1 && iteration <= 2, "{epoch}, {iteration}");
         assert!(workers > 0 || iteration == 2, "two batches are whole: {iteration}");
     }
@@ -170,6 +171,7 @@ fn a_metric_that_panics() {
 fn a_scheduler_that_panics() {
     let _lock = random_state();
     let training = on_points(DataLoaderBuilder::new(PointBatcher), (10, 0));
-    let (epoch, iteration) = failure(Short { left: 3 }, training);
+    let (epoch, iteration, left) = failure(Short { left: 3 }, training);
+    assert_eq!(left, 3 - iteration);
     assert!(epoch == 1 && iteration <= 2, "{epoch}, {iteration}");
 }

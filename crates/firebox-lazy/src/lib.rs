@@ -25,7 +25,7 @@ pub use inputs::Input;
 pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
 pub use known::forget_calls;
 pub use loaders::{LoaderGate, LoaderGuard, loader_streams};
-pub use module::{Rehearsal, initialize, rehearse, restore};
+pub use module::{Rehearsal, initialize, is_rehearsal, rehearse, rehearsing, restore};
 pub use recording::{
     Discarded, HOST_BYTES_PER_CALL, RecordError, Recorder, Recording, Survivor,
     host_bytes_of_descriptions, index_in_trace, label, mark,

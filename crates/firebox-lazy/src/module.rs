@@ -4,6 +4,7 @@
 //! initialized before, running statistics, which clones of a module share, and updates of them that are still
 //! pending for the thread. [`rehearse`] takes care of all three.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -87,8 +88,8 @@ pub fn rehearse<B: LazyBackend, M: Module<B>>(
     initialize(module);
     let recorder = &Recorder { never_runs: recorder.refuse_reads, ..recorder.clone() };
     let snapshot = module.clone().into_record();
-    let recorded =
-        catch_unwind(AssertUnwindSafe(|| recorder.record::<B::Base, _>(|| program(module))));
+    let program = || rehearsing(|| program(module));
+    let recorded = catch_unwind(AssertUnwindSafe(|| recorder.record::<B::Base, _>(program)));
     let replaced = restore(module, snapshot)?;
     if let Some(device) = module.devices().first() {
         B::forget_graphs(device);
@@ -100,6 +101,40 @@ pub fn rehearse<B: LazyBackend, M: Module<B>>(
         }
         Err(panic) => resume_unwind(panic),
     }
+}
+
+thread_local! {
+    static REHEARSES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread runs a step that nothing is learned from: while a batch is planned, or while it is found out whether it may be
+/// split. For steps with effects on the host, such as counters and logs.
+///
+/// ```
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// static STEPS: AtomicUsize = AtomicUsize::new(0);
+/// // In a step:
+/// if !firebox_lazy::is_rehearsal() {
+///     STEPS.fetch_add(1, Ordering::Relaxed);
+/// }
+/// ```
+pub fn is_rehearsal() -> bool {
+    REHEARSES.get()
+}
+
+/// Runs `program` as what nothing is learned from.
+pub fn rehearsing<R>(program: impl FnOnce() -> R) -> R {
+    struct Before(bool);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            REHEARSES.set(self.0);
+        }
+    }
+
+    let _before = Before(REHEARSES.replace(true));
+    program()
 }
 
 /// What is left of a rehearsal.

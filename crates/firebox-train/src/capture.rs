@@ -1,6 +1,6 @@
-//! The record of an optimizer that burn's Learner keeps to itself.
+//! The records of the optimizer and the scheduler that burn's Learner keeps to itself.
 //!
-//! burn gives an optimizer's state away in one place: to a checkpointer. So a checkpoint is taken, into memory.
+//! burn gives their state away in one place: to a checkpointer. So a checkpoint is taken, into memory.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,24 +10,58 @@ use burn::train::checkpoint::{
     AsyncCheckpointer, Checkpointer, CheckpointerError, CheckpointingAction, CheckpointingStrategy,
 };
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{Learner, LearnerOptimizerRecord, LearningCheckpointer, LearningComponentsTypes};
+use burn::train::{
+    Learner, LearnerOptimizerRecord, LearnerSchedulerRecord, LearningCheckpointer,
+    LearningComponentsTypes,
+};
 
-/// The record of the learner's optimizer.
-pub(crate) fn optimizer_record<LC: LearningComponentsTypes>(
+/// What a learner keeps to itself; none of what could not be had.
+pub(crate) struct Records<LC: LearningComponentsTypes> {
+    pub(crate) optimizer: Option<LearnerOptimizerRecord<LC>>,
+    pub(crate) scheduler: Option<LearnerSchedulerRecord<LC>>,
+}
+
+/// The records of the learner's optimizer and scheduler.
+pub(crate) fn records<LC: LearningComponentsTypes>(
     learner: &Learner<LC>,
     store: &EventStoreClient,
-) -> Option<LearnerOptimizerRecord<LC>> {
-    let slot = Arc::new(Mutex::new(None));
+) -> Records<LC> {
+    let (optimizer, scheduler) = (Slot::default(), Slot::default());
     let mut checkpointer = LearningCheckpointer::<LC>::new(
         AsyncCheckpointer::new(Discard),
-        AsyncCheckpointer::new(Keep(slot.clone())),
-        AsyncCheckpointer::new(Discard),
+        AsyncCheckpointer::new(Keep(optimizer.clone())),
+        AsyncCheckpointer::new(Keep(scheduler.clone())),
         Box::new(SaveAlways),
     );
     checkpointer.checkpoint(learner, 0, store);
     // Waits for the threads of the checkpointers.
     drop(checkpointer);
-    slot.lock().ok()?.take()
+    Records { optimizer: optimizer.take(), scheduler: scheduler.take() }
+}
+
+/// Where a record is put.
+struct Slot<R>(Arc<Mutex<Option<R>>>);
+
+impl<R> Slot<R> {
+    fn set(&self, record: R) {
+        *self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(record);
+    }
+
+    fn take(&self) -> Option<R> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+    }
+}
+
+impl<R> Clone for Slot<R> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<R> Default for Slot<R> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
 }
 
 struct SaveAlways;
@@ -38,11 +72,11 @@ impl CheckpointingStrategy for SaveAlways {
     }
 }
 
-struct Keep<R>(Arc<Mutex<Option<R>>>);
+struct Keep<R>(Slot<R>);
 
 impl<R: Record<B> + Send, B: Backend> Checkpointer<R, B> for Keep<R> {
     fn save(&self, _epoch: usize, record: R) -> Result<(), CheckpointerError> {
-        *self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(record);
+        self.0.set(record);
         Ok(())
     }
 

@@ -4,10 +4,44 @@
 //! with but the checkpointer's end.
 
 use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use burn::train::Interrupter;
 
 use crate::error::{TrainError, panic_message};
+
+/// The newest epoch whose checkpoint is complete: what to give to burn's
+/// [`checkpoint`](burn::train::SupervisedTraining::checkpoint) to go on after the process was killed. `None` if there is none.
+///
+/// `directory` is that of the training; its checkpoints lie in the folder `checkpoint` below it. A checkpoint is complete if the
+/// files of model, optimizer and scheduler are there. With a [`DurableRecorder`](crate::DurableRecorder) such files are whole; burn's
+/// own recorders leave cut ones behind.
+///
+/// ```no_run
+/// # fn go_on<LC: burn::train::LearningComponentsTypes>(training: burn::train::SupervisedTraining<LC>) {
+/// let training = match firebox_train::newest_checkpoint("artifacts") {
+///     Some(epoch) => training.checkpoint(epoch),
+///     None => training,
+/// };
+/// # }
+/// ```
+pub fn newest_checkpoint(directory: impl AsRef<Path>) -> Option<usize> {
+    let entries = std::fs::read_dir(directory.as_ref().join("checkpoint")).ok()?;
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut found: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
+    for name in names {
+        let Some((part, rest)) = name.rsplit_once('-') else { continue };
+        let epoch = rest.split_once('.').and_then(|(epoch, _)| epoch.parse().ok());
+        if let Some(epoch) = epoch {
+            found.entry(epoch).or_default().insert(part.to_owned());
+        }
+    }
+    let complete = |parts: &BTreeSet<String>| {
+        ["model", "optim", "scheduler"].iter().all(|part| parts.contains(*part))
+    };
+    found.into_iter().rev().find(|(_, parts)| complete(parts)).map(|(epoch, _)| epoch)
+}
 
 /// Waits until the last checkpoint is on disk, or could not be written.
 ///
@@ -42,4 +76,28 @@ pub(crate) fn unreadable_checkpoint(panic: &(dyn Any + Send)) -> Option<TrainErr
     let message = panic_message(panic);
     let cause = EXPECTED.iter().find_map(|prefix| message.strip_prefix(prefix))?;
     Some(TrainError::Resume { message: cause.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::newest_checkpoint;
+
+    #[test]
+    fn the_newest_checkpoint_has_all_its_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(newest_checkpoint(folder.path()), None);
+        let checkpoints = folder.path().join("checkpoint");
+        std::fs::create_dir(&checkpoints).expect("a folder");
+        let add = |name: &str| std::fs::write(checkpoints.join(name), "").expect("a file");
+        for name in ["model-9.mpk", "optim-9.mpk", "scheduler-9-unfinished.mpk", "model-x.mpk"] {
+            add(name);
+        }
+        assert_eq!(newest_checkpoint(folder.path()), None);
+        for name in ["model-8.mpk", "optim-8.mpk", "scheduler-8.mpk", "scheduler-10.mpk"] {
+            add(name);
+        }
+        assert_eq!(newest_checkpoint(folder.path()), Some(8));
+        add("scheduler-9.mpk");
+        assert_eq!(newest_checkpoint(folder.path()), Some(9));
+    }
 }

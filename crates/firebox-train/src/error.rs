@@ -285,11 +285,13 @@ fn list(survivors: &[Survivor]) -> String {
 
 /// The state after the last whole optimizer step: what training can go on from.
 #[derive(Clone, Debug)]
-pub struct LastState<M, R> {
+pub struct LastState<M, R, S> {
     /// The model.
     pub model: M,
     /// The record of the optimizer; `None` if it panicked and lost its state.
     pub optimizer: Option<R>,
+    /// The record of the learning-rate scheduler: its next step gives the rate of the next optimizer step.
+    pub scheduler: S,
     /// The epoch in which training stopped, from 1.
     pub epoch: usize,
     /// The loader batches of that epoch that are part of the state.
@@ -297,14 +299,14 @@ pub struct LastState<M, R> {
 }
 
 /// Training stopped before its end: why, and with what state.
-pub struct FitError<M, R> {
+pub struct FitError<M, R, S> {
     cause: TrainError,
     /// In a mutex because a model need not be `Sync`, and an error should be.
-    state: Option<Box<Mutex<LastState<M, R>>>>,
+    state: Option<Box<Mutex<LastState<M, R, S>>>>,
 }
 
-impl<M, R> FitError<M, R> {
-    pub(crate) fn new(cause: TrainError, state: Option<LastState<M, R>>) -> Self {
+impl<M, R, S> FitError<M, R, S> {
+    pub(crate) fn new(cause: TrainError, state: Option<LastState<M, R, S>>) -> Self {
         Self { cause, state: state.map(|state| Box::new(Mutex::new(state))) }
     }
 
@@ -318,25 +320,26 @@ impl<M, R> FitError<M, R> {
     ///
     /// After [`TrainError::DeviceFailed`] the state is still on the device that failed. Its values are those of the
     /// last whole step, but reading them may panic.
-    pub fn into_parts(self) -> (TrainError, Option<LastState<M, R>>) {
+    pub fn into_parts(self) -> (TrainError, Option<LastState<M, R, S>>) {
         let state = self.state.map(|state| state.into_inner().unwrap_or_else(|e| e.into_inner()));
         (self.cause, state)
     }
 }
 
-impl<M, R> fmt::Debug for FitError<M, R> {
+impl<M, R, S> fmt::Debug for FitError<M, R, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FitError").field("cause", &self.cause).finish_non_exhaustive()
+        // What `main` prints of an error that it returns, and `unwrap` of one that it panics with.
+        fmt::Display::fmt(self, f)
     }
 }
 
-impl<M, R> fmt::Display for FitError<M, R> {
+impl<M, R, S> fmt::Display for FitError<M, R, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.cause.fmt(f)
     }
 }
 
-impl<M, R> std::error::Error for FitError<M, R> {
+impl<M, R, S> std::error::Error for FitError<M, R, S> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.cause.source()
     }

@@ -102,6 +102,16 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
+    /// Seeds the device at the beginning of each epoch, by this number and that of the epoch. Default: the device is not seeded, as
+    /// in burn.
+    ///
+    /// A backend's random state cannot be read, and so is in no checkpoint. With a seed, a run that goes on from a checkpoint
+    /// draws what the run would have drawn that was not stopped.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.settings.seed = Some(seed);
+        self
+    }
+
     /// Does not print the plan before training. Default: it is printed to the standard error output.
     pub fn quiet(mut self) -> Self {
         self.settings.quiet = true;
@@ -239,7 +249,7 @@ where
     pub fn fit(
         self,
         training: SupervisedTraining<Components<B, LR, M, O>>,
-    ) -> Result<Fitted<M::InnerModule>, FitError<M, O::Record>> {
+    ) -> Result<Fitted<M::InnerModule>, FitError<M, O::Record, LR::Record<B>>> {
         let held_for_others =
             make_ready::<B, M>(&self.model).map_err(|cause| FitError::new(cause, None))?;
         let outcome = Arc::new(Mutex::new(Outcome::default()));
@@ -249,6 +259,7 @@ where
             settings,
             train_splitter,
             valid_splitter,
+            scheduler: self.lr_scheduler.clone(),
             outcome: outcome.clone(),
             components: PhantomData,
         };

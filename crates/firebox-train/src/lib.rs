@@ -36,6 +36,7 @@ mod report;
 
 pub use beside::BesideBytes;
 pub use check::Coupling;
+pub use checkpoints::newest_checkpoint;
 pub use device::{DeviceMemory, PoolUsage, RuntimeMemory};
 pub use durable::DurableRecorder;
 pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};

@@ -23,6 +23,8 @@ pub(crate) struct Settings {
     pub(crate) cliffs: Option<Cliffs>,
     pub(crate) reduction: Reduction,
     pub(crate) quiet: bool,
+    /// What the random numbers of each epoch are drawn from, if the user has said it.
+    pub(crate) seed: Option<u64>,
     /// What couples items and is split all the same.
     pub(crate) accepted: Vec<Coupling>,
     /// What the device's allocator holds for other tensors of the program: a data set that is kept there, another model.

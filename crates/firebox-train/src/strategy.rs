@@ -5,12 +5,14 @@
 
 mod account;
 mod accumulated;
+mod again;
 mod coupled;
+mod last_state;
 mod metrics;
 mod validation;
 
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
@@ -18,16 +20,14 @@ use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     InferenceStep, Interrupter, Learner, LearningComponentsMarker, SupervisedLearningStrategy,
     SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
 };
-use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, TrainingGuard, restore};
+use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, TrainingGuard};
 use firebox_plan::Accumulating;
 use firebox_trace::Bytes;
 
-use crate::capture::optimizer_record;
 use crate::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::device::DeviceMemory;
 use crate::error::{During, LastState, Phase, TrainError, panic_message};
@@ -43,6 +43,7 @@ use crate::watch::Watch;
 use crate::weights;
 
 use self::accumulated::Accumulated;
+use self::again::{restored_scheduler, seed_epoch, skip_epochs};
 use self::coupled::{Known, Means, ToSplit};
 pub(crate) use self::metrics::OUTPUTS_HELD;
 use self::metrics::{Place, end_trained, send_trained};
@@ -54,13 +55,13 @@ const MEASURED_BATCHES: usize = 3;
 pub(crate) type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, O>;
 
 /// What a run leaves beside the model.
-pub(crate) struct Outcome<M, R> {
+pub(crate) struct Outcome<M, R, S> {
     pub(crate) plans: Vec<PlanReport>,
     pub(crate) memory: Option<MemoryUse>,
-    pub(crate) failure: Option<(TrainError, Option<LastState<M, R>>)>,
+    pub(crate) failure: Option<(TrainError, Option<LastState<M, R, S>>)>,
 }
 
-impl<M, R> Default for Outcome<M, R> {
+impl<M, R, S> Default for Outcome<M, R, S> {
     fn default() -> Self {
         Self { plans: Vec::new(), memory: None, failure: None }
     }
@@ -72,12 +73,15 @@ where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
     O: Optimizer<M, B>,
+    LR: LrScheduler,
 {
     pub(crate) settings: Settings,
     pub(crate) train_splitter: ST,
     pub(crate) valid_splitter: SV,
-    pub(crate) outcome: Arc<Mutex<Outcome<M, O::Record>>>,
-    pub(crate) components: PhantomData<fn() -> (B, LR)>,
+    /// As it is before training.
+    pub(crate) scheduler: LR,
+    pub(crate) outcome: Arc<Mutex<Outcome<M, O::Record, LR::Record<B>>>>,
+    pub(crate) components: PhantomData<fn() -> B>,
 }
 
 impl<B, LR, M, O, ST, SV> SupervisedLearningStrategy<Components<B, LR, M, O>>
@@ -104,8 +108,19 @@ where
         let train_loader = train_loader.to_device(&device);
         let valid_loader = valid_loader.to_device(&device);
         learner.fork(&device);
+        // Before loader threads are held back: those of skipped epochs end by themselves.
+        let skipped = catch_unwind(AssertUnwindSafe(|| {
+            skip_epochs(&*train_loader, starting_epoch - 1);
+            skip_epochs(&*valid_loader, starting_epoch - 1);
+        }));
+        let scheduler = if starting_epoch == 1 {
+            self.scheduler.clone()
+        } else {
+            restored_scheduler(&self.scheduler, &learner, &components.event_store)
+        };
         let mut run = Run {
             strategy: self,
+            scheduler,
             learner,
             processor: components.event_processor,
             interrupter: components.interrupter.clone(),
@@ -132,6 +147,7 @@ where
         let mut early_stopping = components.early_stopping;
         let store = components.event_store;
         let epochs = || {
+            skipped.unwrap_or_else(|panic| resume_unwind(panic));
             for epoch in starting_epoch..=components.num_epochs {
                 let progress = Progress::new(epoch, components.num_epochs);
                 run.train_epoch(&*train_loader, &progress)?;
@@ -170,8 +186,9 @@ where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
     O: Optimizer<M, B>,
+    LR: LrScheduler,
 {
-    fn outcome(&self) -> std::sync::MutexGuard<'_, Outcome<M, O::Record>> {
+    fn outcome(&self) -> std::sync::MutexGuard<'_, Outcome<M, O::Record, LR::Record<B>>> {
         self.outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -186,6 +203,8 @@ where
     O: Optimizer<M, B> + 'static,
 {
     strategy: &'a AutoBatch<B, LR, M, O, ST, SV>,
+    /// The scheduler as it was at the last optimizer step; burn's Learner keeps its own to itself.
+    scheduler: LR,
     learner: Learner<Components<B, LR, M, O>>,
     processor: SupervisedTrainingEventProcessor<Components<B, LR, M, O>>,
     interrupter: Interrupter,
@@ -249,6 +268,9 @@ where
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         self.position = (epoch.items_processed, 0);
+        if let Some(seed) = self.strategy.settings.seed {
+            seed_epoch::<B>(&self.device, seed, epoch.items_processed);
+        }
         self.loader_items = loader.num_items();
         let mut iterator = self.gate.starting(|| loader.iter());
         let mut iteration = 0;
@@ -459,34 +481,10 @@ where
         if let Some(planner) = &mut self.planner {
             planner.has_run(Phase::Training);
         }
+        self.scheduler.step();
         self.position.1 = iteration;
         self.batch_start = None;
         Ok(())
-    }
-
-    /// What training can go on from after `cause`.
-    fn last_state(
-        &mut self,
-        cause: &TrainError,
-        store: &EventStoreClient,
-    ) -> Option<LastState<M, O::Record>> {
-        if cause.loses_the_model() {
-            return None;
-        }
-        self.give_back_statistics();
-        let optimizer =
-            if self.optimizer_lost { None } else { optimizer_record(&self.learner, store) };
-        let (epoch, iteration) = self.position;
-        Some(LastState { model: self.learner.model(), optimizer, epoch, iteration })
-    }
-
-    /// Gives the model the running statistics that it had at the last optimizer step.
-    fn give_back_statistics(&mut self) {
-        if let Some(start) = self.batch_start.take()
-            && let Err(error) = restore::<B, M>(&self.learner.model(), start)
-        {
-            log::error!("the running statistics are those of a part of a batch: {error}");
-        }
     }
 }
 

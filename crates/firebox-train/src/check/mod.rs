@@ -15,7 +15,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn::train::{Learner, LearningComponentsTypes, TrainStep};
-use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, restore};
+use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, rehearsing, restore};
 use firebox_trace::{Bytes, MemoryModel, Trace};
 
 use crate::error::{TrainError, panic_message};
@@ -310,10 +310,11 @@ where
         let range = range.start + rows.first()..range.end + rows.first();
         let model = self.learner.model();
         let snapshot = self.normalizes.then(|| model.clone().into_record());
-        let run = catch_unwind(AssertUnwindSafe(|| match &self.host {
+        let run = || match &self.host {
             None => self.run_there(range, rows),
             Some(host) => self.run_on_host(host, range, rows),
-        }));
+        };
+        let run = catch_unwind(AssertUnwindSafe(|| rehearsing(run)));
         if let Some(snapshot) = snapshot {
             let restored = restore::<LC::Backend, M>(&model, snapshot);
             restored.map_err(|error| Failure::Impossible(error.to_string()))?;

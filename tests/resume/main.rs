@@ -1,0 +1,163 @@
+//! Training that is killed at any point goes on from its last checkpoint, and ends bit for bit where it would have ended: model,
+//! optimizer, learning rate, the order of the items, and random numbers.
+//!
+//! Each run is a process of its own. A few are killed; `FIREBOX_KILLS=200 cargo test --workspace --release --test resume` kills more.
+
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../learner/task.rs"]
+mod task;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use burn::backend::{Autodiff, Flex};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataset::InMemDataset;
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::optim::AdamConfig;
+use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder};
+use burn::tensor::backend::Backend;
+use burn::train::SupervisedTraining;
+use burn::train::metric::LossMetric;
+use burn::train::renderer::CliMetricsRenderer;
+use firebox::{Bytes, DurableRecorder, Lazy, Learner, newest_checkpoint};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::task::{Net, PointBatcher, points, weights};
+
+type B = Autodiff<Lazy<Flex>>;
+
+const EPOCHS: usize = 8;
+const FOLDER: &str = "FIREBOX_RESUME_FOLDER";
+const WORKERS: &str = "FIREBOX_RESUME_WORKERS";
+/// How long a process may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What is run in processes of its own; nothing if the tests are.
+#[test]
+fn process() {
+    let (Ok(folder), Ok(workers)) = (std::env::var(FOLDER), std::env::var(WORKERS)) else {
+        return;
+    };
+    let folder = Path::new(&folder);
+    let loader = || {
+        let workers = workers.parse().expect("a number");
+        let builder = DataLoaderBuilder::new(PointBatcher).batch_size(20).shuffle(3);
+        builder.num_workers(workers).build(InMemDataset::new(points(90)))
+    };
+    let valid = DataLoaderBuilder::new(PointBatcher).batch_size(20);
+    let device = Default::default();
+    B::seed(&device, 11);
+    let model = Net::<B>::coupled(&device, true);
+    let training =
+        SupervisedTraining::new(folder, loader(), valid.build(InMemDataset::new(points(30))));
+    let recorder = NamedMpkFileRecorder::<FullPrecisionSettings>::new();
+    let training = training
+        .metrics((LossMetric::new(),))
+        .with_file_checkpointer(DurableRecorder::new(recorder))
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(EPOCHS);
+    let training = match newest_checkpoint(folder) {
+        Some(epoch) => {
+            std::fs::write(folder.join(format!("resumed-{epoch}")), "").expect("writable");
+            training.checkpoint(epoch)
+        }
+        None => training,
+    };
+    let rate = CosineAnnealingLrSchedulerConfig::new(1e-2, 40).init().expect("a scheduler");
+    let fitted = Learner::builder()
+        .auto_batch()
+        .memory(Bytes::mib(64))
+        .micro_batch(8)
+        .seed(5)
+        .quiet()
+        .build(model, AdamConfig::new().init(), rate)
+        .fit(training)
+        .expect("it fits");
+    let bits = weights::<Lazy<Flex>, _>(&fitted.model).concat();
+    let bytes: Vec<u8> = bits.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect();
+    std::fs::write(folder.join("unfinished"), bytes).expect("writable");
+    std::fs::rename(folder.join("unfinished"), folder.join("result")).expect("renamed");
+}
+
+fn start(folder: &Path, workers: usize) -> Child {
+    Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "process"])
+        .env(FOLDER, folder)
+        .env(WORKERS, workers.to_string())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts")
+}
+
+/// Waits until it ends by itself.
+fn finish(mut child: Child) {
+    let since = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("it is known") {
+            assert!(status.success(), "training failed: {status}");
+            return;
+        }
+        if since.elapsed() > LIMIT {
+            let _ = child.kill();
+            panic!("training hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn result(folder: &Path) -> Vec<u8> {
+    std::fs::read(folder.join("result")).expect("training ended")
+}
+
+/// The epochs from which training went on.
+fn resumed(folder: &Path) -> usize {
+    let names = std::fs::read_dir(folder).expect("a folder").flatten();
+    names.filter(|entry| entry.file_name().to_string_lossy().starts_with("resumed-")).count()
+}
+
+fn killed_and_resumed(workers: usize) {
+    let whole = tempfile::tempdir().expect("a folder");
+    let since = Instant::now();
+    finish(start(whole.path(), workers));
+    let takes = since.elapsed();
+    let expected = result(whole.path());
+    assert_eq!(resumed(whole.path()), 0);
+
+    let kills = std::env::var("FIREBOX_KILLS").map_or(6, |n| n.parse().expect("a number"));
+    let (mut killed, mut went_on) = (0, 0);
+    let mut rng = StdRng::seed_from_u64(workers as u64);
+    while killed < kills {
+        let folder = tempfile::tempdir().expect("a folder");
+        while !folder.path().join("result").exists() {
+            let mut child = start(folder.path(), workers);
+            std::thread::sleep(takes.mul_f64(rng.random_range(0.05..1.0)));
+            child.kill().expect("it is ours");
+            killed += usize::from(!child.wait().expect("it ended").success());
+            if killed >= kills {
+                finish(start(folder.path(), workers));
+            }
+        }
+        assert_eq!(result(folder.path()), expected, "after {killed} kills");
+        went_on += resumed(folder.path());
+    }
+    println!("{killed} kills, went on from {went_on} checkpoints");
+    assert!(
+        went_on * 4 >= kills,
+        "{killed} kills, and training went on from {went_on} checkpoints"
+    );
+}
+
+#[test]
+fn a_killed_run_ends_where_it_would_have_ended() {
+    killed_and_resumed(0);
+}
+
+#[test]
+fn so_does_one_with_a_loader_thread() {
+    killed_and_resumed(1);
+}
