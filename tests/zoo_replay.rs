@@ -6,6 +6,8 @@
 //! with eight. The Learner adds a page where the pool of smallest pages is full. A batch is cut into sizes that differ by one item,
 //! or into one size and a rest; of other ways to cut it this is not so (an autoencoder on a CUDA card, five of 400 items and four
 //! of 266: 246 MiB and 293).
+//!
+//! `cargo test --workspace --test zoo_replay -- --ignored` replays models of many operations elsewhere than on a CUDA card, too.
 
 #![cfg(feature = "flex")]
 
@@ -66,18 +68,40 @@ where
     assert!(differs <= by_chance, "{} of {runs:?}: {differs}", M::NAME);
 }
 
+/// The setups that every model is replayed in.
+fn on_cuda<M>()
+where
+    M: Zoo<Recording> + TrainStep<Input = <M as Zoo<Recording>>::Batch> + AutodiffModule<Recording>,
+{
+    check::<Fused<Cuda>, M>(small_cuda(), &[(8, M::ITEMS)]);
+}
+
+/// Those that are left out for models of many operations, unless asked for.
+fn elsewhere<M>()
+where
+    M: Zoo<Recording> + TrainStep<Input = <M as Zoo<Recording>>::Batch> + AutodiffModule<Recording>,
+{
+    check::<Fused<Wgpu>, M>(small_vulkan(), &[(8, M::ITEMS)]);
+    check::<Fused<Wgpu>, M>(small_vulkan(), &[(5, M::ITEMS), (4, M::ITEMS * 2 / 3)]);
+    // As a batch is cut that cannot be cut evenly.
+    check::<Fused<Cuda>, M>(small_cuda(), &[(5, M::ITEMS), (4, M::ITEMS - 1)]);
+}
+
 macro_rules! models {
-    ($($test:ident: $model:ident;)*) => {$(
-        #[test]
-        fn $test() {
-            const ITEMS: usize = <zoo::$model<Recording> as Zoo<Recording>>::ITEMS;
-            check::<Fused<Cuda>, zoo::$model<Recording>>(small_cuda(), &[(8, ITEMS)]);
-            check::<Fused<Wgpu>, zoo::$model<Recording>>(small_vulkan(), &[(8, ITEMS)]);
-            let uneven = [(5, ITEMS), (4, ITEMS * 2 / 3)];
-            check::<Fused<Wgpu>, zoo::$model<Recording>>(small_vulkan(), &uneven);
-            // As a batch is cut that cannot be cut evenly.
-            let nearly_even = [(5, ITEMS), (4, ITEMS - 1)];
-            check::<Fused<Cuda>, zoo::$model<Recording>>(small_cuda(), &nearly_even);
+    ($($test:ident: $model:ident $(, $ignored:literal)?;)*) => {$(
+        mod $test {
+            use super::{Recording, zoo};
+
+            #[test]
+            fn on_cuda() {
+                super::on_cuda::<zoo::$model<Recording>>();
+            }
+
+            #[test]
+            $(#[ignore = $ignored])?
+            fn elsewhere() {
+                super::elsewhere::<zoo::$model<Recording>>();
+            }
         }
     )*};
 }
@@ -87,9 +111,9 @@ models! {
     cnn: Cnn;
     resnet: ResNet;
     unet: UNet;
-    encoder: Encoder;
-    gpt: Gpt;
-    lstm: Recurrent;
+    encoder: Encoder, "a minute";
+    gpt: Gpt, "a minute";
+    lstm: Recurrent, "two minutes";
     autoencoder: Autoencoder;
     siamese: Siamese;
     reader: Reader;

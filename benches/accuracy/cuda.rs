@@ -5,7 +5,7 @@
 //! CUDARC_CUDA_VERSION=13000 cargo bench --features cuda --bench accuracy_cuda -- --processes 3 --jobs 2
 //! ```
 //!
-//! `cargo test --features cuda --bench accuracy_cuda` runs a few of the cases on four cards and fails where a prediction is too low,
+//! `cargo test --features cuda --bench accuracy_cuda` runs a few of the cases on two cards and fails where a prediction is too low,
 //! or too high by more than a tenth.
 
 #[cfg(feature = "cuda")]

@@ -5,6 +5,12 @@ use std::ops::Range;
 use firebox_batch::{MicroBatch, MicroBatchError};
 
 /// Cuts batches of type `I` into micro-batches.
+#[diagnostic::on_unimplemented(
+    message = "the builder does not know how batches of type `{I}` are cut",
+    label = "`{Self}` is no splitter of `{I}`",
+    note = "call `.auto_batch()` before `.build(..)`; it wants `#[derive(MicroBatch)]` on the batch",
+    note = "or `.auto_batch_with(..)`, with functions that cut a batch of another crate's type"
+)]
 pub trait Splitter<I>: Send + Sync + 'static {
     /// The number of items in a batch.
     ///
