@@ -97,8 +97,8 @@ pub use firebox_trace::{
 };
 pub use firebox_train::{
     BesideBytes, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder,
-    During, FitError, Fitted, LastState, Learner, LearnerBuilder, MemoryUse, Phase, PlanReport,
-    PlanningCost, PoolUsage, Reduction, Splitter, TrainError, newest_checkpoint,
+    During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder, MemoryUse, Phase,
+    PlanReport, PlanningCost, PoolUsage, Reduction, Splitter, TrainError, newest_checkpoint,
 };
 
 #[cfg(feature = "cuda")]

@@ -73,9 +73,7 @@ fn training<B: AutodiffBackend>(
     if case.nan {
         items[20].0[0] = f32::NAN;
     }
-    // A run that goes on begins in burn with the order of the first epoch.
-    let shuffle = if case.resume_from.is_none() { Some(5) } else { None };
-    let train = loader::<B>(items, 16, shuffle);
+    let train = loader::<B>(items, 16, Some(5));
     let valid = loader::<B::InnerBackend>(points(20), 16, None);
     let mut training = SupervisedTraining::new(folder, train, valid)
         .metrics((AccuracyMetric::new(), LossMetric::new()))

@@ -134,8 +134,15 @@ fn killed_and_resumed(workers: usize) {
     while killed < kills {
         let folder = tempfile::tempdir().expect("a folder");
         while !folder.path().join("result").exists() {
+            let newest = || newest_checkpoint(folder.path()).unwrap_or(0);
+            // Within its first, second or third epoch.
+            let epoch = newest() + rng.random_range(0..3);
             let mut child = start(folder.path(), workers);
-            std::thread::sleep(takes.mul_f64(rng.random_range(0.05..1.0)));
+            let is_there = || newest() >= epoch;
+            while !is_there() && child.try_wait().expect("it is known").is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(takes.mul_f64(rng.random_range(0.0..1.5) / EPOCHS as f64));
             child.kill().expect("it is ours");
             killed += usize::from(!child.wait().expect("it ended").success());
             if killed >= kills {

@@ -51,6 +51,7 @@ pub struct Place {
 
 /// `[items, length, WIDTH]` to the same shape.
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are few")]
 enum Layer<B: Backend> {
     Linear(Linear<B>),
     Conv1d(Conv1d<B>),

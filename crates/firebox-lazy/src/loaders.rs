@@ -76,6 +76,16 @@ impl LoaderGate {
     }
 }
 
+impl LoaderGate {
+    /// Waits until no loader thread is alive, at most so long. Only on Linux: elsewhere threads cannot be listed.
+    pub fn until_idle(patience: Duration) {
+        let since = Instant::now();
+        while threads::highest_loader().is_some() && since.elapsed() < patience {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// Holds loader threads back while it lives: see [`LoaderGate::enter`].
 #[derive(Debug)]
 pub struct LoaderGuard {

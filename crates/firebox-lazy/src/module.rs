@@ -110,6 +110,9 @@ thread_local! {
 /// Whether this thread runs a step that nothing is learned from: while a batch is planned, or while it is found out whether it may be
 /// split. For steps with effects on the host, such as counters and logs.
 ///
+/// A micro-batch that turns out too large, as a longer sequence may, is recorded as a step that is learned from, then halved, and its
+/// parts are steps as well: that cannot be known before.
+///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 ///

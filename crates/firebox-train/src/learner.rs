@@ -102,11 +102,12 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// Seeds the device at the beginning of each epoch, by this number and that of the epoch. Default: the device is not seeded, as
-    /// in burn.
+    /// Makes a run that goes on from a checkpoint draw what it would have drawn without a stop: the device is seeded at the beginning
+    /// of each epoch, by this number and that of the epoch, and loaders are taken to where they would be. Default: as in burn, whose
+    /// checkpoints hold neither, since a backend's random state cannot be read.
     ///
-    /// A backend's random state cannot be read, and so is in no checkpoint. With a seed, a run that goes on from a checkpoint
-    /// draws what the run would have drawn that was not stopped.
+    /// A loader is asked for an iterator and one batch of each epoch that is skipped, after which burn's shuffle as they would have.
+    /// A loader of your own whose batches come but once loses these.
     pub fn seed(mut self, seed: u64) -> Self {
         self.settings.seed = Some(seed);
         self
@@ -177,6 +178,12 @@ pub struct Fitted<M> {
     /// What memory was predicted, and what was measured where the device's allocator can be asked. `None` as above.
     pub memory: Option<MemoryUse>,
 }
+
+/// What [`Learner::fit`] gives: the trained model, or why training stopped and what is left.
+pub type FitResult<B, LR, M, O> = Result<
+    Fitted<<M as AutodiffModule<B>>::InnerModule>,
+    FitError<M, <O as Optimizer<M, B>>::Record, <LR as LrScheduler>::Record<B>>,
+>;
 
 impl<M: std::fmt::Debug> std::fmt::Debug for Fitted<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -249,7 +256,7 @@ where
     pub fn fit(
         self,
         training: SupervisedTraining<Components<B, LR, M, O>>,
-    ) -> Result<Fitted<M::InnerModule>, FitError<M, O::Record, LR::Record<B>>> {
+    ) -> FitResult<B, LR, M, O> {
         let held_for_others =
             make_ready::<B, M>(&self.model).map_err(|cause| FitError::new(cause, None))?;
         let outcome = Arc::new(Mutex::new(Outcome::default()));

@@ -9,6 +9,7 @@ mod again;
 mod coupled;
 mod last_state;
 mod metrics;
+mod outcome;
 mod validation;
 
 use std::marker::PhantomData;
@@ -30,12 +31,11 @@ use firebox_trace::Bytes;
 
 use crate::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::device::DeviceMemory;
-use crate::error::{During, LastState, Phase, TrainError, panic_message};
+use crate::error::{During, Phase, TrainError, panic_message};
 use crate::gradients::{Reduction, summed_bytes};
 use crate::micro_step::{MicroStep, Queue};
 use crate::planner::{Admission, Planner};
 use crate::rehearsal::{Course, rehearse_training};
-use crate::report::{MemoryUse, PlanReport};
 use crate::settings::Settings;
 use crate::shape::Shape;
 use crate::splitter::Splitter;
@@ -47,25 +47,13 @@ use self::again::{restored_scheduler, seed_epoch, skip_epochs};
 use self::coupled::{Known, Means, ToSplit};
 pub(crate) use self::metrics::OUTPUTS_HELD;
 use self::metrics::{Place, end_trained, send_trained};
+pub(crate) use self::outcome::{Outcome, OutcomeOf};
 
 /// How many batches after a new plan are compared with its prediction: an optimizer's state is there from the second on.
 const MEASURED_BATCHES: usize = 3;
 
 /// The components of burn's Learner for a model, an optimizer and a learning-rate scheduler.
 pub(crate) type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, O>;
-
-/// What a run leaves beside the model.
-pub(crate) struct Outcome<M, R, S> {
-    pub(crate) plans: Vec<PlanReport>,
-    pub(crate) memory: Option<MemoryUse>,
-    pub(crate) failure: Option<(TrainError, Option<LastState<M, R, S>>)>,
-}
-
-impl<M, R, S> Default for Outcome<M, R, S> {
-    fn default() -> Self {
-        Self { plans: Vec::new(), memory: None, failure: None }
-    }
-}
 
 /// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
 pub(crate) struct AutoBatch<B, LR, M, O, ST, SV>
@@ -80,7 +68,7 @@ where
     pub(crate) valid_splitter: SV,
     /// As it is before training.
     pub(crate) scheduler: LR,
-    pub(crate) outcome: Arc<Mutex<Outcome<M, O::Record, LR::Record<B>>>>,
+    pub(crate) outcome: Arc<Mutex<OutcomeOf<B, LR, M, O>>>,
     pub(crate) components: PhantomData<fn() -> B>,
 }
 
@@ -110,8 +98,9 @@ where
         learner.fork(&device);
         // Before loader threads are held back: those of skipped epochs end by themselves.
         let skipped = catch_unwind(AssertUnwindSafe(|| {
-            skip_epochs(&*train_loader, starting_epoch - 1);
-            skip_epochs(&*valid_loader, starting_epoch - 1);
+            let skips = if self.settings.seed.is_some() { starting_epoch - 1 } else { 0 };
+            skip_epochs(&*train_loader, skips);
+            skip_epochs(&*valid_loader, skips);
         }));
         let scheduler = if starting_epoch == 1 {
             self.scheduler.clone()
@@ -121,6 +110,7 @@ where
         let mut run = Run {
             strategy: self,
             scheduler,
+            scheduler_steps: 0,
             learner,
             processor: components.event_processor,
             interrupter: components.interrupter.clone(),
@@ -188,7 +178,7 @@ where
     O: Optimizer<M, B>,
     LR: LrScheduler,
 {
-    fn outcome(&self) -> std::sync::MutexGuard<'_, Outcome<M, O::Record, LR::Record<B>>> {
+    fn outcome(&self) -> std::sync::MutexGuard<'_, OutcomeOf<B, LR, M, O>> {
         self.outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -203,8 +193,9 @@ where
     O: Optimizer<M, B> + 'static,
 {
     strategy: &'a AutoBatch<B, LR, M, O, ST, SV>,
-    /// The scheduler as it was at the last optimizer step; burn's Learner keeps its own to itself.
+    /// The scheduler as it was when training began, and how often it has stepped since; burn's Learner keeps its own to itself.
     scheduler: LR,
+    scheduler_steps: usize,
     learner: Learner<Components<B, LR, M, O>>,
     processor: SupervisedTrainingEventProcessor<Components<B, LR, M, O>>,
     interrupter: Interrupter,
@@ -335,12 +326,17 @@ where
         let steps = accumulated.batches >= self.accumulation;
         let model = self.learner.model();
         let planner = self.planner.as_mut().expect("a plan was made above");
-        let means = Means::of(planner, held);
+        let means = Means::of(planner, held + sum);
+        // A plan that splits was asked for.
+        let mut is_asked = ranges.len() > 1;
         let (known, learner) = (&mut self.known, &self.learner);
         let to_split = ToSplit { batch: &batch, items, weight: total, splitter, settings };
         let mut micro_step = MicroStep::<B, M, M::Input, ST> {
             phase: Phase::Training,
-            may_split: &mut || means.ask(known, learner, &to_split),
+            may_split: &mut || match std::mem::replace(&mut is_asked, true) {
+                true => Ok(Bytes::ZERO),
+                false => means.ask(known, learner, &to_split),
+            },
             planner,
             module: &model,
             splitter,
@@ -481,7 +477,7 @@ where
         if let Some(planner) = &mut self.planner {
             planner.has_run(Phase::Training);
         }
-        self.scheduler.step();
+        self.scheduler_steps += 1;
         self.position.1 = iteration;
         self.batch_start = None;
         Ok(())

@@ -98,13 +98,14 @@ fn varies(of: &[u64]) -> bool {
 /// How often each row holds the smallest number of a tensor, and how often the largest, where that differs and more than one row
 /// holds it.
 fn marks(data: &TensorData, rows: usize) -> Vec<Vec<u64>> {
-    let values: Vec<f64> = data.iter::<f64>().collect();
-    let size = (values.len() / rows.max(1)).max(1);
-    let smallest = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let largest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let size = (data.num_elements() / rows.max(1)).max(1);
+    let smallest = data.iter::<f64>().fold(f64::INFINITY, f64::min);
+    let largest = data.iter::<f64>().fold(f64::NEG_INFINITY, f64::max);
     let count = |mark: f64| -> Vec<u64> {
-        let in_row = |row: &[f64]| row.iter().filter(|value| **value == mark).count() as u64;
-        values.chunks(size).map(in_row).collect()
+        let mut counts = vec![0; rows];
+        let marked = data.iter::<f64>().enumerate().filter(|(_, value)| *value == mark);
+        marked.for_each(|(at, _)| counts[at / size] += 1);
+        counts
     };
     let counts = [count(smallest), count(largest)].into_iter();
     counts.filter(|of| varies(of) && of.iter().filter(|count| **count > 0).count() > 1).collect()
@@ -151,9 +152,9 @@ mod tests {
         let choice = of(&[inputs.clone(), same.clone()], &[]).choose(3);
         assert!(choice.rows == [0, 1, 2] && choice.in_a_row && !choice.differ);
         // Padding is in the last of them.
-        let choice = of(&[inputs.clone()], &[masks]).choose(3);
+        let choice = of(std::slice::from_ref(&inputs), &[masks]).choose(3);
         assert_eq!(choice, found(&[7, 8, 9], true));
-        let choice = of(&[inputs.clone()], &[same]).choose(3);
+        let choice = of(std::slice::from_ref(&inputs), &[same]).choose(3);
         assert!(choice.differ && !choice.differ_in_marks);
         assert!(!Candidates::unknown(12).choose(3).differ, "nothing is known of them");
         let two = Candidates { count: 2, tensors: vec![vec![1, 2]], marks: Vec::new() };

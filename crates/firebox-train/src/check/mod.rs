@@ -21,6 +21,7 @@ use firebox_trace::{Bytes, MemoryModel, Trace};
 use crate::error::{TrainError, panic_message};
 use crate::gradients::Reduction;
 use crate::splitter::Splitter;
+use crate::weights::differ;
 
 mod choice;
 mod host;
@@ -37,6 +38,9 @@ use self::verdict::{Gradient, Gradients, Precision, Verdict, Weighed};
 const GROUPS: usize = 3;
 /// The sizes of a group that are tried: a part may be too small for a loss that is sound, such as a variance.
 const SIZES: [usize; 3] = [1, 2, 4];
+
+/// How much of a batch is looked at to choose items.
+const MOST_READ: Bytes = Bytes::mib(32);
 
 /// What came out.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,26 +151,37 @@ where
     /// Finds out, on few items first and then, if they agree, on more: what sorts or picks items may do so alike in few of them.
     pub(crate) fn run(&self) -> Result<Outcome, TrainError> {
         let sizes: Vec<usize> = SIZES.into_iter().filter(|size| self.items / size >= 2).collect();
-        let mut found = Outcome::NotEstablished("there are too few items");
+        let mut found = None;
+        let mut skipped = None;
         for (at, size) in sizes.iter().enumerate() {
             let groups = GROUPS.min(self.items / size);
             let is_last = at + 1 == sizes.len();
             let (tensors, choice) = self.choose(groups * size)?;
             if choice.differ && !choice.differ_in_marks && !is_last {
+                skipped.get_or_insert((groups, *size));
                 continue;
             }
-            found = self.compare(groups, *size, &tensors, &choice)?;
-            match &found {
+            match self.compare(groups, *size, &tensors, &choice)? {
                 Outcome::Agrees { each } if !is_last => {
-                    return self.confirm(*each, sizes[sizes.len() - 1]);
+                    return self.confirm(each, sizes[sizes.len() - 1]);
                 }
                 // A loss may only need more items, and more items may show more.
-                Outcome::NotEstablished(_) => {}
-                Outcome::Differs { by, .. } if by.is_infinite() => {}
-                _ => break,
+                outcome @ Outcome::NotEstablished(_) => found = Some(outcome),
+                Outcome::Differs { coupling, by, parameter } if by.is_infinite() => {
+                    found = Some(Outcome::Differs { coupling, by, parameter });
+                }
+                // So many do not fit. Fewer may.
+                Outcome::NotCheckable(why) => {
+                    let (Some((groups, size)), None) = (skipped, &found) else {
+                        return Ok(found.unwrap_or(Outcome::NotCheckable(why)));
+                    };
+                    let (tensors, choice) = self.choose(groups * size)?;
+                    return self.compare(groups, size, &tensors, &choice);
+                }
+                outcome => return Ok(outcome),
             }
         }
-        Ok(found)
+        Ok(found.unwrap_or(Outcome::NotEstablished("there are too few items")))
     }
 
     /// Compares groups of more items, where a few agree.
@@ -176,7 +191,8 @@ where
         Ok(match self.compare(groups, size, &tensors, &choice)? {
             differs @ Outcome::Differs { .. } => differs,
             Outcome::Agrees { each: more } => {
-                Outcome::Agrees { each: each.filter(|_| each == more) }
+                let is_same = |each: &f64| more.is_some_and(|more| !differ(more, *each, 1));
+                Outcome::Agrees { each: each.filter(is_same) }
             }
             Outcome::NotEstablished(_) | Outcome::NotCheckable(_) => Outcome::Agrees { each },
         })
@@ -189,7 +205,7 @@ where
         tensors: &[OfBatch],
         choice: &Choice,
     ) -> Result<Outcome, TrainError> {
-        let differ = choice.differ;
+        let items_differ = choice.differ;
         let others = choice.rows.iter().copied().cycle().skip(size).take(groups * size);
         let others: Vec<usize> = others.collect();
         let same = choice.rows.first().copied().unwrap_or(0);
@@ -233,7 +249,8 @@ where
             Err(_) => whole.gradient.clone(),
         };
         let weights: Vec<f64> = singles.iter().map(|single| single.weight / size as f64).collect();
-        let each = weights.windows(2).all(|two| two[0] == two[1]).then(|| weights[0]);
+        let is_same = weights.iter().all(|weight| !differ(*weight, weights[0], 1));
+        let each = (self.reduction == Reduction::Mean && is_same).then(|| weights[0]);
         let gradients = Gradients { whole, pair, singles, permuted };
         let (paths, dtype) = parameters::<LC::Backend, M>(&self.learner.model());
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
@@ -249,7 +266,7 @@ where
                 Outcome::Differs { coupling, by, parameter: paths[parameter].clone() }
             }
             Verdict::Nothing => Outcome::NotEstablished("the gradient is zero"),
-            Verdict::Equal if !differ => {
+            Verdict::Equal if !items_differ => {
                 Outcome::NotEstablished("the items are alike in a tensor of the batch")
             }
             Verdict::Equal => Outcome::Agrees { each },
@@ -273,7 +290,10 @@ where
         };
         let of_items = |input: &Input| input.shape.first() == Some(&self.items);
         let inputs: Vec<Input> = recording.inputs().into_iter().filter(of_items).collect();
-        let mut candidates = Candidates::unknown(CANDIDATES.max(count).min(self.items));
+        let bytes = |input: &Input| input.shape.num_elements() * input.dtype.size() / self.items;
+        let of_an_item = inputs.iter().map(bytes).sum::<usize>().max(1);
+        let most = (MOST_READ.get() as usize / of_an_item).min(CANDIDATES);
+        let mut candidates = Candidates::unknown(most.max(count).min(self.items));
         let others = inputs.iter().any(|input| !input.dtype.is_float());
         let tensors = inputs.into_iter().map(|input| OfBatch {
             same: self.normalizes && others && input.dtype.is_float(),

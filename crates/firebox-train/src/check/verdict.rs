@@ -98,7 +98,7 @@ impl Precision {
             DType::F16 | DType::Flex32 => (0.05, 2f64.powi(-10)),
             _ => (0.2, 2f64.powi(-7)),
         };
-        Self { tolerance, epsilon, least: epsilon }
+        Self { tolerance, epsilon, least: epsilon.min(f64::from(f32::EPSILON)) }
     }
 
     /// The same behind a normalization over equal items: rounding, where their variance is zero, is divided by the root of what the

@@ -1,18 +1,25 @@
 //! An epoch is the same whether the run began with it or not: what burn's checkpoints do not hold is brought to where it would be.
 
+use std::time::Duration;
+
 use burn::data::dataloader::DataLoader;
 use burn::lr_scheduler::LrScheduler;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearningComponentsTypes};
+use firebox_lazy::LoaderGate;
 
 use crate::capture::records;
+
+/// How long is waited for loader threads that nobody listens to any more.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Takes a loader to where it is after so many epochs: one that shuffles draws a new order for each.
 pub(super) fn skip_epochs<B: Backend, I>(loader: &dyn DataLoader<B, I>, epochs: usize) {
     for _ in 0..epochs {
-        // A loader's thread has drawn the order once its first batch is there.
+        // A loader's thread has drawn the order before its first batch.
         drop(loader.iter().next());
+        LoaderGate::until_idle(PATIENCE);
     }
 }
 

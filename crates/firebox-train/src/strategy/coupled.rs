@@ -24,8 +24,9 @@ const ATTEMPTS: usize = 8;
 pub(super) enum Known {
     /// Nothing, on so many batches.
     Nothing { asked: usize },
-    /// That they may, as long as each item weighs this: whether the weights are right where they differ was not seen.
-    WhereItemsWeigh(f64),
+    /// That they may, as long as each item weighs this: whether the weights are right where they differ was not seen, on so many
+    /// batches.
+    WhereItemsWeigh { each: f64, asked: usize },
     /// All that can be known.
     Enough,
 }
@@ -35,7 +36,9 @@ impl Known {
     fn asks(self, items: usize, weight: f64) -> bool {
         match self {
             Self::Nothing { .. } => true,
-            Self::WhereItemsWeigh(each) => weights::differ(each * items as f64, weight, items),
+            Self::WhereItemsWeigh { each, .. } => {
+                weights::differ(each * items as f64, weight, items)
+            }
             Self::Enough => false,
         }
     }
@@ -102,10 +105,15 @@ impl Means {
         };
         let outcome = check.run()?;
         let warn = |text: &str| settings.say(log::Level::Warn, &format!("warning: {text}"));
-        let asked = if let Known::Nothing { asked } = *known { asked + 1 } else { 1 };
+        let asked = match *known {
+            Known::Nothing { asked } | Known::WhereItemsWeigh { asked, .. } => asked + 1,
+            Known::Enough => 1,
+        };
         *known = match outcome {
-            Outcome::Agrees { each: Some(each) } => Known::WhereItemsWeigh(each),
-            Outcome::Agrees { each: None } => Known::Enough,
+            Outcome::Agrees { each: Some(each) } if asked < ATTEMPTS => {
+                Known::WhereItemsWeigh { each, asked }
+            }
+            Outcome::Agrees { .. } => Known::Enough,
             Outcome::Differs { coupling, by, parameter } => {
                 let cause = TrainError::Coupled { coupling, by, parameter };
                 if !settings.accepted.contains(&coupling) {
@@ -118,7 +126,7 @@ impl Means {
                 warn(&format!("whether batches may be split is not known: {why}"));
                 Known::Enough
             }
-            Outcome::NotEstablished(why) if asked == ATTEMPTS => {
+            Outcome::NotEstablished(why) if asked >= ATTEMPTS => {
                 warn(&format!(
                     "whether batches may be split is not known after {ATTEMPTS} of them: {why}"
                 ));

@@ -37,6 +37,10 @@ where
         self.give_back_statistics();
         let optimizer =
             if self.optimizer_lost { None } else { records(&self.learner, store).optimizer };
+        // Not before: a scheduler may share what it counts with its clones.
+        for _ in 0..self.scheduler_steps {
+            self.scheduler.step();
+        }
         let scheduler = self.scheduler.to_record::<B>();
         let (epoch, iteration) = self.position;
         Some(LastState { model: self.learner.model(), optimizer, scheduler, epoch, iteration })

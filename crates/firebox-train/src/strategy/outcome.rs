@@ -1,0 +1,27 @@
+//! What a run leaves.
+
+use burn::lr_scheduler::LrScheduler;
+use burn::optim::Optimizer;
+
+use crate::error::{LastState, TrainError};
+use crate::report::{MemoryUse, PlanReport};
+
+/// Why a run stopped, and what training can go on from.
+pub(crate) type Failure<M, R, S> = (TrainError, Option<LastState<M, R, S>>);
+
+/// What a run leaves beside the model.
+pub(crate) struct Outcome<M, R, S> {
+    pub(crate) plans: Vec<PlanReport>,
+    pub(crate) memory: Option<MemoryUse>,
+    pub(crate) failure: Option<Failure<M, R, S>>,
+}
+
+/// What a run of these leaves.
+pub(crate) type OutcomeOf<B, LR, M, O> =
+    Outcome<M, <O as Optimizer<M, B>>::Record, <LR as LrScheduler>::Record<B>>;
+
+impl<M, R, S> Default for Outcome<M, R, S> {
+    fn default() -> Self {
+        Self { plans: Vec::new(), memory: None, failure: None }
+    }
+}
