@@ -31,7 +31,7 @@ type Inner = <B as AutodiffBackend>::InnerBackend;
 /// What may differ, relative to the largest gradient of a parameter among the whole and its items.
 const TOLERANCE: f64 = 1e-7;
 /// From where on items are coupled; what is between is rounding that a model magnifies, or neither.
-const COUPLED: f64 = 1e-5;
+const COUPLED: f64 = 1e-4;
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -290,7 +290,7 @@ enum End {
     Equal,
     /// A part that was not among the compared ones has a gradient that is no number, as that of a mean over padding alone.
     NoNumber,
-    /// A loss that picks items picks among those that are compared as if it did not.
+    /// A loss that picks items picks among those that are compared as if it did not, or they are padded alike.
     Missed,
     /// It was refused.
     Refused(u8),
@@ -355,7 +355,8 @@ fn run(case: &Case) -> Result<End, TestCaseError> {
         return Ok(End::NoNumber);
     }
     let by = apart(&steps, &expected, &truth.scales);
-    if by > TOLERANCE && matches!(case.judge.loss, Loss::Hardest | Loss::Largest) {
+    let may_hide = matches!(case.judge.loss, Loss::Hardest | Loss::Largest | Loss::RealTokens);
+    if by > TOLERANCE && may_hide {
         return Ok(End::Missed);
     }
     prop_assert!(by < TOLERANCE, "silently different: by {by}; items differ by {}", truth.coupled);

@@ -93,7 +93,7 @@ impl Precision {
     /// Of the gradients of a type.
     pub(super) fn of(dtype: DType) -> Self {
         let (tolerance, epsilon) = match dtype {
-            DType::F64 => (1e-6, f64::EPSILON),
+            DType::F64 => (1e-5, f64::EPSILON),
             DType::F32 => (1e-3, f64::from(f32::EPSILON)),
             DType::F16 | DType::Flex32 => (0.05, 2f64.powi(-10)),
             _ => (0.2, 2f64.powi(-7)),
