@@ -6,7 +6,7 @@
 //! ```
 //!
 //! `cargo test --features cuda --bench accuracy_cuda` runs a few of the cases on two cards and fails where a prediction is too low,
-//! or too high by more than a tenth.
+//! or too high by more than a quarter.
 
 #[cfg(feature = "cuda")]
 #[path = "backend/cuda.rs"]

@@ -74,9 +74,7 @@ impl LoaderGate {
         CHANGED.notify_all();
         LoaderGuard { number }
     }
-}
 
-impl LoaderGate {
     /// Waits until no loader thread is alive, at most so long. Only on Linux: elsewhere threads cannot be listed.
     pub fn until_idle(patience: Duration) {
         let since = Instant::now();

@@ -151,19 +151,26 @@ where
     /// Finds out, on few items first and then, if they agree, on more: what sorts or picks items may do so alike in few of them.
     pub(crate) fn run(&self) -> Result<Outcome, TrainError> {
         let sizes: Vec<usize> = SIZES.into_iter().filter(|size| self.items / size >= 2).collect();
+        let most = sizes.iter().map(|size| GROUPS.min(self.items / size) * size).max();
+        let (tensors, candidates) = self.look(most.unwrap_or_default());
         let mut found = None;
         let mut skipped = None;
         for (at, size) in sizes.iter().enumerate() {
             let groups = GROUPS.min(self.items / size);
             let is_last = at + 1 == sizes.len();
-            let (tensors, choice) = self.choose(groups * size)?;
+            let choice = candidates.choose(groups * size);
             if choice.differ && !choice.differ_in_marks && !is_last {
-                skipped.get_or_insert((groups, *size));
+                skipped.get_or_insert((groups, *size, choice));
                 continue;
             }
             match self.compare(groups, *size, &tensors, &choice)? {
                 Outcome::Agrees { each } if !is_last => {
-                    return self.confirm(each, sizes[sizes.len() - 1]);
+                    // Groups of more items, where a few agree.
+                    let size = sizes[sizes.len() - 1];
+                    let groups = GROUPS.min(self.items / size);
+                    let choice = candidates.choose(groups * size);
+                    let more = self.compare(groups, size, &tensors, &choice)?;
+                    return Ok(confirmed(each, more));
                 }
                 // A loss may only need more items, and more items may show more.
                 outcome @ Outcome::NotEstablished(_) => found = Some(outcome),
@@ -172,30 +179,15 @@ where
                 }
                 // So many do not fit. Fewer may.
                 Outcome::NotCheckable(why) => {
-                    let (Some((groups, size)), None) = (skipped, &found) else {
+                    let (Some((groups, size, choice)), None) = (skipped, &found) else {
                         return Ok(found.unwrap_or(Outcome::NotCheckable(why)));
                     };
-                    let (tensors, choice) = self.choose(groups * size)?;
                     return self.compare(groups, size, &tensors, &choice);
                 }
                 outcome => return Ok(outcome),
             }
         }
         Ok(found.unwrap_or(Outcome::NotEstablished("there are too few items")))
-    }
-
-    /// Compares groups of more items, where a few agree.
-    fn confirm(&self, each: Option<f64>, size: usize) -> Result<Outcome, TrainError> {
-        let groups = GROUPS.min(self.items / size);
-        let (tensors, choice) = self.choose(groups * size)?;
-        Ok(match self.compare(groups, size, &tensors, &choice)? {
-            differs @ Outcome::Differs { .. } => differs,
-            Outcome::Agrees { each: more } => {
-                let is_same = |each: &f64| more.is_some_and(|more| !differ(more, *each, 1));
-                Outcome::Agrees { each: each.filter(is_same) }
-            }
-            Outcome::NotEstablished(_) | Outcome::NotCheckable(_) => Outcome::Agrees { each },
-        })
     }
 
     fn compare(
@@ -273,8 +265,8 @@ where
         })
     }
 
-    /// The tensors of the batch, and the items to compare.
-    fn choose(&self, count: usize) -> Result<(Vec<OfBatch>, Choice), TrainError> {
+    /// The tensors of the batch, and what is known of its first items, `count` of them at least.
+    fn look(&self, count: usize) -> (Vec<OfBatch>, Candidates) {
         let recorder = Recorder::new().refuse_reads();
         let cut = catch_unwind(AssertUnwindSafe(|| {
             recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
@@ -284,9 +276,7 @@ where
         let recording = match cut {
             Ok(Ok(recording)) => recording,
             // What is wrong with a splitter is told where the batch is cut to be run.
-            Ok(Err(_)) | Err(_) => {
-                return Ok((Vec::new(), Candidates::unknown(self.items).choose(count)));
-            }
+            Ok(Err(_)) | Err(_) => return (Vec::new(), Candidates::unknown(self.items)),
         };
         let of_items = |input: &Input| input.shape.first() == Some(&self.items);
         let inputs: Vec<Input> = recording.inputs().into_iter().filter(of_items).collect();
@@ -307,11 +297,10 @@ where
             candidates.add(data);
         }
         candidates.add_weights(self.weights(candidates.count).unwrap_or_default());
-        let choice = candidates.choose(count);
         if self.host.is_none() {
             tensors.iter_mut().for_each(|tensor| tensor.candidates = None);
         }
-        Ok((tensors, choice))
+        (tensors, candidates)
     }
 
     /// What each of the first items weighs by itself, if that can be asked.
@@ -375,6 +364,18 @@ where
         let mut values = Values { grads, gradient: Vec::new() };
         self.learner.model().visit(&mut values);
         Ok(Weighed { gradient: values.gradient, weight })
+    }
+}
+
+/// What is known of items that weigh `each` and agree, once more of them were compared.
+fn confirmed(each: Option<f64>, more: Outcome) -> Outcome {
+    match more {
+        differs @ Outcome::Differs { .. } => differs,
+        Outcome::Agrees { each: more } => {
+            let is_same = |each: &f64| more.is_some_and(|more| !differ(more, *each, 1));
+            Outcome::Agrees { each: each.filter(is_same) }
+        }
+        Outcome::NotEstablished(_) | Outcome::NotCheckable(_) => Outcome::Agrees { each },
     }
 }
 
