@@ -174,7 +174,7 @@ fn main() -> anyhow::Result<()> {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
     let model = Cnn::<B>::new(&device);
-    let builder = Learner::builder().auto_batch().memory(options.memory);
+    let builder = Learner::builder().auto_batch().memory(options.memory).stop_on_ctrl_c();
     let learner = builder.build(model, AdamConfig::new().init(), 2e-3);
 
     if options.plan_only {

@@ -28,7 +28,7 @@ pub fn train(options: &Options) -> anyhow::Result<()> {
         .summary();
 
     let model = Model::<B>::new(&Default::default());
-    let builder = Learner::builder().auto_batch().memory(options.memory);
+    let builder = Learner::builder().auto_batch().memory(options.memory).stop_on_ctrl_c();
     builder.build(model, AdamConfig::new().init(), 1e-3).fit(training)?;
     Ok(())
 }

@@ -7,6 +7,7 @@ mod broken_files;
 mod broken_steps;
 mod closeness;
 mod coupling;
+mod custom_ops;
 mod devices;
 mod equal_to_burn;
 mod gradients;
@@ -14,10 +15,13 @@ mod metrics;
 mod micro_batch;
 #[path = "../models/mod.rs"]
 mod models;
+#[path = "../../examples/custom_op/op.rs"]
+mod op;
 mod planning;
 mod rehearsals;
 mod shapes;
 mod sizes;
+mod states;
 mod task;
 mod user_panics;
 mod whole_batch;

@@ -32,6 +32,8 @@ type B = Autodiff<Lazy<Flex>>;
 const EPOCHS: usize = 8;
 const FOLDER: &str = "FIREBOX_RESUME_FOLDER";
 const WORKERS: &str = "FIREBOX_RESUME_WORKERS";
+/// How many epochs, if not as many as usual.
+const LONG: &str = "FIREBOX_RESUME_EPOCHS";
 /// How long a process may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -59,7 +61,7 @@ fn process() {
         .with_file_checkpointer(DurableRecorder::new(recorder))
         .with_application_logger(None)
         .renderer(CliMetricsRenderer::new())
-        .num_epochs(EPOCHS);
+        .num_epochs(std::env::var(LONG).map_or(EPOCHS, |epochs| epochs.parse().expect("a number")));
     let training = match newest_checkpoint(folder) {
         Some(epoch) => {
             std::fs::write(folder.join(format!("resumed-{epoch}")), "").expect("writable");
@@ -73,25 +75,36 @@ fn process() {
         .memory(Bytes::mib(64))
         .micro_batch(8)
         .seed(5)
+        .stop_on_ctrl_c()
         .quiet()
         .build(model, AdamConfig::new().init(), rate)
         .fit(training)
         .expect("it fits");
+    if let Some(why) = fitted.stopped {
+        let text = format!("{why}, {:?}", newest_checkpoint(folder));
+        std::fs::write(folder.join("stopped"), text).expect("writable");
+        // As a program that does something else with the model.
+        std::thread::sleep(LIMIT);
+    }
     let bits = weights::<Lazy<Flex>, _>(&fitted.model).concat();
     let bytes: Vec<u8> = bits.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect();
     std::fs::write(folder.join("unfinished"), bytes).expect("writable");
     std::fs::rename(folder.join("unfinished"), folder.join("result")).expect("renamed");
 }
 
-fn start(folder: &Path, workers: usize) -> Child {
-    Command::new(std::env::current_exe().expect("this test"))
+fn training(folder: &Path, workers: usize) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this test"));
+    command
         .args(["--exact", "process"])
         .env(FOLDER, folder)
         .env(WORKERS, workers.to_string())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("it starts")
+        .stderr(Stdio::null());
+    command
+}
+
+fn start(folder: &Path, workers: usize) -> Child {
+    training(folder, workers).spawn().expect("it starts")
 }
 
 /// Waits until it ends by itself.
@@ -167,4 +180,53 @@ fn a_killed_run_ends_where_it_would_have_ended() {
 #[test]
 fn so_does_one_with_a_loader_thread() {
     killed_and_resumed(1);
+}
+
+/// Asks training to end by a signal, in the epoch behind the first checkpoint.
+#[cfg(unix)]
+fn ended_by(signal: &str, name: &str) {
+    use std::os::unix::process::ExitStatusExt;
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut child = training(folder.path(), 0).env(LONG, "100000").spawn().expect("it starts");
+    let wait_for = |child: &mut Child, is_there: &dyn Fn() -> bool| {
+        let since = Instant::now();
+        while !is_there() {
+            assert!(child.try_wait().expect("it is known").is_none(), "training goes on");
+            assert!(since.elapsed() < LIMIT, "training hangs");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let send = |child: &Child| {
+        let pid = child.id().to_string();
+        let sent = Command::new("kill").args([signal, &pid]).status().expect("it starts");
+        assert!(sent.success(), "{sent}");
+    };
+    wait_for(&mut child, &|| newest_checkpoint(folder.path()).is_some());
+    let before = newest_checkpoint(folder.path()).expect("it is there");
+    send(&child);
+    let stopped = folder.path().join("stopped");
+    wait_for(&mut child, &|| {
+        std::fs::read_to_string(&stopped).is_ok_and(|text| text.ends_with(')'))
+    });
+    let text = std::fs::read_to_string(&stopped).expect("it is there");
+    let newest = newest_checkpoint(folder.path()).expect("it is there");
+    assert_eq!(text, format!("{name}, Some({newest})"));
+    assert!(newest > before, "a checkpoint of the epoch in which it ended");
+    // Training is over, and the signal does what it did before.
+    send(&child);
+    let status = child.wait().expect("it ended");
+    assert!(status.signal().is_some(), "{status}");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_training_with_a_checkpoint() {
+    ended_by("-INT", "ctrl-c (SIGINT)");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_request_to_terminate_ends_training_with_a_checkpoint() {
+    ended_by("-TERM", "SIGTERM");
 }

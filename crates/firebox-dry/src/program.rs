@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use burn_backend::tensor::IndexingUpdateOp;
 use burn_ir::{BaseOperationIr, FloatOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use burn_std::DType;
 use firebox_trace::{
-    Call, Category, Description, DescriptionIndex, Label, Step, TensorIndex, Trace,
+    Bytes, Call, Category, Description, DescriptionIndex, Label, Step, TensorIndex, Trace,
 };
 
 use crate::translate::{Template, Types};
@@ -193,11 +194,18 @@ impl<'a> Program<'a> {
     }
 
     /// Fresh memory for the results of a call that cannot be run.
-    fn stand_in(&self, call: &Call) -> Vec<Instruction> {
+    fn stand_in(&mut self, call: &Call) -> Vec<Instruction> {
+        let workspace = self.trace.description(call).workspace.filter(|bytes| *bytes > Bytes::ZERO);
+        let workspace = workspace.map(|bytes| {
+            self.next += 1;
+            let words = bytes.get().div_ceil(size_of::<f32>() as u64) as usize;
+            TensorIr::uninit(TensorId::new(self.next - 1), [words].into(), DType::F32)
+        });
         let results = call.outputs.iter().map(|tensor| self.made(*tensor));
+        let made = results.chain(workspace.clone()).map(Instruction::Upload);
         let owned = call.inputs.iter().filter(|input| input.last);
         let freed = owned.map(|input| self.free(input.tensor));
-        results.map(Instruction::Upload).chain(freed).collect()
+        made.chain(workspace.map(drop_of)).chain(freed).collect()
     }
 
     fn free(&self, tensor: TensorIndex) -> Instruction {
@@ -205,10 +213,13 @@ impl<'a> Program<'a> {
     }
 }
 
-/// The names of the calls of a trace that cannot be run, each once.
+/// The names of the calls of a trace that cannot be run and of which nobody has said what they need, each once.
 pub(crate) fn unaccounted(trace: &Trace) -> Vec<String> {
     let calls = trace.calls().map(|(_, call)| call);
-    let unknown = calls.filter(|call| is_unknown(trace.description(call)));
+    let unknown = calls.filter(|call| {
+        let description = trace.description(call);
+        is_unknown(description) && description.workspace.is_none()
+    });
     let mut names: Vec<String> = Vec::new();
     for call in unknown {
         if !names.iter().any(|name| *name == call.name) {

@@ -9,7 +9,7 @@ use burn_ir::{
     BaseOperationIr, CustomOpIr, OperationIr, ShapeOpIr, TensorId, TensorIr, TensorStatus,
 };
 use burn_std::{DType, Shape};
-use firebox_trace::{Call, DescriptionIndex, TensorIndex, Use};
+use firebox_trace::{Call, Description, DescriptionIndex, TensorIndex, Use};
 use rustc_hash::FxHasher;
 
 use crate::describe::{Described, DescriptionClient};
@@ -20,7 +20,7 @@ use crate::session::{self, Session, Values};
 use crate::tensor::LazyTensor;
 
 /// A call that is being recorded.
-pub(crate) struct CallFrame<B: Backend> {
+pub struct CallFrame<B: Backend> {
     name: &'static str,
     inputs: Vec<Use>,
     outputs: Vec<TensorIndex>,
@@ -172,10 +172,9 @@ impl<B: Backend> CallFrame<B> {
     }
 
     fn remembered(&mut self, session: &Session<B>, description: DescriptionIndex) -> Known {
-        let inputs = self.inputs.iter();
         Known {
             name: self.name,
-            inputs: inputs.map(|input| (session.form(input.tensor), input.last)).collect(),
+            inputs: self.forms_of_inputs(session),
             description: session.trace.descriptions[description.0 as usize].clone(),
             results: std::mem::take(&mut self.results),
         }
@@ -208,6 +207,29 @@ impl<B: Backend> CallFrame<B> {
         session.push_call(call, move |values| {
             let plain = run(values);
             R::store(slots, plain, values);
+        });
+    }
+
+    /// The inputs taken so far, and whether the call owns them.
+    pub(crate) fn inputs(&self) -> Vec<(Form, bool)> {
+        session::<B, _>(|session| self.forms_of_inputs(session))
+    }
+
+    fn forms_of_inputs(&self, session: &Session<B>) -> Vec<(Form, bool)> {
+        let inputs = self.inputs.iter();
+        inputs.map(|input| (session.form(input.tensor), input.last)).collect()
+    }
+
+    /// Ends a call of the user's own.
+    pub(crate) fn close_custom(
+        self,
+        description: Description,
+        run: impl FnOnce(&mut Values<B>) + Send + 'static,
+    ) {
+        session::<B, _>(|session| {
+            let description = session.share(description);
+            let Self { name, inputs, outputs, .. } = self;
+            session.push_call(Call { name: name.into(), inputs, outputs, description }, run);
         });
     }
 

@@ -2,6 +2,7 @@
 
 mod backend;
 mod call;
+mod custom;
 mod describe;
 mod draws;
 mod forms;
@@ -14,11 +15,13 @@ mod module;
 mod ops;
 mod recording;
 mod session;
+mod states;
 mod streams;
 mod tensor;
 mod threads;
 
 pub use backend::{Lazy, LazyBackend};
+pub use custom::{CustomInputs, CustomOp, CustomResults};
 pub use draws::fixed_draw;
 pub use handover::TrainingGuard;
 pub use inputs::Input;
@@ -31,5 +34,6 @@ pub use recording::{
     host_bytes_of_descriptions, index_in_trace, label, mark,
 };
 pub use session::is_recording;
+pub use states::{HiddenState, HiddenStates, SavedStates};
 pub use streams::stream_of_worker;
 pub use tensor::LazyTensor;

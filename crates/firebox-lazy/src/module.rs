@@ -14,6 +14,7 @@ use firebox_trace::Trace;
 
 use crate::backend::LazyBackend;
 use crate::recording::{Discarded, RecordError, Recorder, Survivor};
+use crate::states::SavedStates;
 
 /// Initializes every parameter of a module in place, in the order of the module's fields.
 ///
@@ -55,7 +56,8 @@ pub fn initialize<B: Backend, M: Module<B>>(module: &M) {
 /// they were, also when `program` panics. Set [`Recorder::substitute_random`] for a program that reads values.
 /// Clones of `module` share its running statistics and must not be in use on other threads meanwhile.
 ///
-/// Tensors that `program` put elsewhere are reported as [`Discarded::survivors`]; they stay without values.
+/// Tensors that `program` put elsewhere are reported as [`Discarded::survivors`], and stay without values, unless the thread
+/// [keeps](crate::HiddenStates::kept) what they were put into.
 ///
 /// # Errors
 ///
@@ -88,8 +90,10 @@ pub fn rehearse<B: LazyBackend, M: Module<B>>(
     initialize(module);
     let recorder = &Recorder { never_runs: recorder.refuse_reads, ..recorder.clone() };
     let snapshot = module.clone().into_record();
+    let states = SavedStates::save();
     let program = || rehearsing(|| program(module));
     let recorded = catch_unwind(AssertUnwindSafe(|| recorder.record::<B::Base, _>(program)));
+    states.restore();
     let replaced = restore(module, snapshot)?;
     if let Some(device) = module.devices().first() {
         B::forget_graphs(device);

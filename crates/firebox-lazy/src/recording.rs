@@ -1,5 +1,6 @@
 //! The recording scope: what a user of the decorator calls.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -7,7 +8,9 @@ use std::sync::Arc;
 use burn_backend::{Backend, TensorData};
 use burn_ir::OperationIr;
 use burn_std::{DType, Shape};
-use firebox_trace::{Bytes, Description, Label, OpIndex, Origin, Step, TensorIndex, Trace};
+use firebox_trace::{
+    Bytes, Category, Description, Label, OpIndex, Origin, Step, TensorIndex, Trace,
+};
 
 use crate::draws::Draws;
 use crate::inputs::{Input, Rows};
@@ -229,11 +232,17 @@ pub struct Survivor {
     pub dtype: DType,
     /// The method that was to make it.
     pub call: String,
+    /// The path of the parameter that was used last to make it, where parameters are labelled.
+    pub parameter: Option<String>,
 }
 
 impl fmt::Display for Survivor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} {:?} of `{}`", self.shape.as_slice(), self.dtype, self.call)
+        write!(f, "{:?} {:?} of `{}`", self.shape.as_slice(), self.dtype, self.call)?;
+        match &self.parameter {
+            Some(parameter) => write!(f, " behind `{parameter}`"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -345,9 +354,28 @@ fn discard<B: Backend, T>(result: T, session: Session<B>) -> Discarded {
             },
             Origin::Existing => unreachable!("survivors were made"),
         };
-        Survivor { shape: tensor.shape.clone(), dtype: tensor.dtype, call }
+        let parameter = nearest_parameter(trace, index);
+        Survivor { shape: tensor.shape.clone(), dtype: tensor.dtype, call, parameter }
     });
     Discarded { survivors: survivors.collect(), trace: session.trace }
+}
+
+/// The parameter from which the fewest calls lead to a tensor.
+fn nearest_parameter(trace: &Trace, tensor: TensorIndex) -> Option<String> {
+    let (mut seen, mut next) = (vec![false; trace.tensors.len()], VecDeque::from([tensor]));
+    while let Some(tensor) = next.pop_front() {
+        let info = trace.tensor(tensor);
+        if let Some(label) = info.label.as_ref().filter(|l| l.category == Category::Parameter) {
+            return Some(label.name.clone());
+        }
+        if let Origin::Made(at) = info.origin
+            && let Step::Call(call) = &trace.steps[at.0 as usize]
+        {
+            let inputs = call.inputs.iter().map(|input| input.tensor);
+            next.extend(inputs.filter(|t| !std::mem::replace(&mut seen[t.0 as usize], true)));
+        }
+    }
+    None
 }
 
 /// Says what a tensor is for, in the trace that this thread records on `B`. Does nothing outside a recording.

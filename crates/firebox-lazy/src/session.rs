@@ -93,7 +93,7 @@ enum Instruction<B: Backend> {
 }
 
 /// The tensors of the backend that the program works on, by their number in the trace.
-pub(crate) struct Values<B: Backend> {
+pub struct Values<B: Backend> {
     /// Boxed: most are gone while the others are still in use.
     values: Vec<Option<Box<Value<B>>>>,
     /// Whether random numbers come from a generator of the session's own, so that the backend's is left alone.
@@ -253,7 +253,8 @@ impl<B: Backend> Session<B> {
 
     /// Ends the description of a call; `outputs` are the numbers of its results.
     pub(crate) fn close_call(&mut self, outputs: Vec<u64>) -> DescriptionIndex {
-        let description = Description { operations: self.operations.drain(..).collect(), outputs };
+        let operations = self.operations.drain(..).collect();
+        let description = Description { operations, outputs, workspace: None };
         self.share(description)
     }
 
@@ -276,9 +277,10 @@ impl<B: Backend> Session<B> {
     }
 
     /// The place of a description among those of the trace.
-    fn share(&mut self, description: Description) -> DescriptionIndex {
+    pub(crate) fn share(&mut self, description: Description) -> DescriptionIndex {
         let mut hasher = FxHasher::default();
         description.operations.hash(&mut hasher);
+        description.workspace.hash(&mut hasher);
         let alike = self.known.entry(hasher.finish()).or_default();
         let descriptions = &mut self.trace.descriptions;
         for index in alike.iter() {

@@ -80,6 +80,9 @@ fn structure_of(description: &Description) -> u64 {
     let mut hasher = StructureHasher::default();
     description.operations.hash(&mut hasher);
     description.outputs.iter().for_each(|output| hasher.mix(*output));
+    if let Some(workspace) = description.workspace {
+        hasher.mix(workspace.get());
+    }
     hasher.finish()
 }
 

@@ -181,6 +181,10 @@ pub struct Description {
     pub operations: Vec<OperationIr>,
     /// The numbers of the call's results, in the order of [`Call::outputs`].
     pub outputs: Vec<u64>,
+    /// What a call that burn does not know allocates while it runs beside its results, if its author has said so. `None` for
+    /// burn's own methods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<Bytes>,
 }
 
 /// One step of a trace.

@@ -209,7 +209,8 @@ pub enum TrainError {
     /// The model keeps tensors where planning cannot restore them.
     #[error(
         "the model keeps tensors of a planned step outside its parameters and running statistics ({}): store them \
-         as `Param` or `RunningState`, or do not keep them between steps",
+         as `Param` or `RunningState`, do not keep them between steps, or say how to give back what keeps them, with \
+         `.hidden_state(..)`",
         list(survivors)
     )]
     HiddenState {
@@ -255,7 +256,8 @@ pub enum TrainError {
         /// What burn's checkpointer said.
         message: String,
     },
-    /// Something beside the model panicked: the data set, its batcher, a metric, a renderer, a scheduler, a logger.
+    /// Something beside the model panicked: the data set, its batcher, a metric, a renderer, a scheduler, a logger. Before training
+    /// begins or behind its end it may be anything that burn calls.
     #[error("training stopped because something beside the model panicked: {message}")]
     Panicked {
         /// What the panic said, and where, if another thread panicked.

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 use firebox_trace::Bytes;
 
 /// How the loss of a batch follows from the losses of its items, and so how gradients of micro-batches add up.
@@ -89,6 +89,29 @@ pub(crate) fn summed_bytes<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) 
     let mut count = Count(0);
     model.visit(&mut count);
     Bytes::new(count.0)
+}
+
+/// Whether a module has tensors that are not trained, among which its running statistics are, if it has any.
+pub(crate) fn has_untrained<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> bool {
+    struct Untrained(bool);
+
+    impl<B: Backend> ModuleVisitor<B> for Untrained {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.0 |= !param.is_require_grad();
+        }
+
+        fn visit_int<const D: usize>(&mut self, _param: &Param<Tensor<B, D, Int>>) {
+            self.0 = true;
+        }
+
+        fn visit_bool<const D: usize>(&mut self, _param: &Param<Tensor<B, D, Bool>>) {
+            self.0 = true;
+        }
+    }
+
+    let mut untrained = Untrained(false);
+    model.visit(&mut untrained);
+    untrained.0
 }
 
 /// A tensor in another type, or as it is.

@@ -1,7 +1,7 @@
 //! The Learner and its builder: what a user writes.
 
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use burn::module::AutodiffModule;
@@ -10,15 +10,16 @@ use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::MetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy};
-use firebox_lazy::LazyBackend;
+use firebox_lazy::{HiddenState, LazyBackend};
 use firebox_plan::{Budget, Cliffs, Sizing};
 
 use crate::check::Coupling;
 use crate::checkpoints::unreadable_checkpoint;
 use crate::device::DeviceMemory;
-use crate::error::{FitError, Phase, TrainError};
+use crate::error::{FitError, Phase, TrainError, panic_message};
 use crate::gradients::Reduction;
 use crate::micro_step::give_back;
+use crate::panics::Listener;
 use crate::ready::make_ready;
 use crate::rehearsal::{Course, Iterations, rehearse_training};
 use crate::report::{MemoryUse, PlanReport};
@@ -113,6 +114,26 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
+    /// Says what the model's step keeps outside of its parameters and running statistics, and how to give it back behind a
+    /// rehearsal. Default: what is kept elsewhere is [`TrainError::HiddenState`]. Can be called for several.
+    ///
+    /// It is not saved with the model's checkpoints, and after a [`FitError`] it may be ahead of the [`LastState`](crate::LastState).
+    pub fn hidden_state(mut self, state: impl HiddenState) -> Self {
+        self.settings.states = self.settings.states.with(state);
+        self
+    }
+
+    /// Ends training behind the running optimizer step, and in the running validation, where the process is asked to end: by ctrl-c
+    /// (`SIGINT`) or by `SIGTERM`, as schedulers and containers send it. A checkpoint of that epoch is written where burn's
+    /// checkpointer is set, and [`fit`](Learner::fit) returns the model, with [`Fitted::stopped`]. The second ctrl-c ends the process.
+    ///
+    /// Default: ctrl-c ends the process, and burn's [`Interrupter`](burn::train::Interrupter) training. Outside of `fit` it ends the
+    /// process either way, from then on also where the program had a handler of its own: such a program stops the interrupter itself.
+    pub fn stop_on_ctrl_c(mut self) -> Self {
+        self.settings.stops_on_ctrl_c = true;
+        self
+    }
+
     /// Does not print the plan before training. Default: it is printed to the standard error output.
     pub fn quiet(mut self) -> Self {
         self.settings.quiet = true;
@@ -177,6 +198,8 @@ pub struct Fitted<M> {
     pub plans: Vec<PlanReport>,
     /// What memory was predicted, and what was measured where the device's allocator can be asked. `None` as above.
     pub memory: Option<MemoryUse>,
+    /// Why training stopped before its last epoch, if burn's interrupter was told: by the dashboard, by the program, or by ctrl-c.
+    pub stopped: Option<String>,
 }
 
 /// What [`Learner::fit`] gives: the trained model, or why training stopped and what is left.
@@ -226,10 +249,11 @@ where
         let mut planner = settings.planner::<B, M>(&self.model)?;
         let pages = !planner.memory.is_on_host();
         let course = Course { iterations: Iterations::Two, batches: 1, pages };
+        let states = &settings.states;
         let planned = planner
             .plan(Phase::Training, Shape::of_items(items), course.iterations, |split, recorder| {
-                let rehearsed =
-                    rehearse_training(&learner, splitter, batch, split, course, recorder);
+                let rehearsed = states
+                    .kept(|| rehearse_training(&learner, splitter, batch, split, course, recorder));
                 if !recorder.refuses_reads() {
                     give_back::<B>(&self.model.devices()[0]);
                 }
@@ -262,6 +286,7 @@ where
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
         let settings = Settings { held_for_others, ..settings };
+        let states = settings.states.clone();
         let strategy = AutoBatch {
             settings,
             train_splitter,
@@ -273,21 +298,26 @@ where
         let learner = burn::train::Learner::new(self.model, self.optim, self.lr_scheduler);
         let training =
             training.with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)));
+        let listener = Listener::of_all();
         // After a failure of the device burn's metrics thread may be gone, and burn panics when it finds out.
-        let result = catch_unwind(AssertUnwindSafe(|| training.launch(learner)));
+        let launch = || states.kept(|| training.launch(learner));
+        let result = catch_unwind(AssertUnwindSafe(launch));
         let mut outcome = outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         match (outcome.failure.take(), result) {
             (Some((cause, state)), _) => Err(FitError::new(cause, state)),
-            (None, Err(panic)) => match unreadable_checkpoint(&*panic) {
-                Some(cause) => Err(FitError::new(cause, None)),
-                None => resume_unwind(panic),
-            },
+            (None, Err(panic)) => {
+                let message = || listener.heard_of_burn().unwrap_or_else(|| panic_message(&*panic));
+                let cause = unreadable_checkpoint(&*panic)
+                    .unwrap_or_else(|| TrainError::Panicked { message: message() });
+                Err(FitError::new(cause, outcome.at_end.take()))
+            }
             (None, Ok(result)) => Ok(Fitted {
                 model: result.model,
                 renderer: result.renderer,
                 report: outcome.plans.first().cloned(),
                 plans: std::mem::take(&mut outcome.plans),
                 memory: outcome.memory.take(),
+                stopped: outcome.stopped.take(),
             }),
         }
     }

@@ -12,6 +12,7 @@ mod pieces;
 mod planner;
 mod rehearsal;
 mod shape;
+mod signals;
 
 mod check;
 mod gradients;

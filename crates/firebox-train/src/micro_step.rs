@@ -5,7 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
 use burn::tensor::backend::Backend;
-use firebox_lazy::{LazyBackend, RecordError, Recorder, TrainingGuard, loader_streams, restore};
+use firebox_lazy::{
+    LazyBackend, RecordError, Recorder, SavedStates, TrainingGuard, loader_streams, restore,
+};
 use firebox_trace::{Bytes, Items};
 
 use crate::device::DeviceMemory;
@@ -19,9 +21,11 @@ use crate::splitter::Splitter;
 pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
     pub(crate) phase: Phase,
     /// Fails if the batch must not be split; else gives what it took to find out.
-    pub(crate) may_split: &'a mut dyn FnMut() -> Result<Bytes, TrainError>,
+    pub(crate) may_split: &'a mut dyn FnMut(&Planner) -> Result<Bytes, TrainError>,
     pub(crate) planner: &'a mut Planner,
     pub(crate) module: &'a M,
+    /// Whether the module has tensors that a step may replace.
+    pub(crate) keeps_statistics: bool,
     pub(crate) splitter: &'a S,
     pub(crate) batch: &'a I,
     pub(crate) shape: Shape,
@@ -114,7 +118,7 @@ where
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
             Err(error) => {
                 log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
-                let needed = (self.may_split)()?;
+                let needed = (self.may_split)(self.planner)?;
                 self.planner.predicted = self.planner.predicted.max(needed);
                 self.held += std::mem::take(&mut self.sum);
                 self.rehearsed = false;
@@ -153,8 +157,8 @@ where
         micro: I,
         step: &mut dyn FnMut(I) -> T,
     ) -> Result<T, TrainError> {
-        let snapshot =
-            (!self.planner.running_state.is_empty()).then(|| self.module.clone().into_record());
+        let snapshot = self.keeps_statistics.then(|| self.module.clone().into_record());
+        let states = SavedStates::save();
         let recorder = self.planner.step_recorder(self.held);
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let recording = recorder.record::<B::Base, _>(|| step(micro))?;
@@ -172,8 +176,12 @@ where
             Ok(output)
         }));
         let result = attempt.unwrap_or_else(|panic| Err(self.panicked(items, &*panic)));
-        if let (Err(_), Some(snapshot)) = (&result, snapshot) {
-            restore::<B, M>(self.module, snapshot)?;
+        if result.is_err() {
+            states.restore();
+            if let Some(snapshot) = snapshot {
+                let replaced = restore::<B, M>(self.module, snapshot)?;
+                self.planner.running_state.extend(replaced);
+            }
         }
         result
     }

@@ -1,7 +1,7 @@
 //! What the Learner knows of its batches: plans by phase and shape, and the structures of micro-steps that
 //! are known to fit.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ pub(crate) struct Planner {
     /// The optimizer's state, which validation does not see and lives beside it.
     optimizer_state: Vec<TensorInfo>,
     /// The paths of the running statistics of the model.
-    pub(crate) running_state: Vec<String>,
+    pub(crate) running_state: BTreeSet<String>,
     /// Whether the model is known to read values while it runs.
     reads: bool,
     /// The bytes that rehearsals needed which ran parts of a step for that, at most.
@@ -165,7 +165,7 @@ impl Planner {
             ran: Vec::new(),
             known: HashMap::new(),
             optimizer_state: Vec::new(),
-            running_state: Vec::new(),
+            running_state: BTreeSet::new(),
             reads: false,
             rehearsed: Arc::default(),
         }
@@ -260,7 +260,7 @@ impl Planner {
         cost.time = started.elapsed();
         if phase == Phase::Training {
             self.optimizer_state.clone_from(&rehearsed.optimizer_state);
-            self.running_state.clone_from(&rehearsed.running_state);
+            self.running_state.extend(rehearsed.running_state.iter().cloned());
         }
         let held = rehearsed.held;
         if let Some(trace) = rehearsed.trace.take() {

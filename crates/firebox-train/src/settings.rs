@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Int, Tensor};
-use firebox_lazy::LazyBackend;
+use firebox_lazy::{HiddenStates, LazyBackend};
 use firebox_plan::{Budget, Cliffs, MemoryInfo, Sizing};
 use firebox_trace::Bytes;
 
@@ -25,6 +25,10 @@ pub(crate) struct Settings {
     pub(crate) quiet: bool,
     /// What the random numbers of each epoch are drawn from, if the user has said it.
     pub(crate) seed: Option<u64>,
+    /// What steps keep outside of the model.
+    pub(crate) states: HiddenStates,
+    /// Whether ctrl-c ends training behind the running optimizer step.
+    pub(crate) stops_on_ctrl_c: bool,
     /// What couples items and is split all the same.
     pub(crate) accepted: Vec<Coupling>,
     /// What the device's allocator holds for other tensors of the program: a data set that is kept there, another model.

@@ -32,12 +32,13 @@ use firebox_trace::Bytes;
 use crate::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError, panic_message};
-use crate::gradients::{Reduction, summed_bytes};
+use crate::gradients::{Reduction, has_untrained, summed_bytes};
 use crate::micro_step::{MicroStep, Queue};
 use crate::planner::{Admission, Planner};
 use crate::rehearsal::{Course, rehearse_training};
 use crate::settings::Settings;
 use crate::shape::Shape;
+use crate::signals::Signals;
 use crate::splitter::Splitter;
 use crate::watch::Watch;
 use crate::weights;
@@ -107,6 +108,7 @@ where
         } else {
             restored_scheduler(&self.scheduler, &learner, &components.event_store)
         };
+        let keeps_statistics = has_untrained::<B, M>(&learner.model());
         let mut run = Run {
             strategy: self,
             scheduler,
@@ -128,7 +130,9 @@ where
             position: (starting_epoch, 0),
             batch_start: None,
             optimizer_lost: false,
+            keeps_statistics,
             known: Known::Nothing { asked: 0 },
+            signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
             phantom: PhantomData,
         };
         // Until the first batch is planned, loader threads make no more than what is waited for.
@@ -141,12 +145,16 @@ where
             for epoch in starting_epoch..=components.num_epochs {
                 let progress = Progress::new(epoch, components.num_epochs);
                 run.train_epoch(&*train_loader, &progress)?;
-                if run.interrupter.should_stop() {
+                if !run.should_stop() {
+                    run.valid_epoch(&*valid_loader, &progress)?;
+                } else if !run.is_told_to_end() {
                     return Ok(());
                 }
-                run.valid_epoch(&*valid_loader, &progress)?;
                 if let Some(checkpointer) = &mut checkpointer {
                     checkpointer.checkpoint(&run.learner, epoch, &store);
+                }
+                if run.should_stop() {
+                    return Ok(());
                 }
                 if let Some(early_stopping) = &mut early_stopping
                     && early_stopping.should_stop(epoch, &store)
@@ -162,11 +170,7 @@ where
         };
         end_checkpoints(checkpointer, result.is_err() && run.watch.may_have_lost_checkpointers());
         let result = result.and_then(|()| checkpoint_written(&components.interrupter));
-        if let Err(cause) = result {
-            let state = catch_unwind(AssertUnwindSafe(|| run.last_state(&cause, &store)));
-            run.watch.come_to_rest_after(&cause);
-            self.outcome().failure = Some((cause, state.ok().flatten()));
-        }
+        run.leave(result, &store);
         (run.learner.model(), run.processor)
     }
 }
@@ -223,7 +227,10 @@ where
     /// The model before the first micro-step since the last optimizer step, if it has running statistics.
     batch_start: Option<M::Record>,
     optimizer_lost: bool,
+    /// Whether the model has tensors that may be running statistics.
+    keeps_statistics: bool,
     known: Known,
+    signals: Option<Signals>,
     phantom: PhantomData<B>,
 }
 
@@ -269,7 +276,7 @@ where
         while let Some(batch) = self.gate.waiting(|| iterator.next()) {
             iteration += 1;
             self.train_batch(batch, &*iterator, iteration, epoch, &mut accumulated)?;
-            if self.interrupter.should_stop() {
+            if self.should_stop() {
                 break;
             }
         }
@@ -312,9 +319,7 @@ where
         }
         let Work { shape, ranges, held, sum, rehearsed } =
             self.plan_training(&batch, items, total)?;
-        let keeps_statistics =
-            self.planner.as_ref().is_some_and(|planner| !planner.running_state.is_empty());
-        if accumulated.batches == 0 && keeps_statistics {
+        if accumulated.batches == 0 && self.keeps_statistics {
             self.batch_start = Some(self.learner.model().into_record());
         }
         let strategy = self.strategy;
@@ -326,19 +331,19 @@ where
         let steps = accumulated.batches >= self.accumulation;
         let model = self.learner.model();
         let planner = self.planner.as_mut().expect("a plan was made above");
-        let means = Means::of(planner, held + sum);
         // A plan that splits was asked for.
         let mut is_asked = ranges.len() > 1;
         let (known, learner) = (&mut self.known, &self.learner);
         let to_split = ToSplit { batch: &batch, items, weight: total, splitter, settings };
         let mut micro_step = MicroStep::<B, M, M::Input, ST> {
             phase: Phase::Training,
-            may_split: &mut || match std::mem::replace(&mut is_asked, true) {
+            may_split: &mut |planner| match std::mem::replace(&mut is_asked, true) {
                 true => Ok(Bytes::ZERO),
-                false => means.ask(known, learner, &to_split),
+                false => Means::of(planner, held + sum).ask(known, learner, &to_split),
             },
             planner,
             module: &model,
+            keeps_statistics: self.keeps_statistics,
             splitter,
             batch: &batch,
             shape,

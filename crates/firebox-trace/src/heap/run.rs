@@ -106,9 +106,11 @@ impl<'a> Run<'a> {
     fn call(&mut self, call: &Call, at: u32) {
         let inputs = self.arguments(&call.inputs, at);
         let outputs: Vec<Form> = call.outputs.iter().map(|output| self.form(*output)).collect();
-        let ir = &self.trace.description(call).operations;
+        let description = self.trace.description(call);
+        let ir = &description.operations;
         let invocation = Invocation { method: &call.name, inputs, outputs, ir };
         let made = match self.backend {
+            _ if description.workspace.is_some() => self.custom(description, invocation),
             Backend::Simple => generic::simple(&self.arena, invocation),
             Backend::Flex => self.flex(call, invocation),
         };
@@ -137,6 +139,13 @@ impl<'a> Run<'a> {
                 guess.outputs(&self.arena, &outputs)
             }
         }
+    }
+
+    /// A call of the user's own: its results are fresh memory, and its inputs alive until it is done.
+    fn custom(&self, description: &Description, invocation: Invocation<'_>) -> Vec<View> {
+        let made = generic::fresh(&self.arena, &invocation.outputs);
+        drop(self.arena.workspace(description.workspace.unwrap_or_default().get()));
+        made
     }
 
     fn form(&self, tensor: TensorIndex) -> Form {

@@ -130,7 +130,7 @@ impl Scenario {
             .collect();
         let description = DescriptionIndex(self.trace.descriptions.len() as u32);
         let locals = made.iter().map(|out| out.id.value()).collect();
-        self.trace.descriptions.push(Description { operations, outputs: locals });
+        self.trace.descriptions.push(Description { operations, outputs: locals, workspace: None });
         let inputs = args.map(|arg| Use { tensor: arg.tensor, last: arg.last }).to_vec();
         let call = Call { name: name.into(), inputs, outputs: outputs.clone(), description };
         self.trace.steps.push(Step::Call(call));

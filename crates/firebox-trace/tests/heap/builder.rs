@@ -96,9 +96,11 @@ impl Builder {
         let output = self.made(out.shape.as_slice());
         self.trace.tensors[output.0 as usize].dtype = out.dtype;
         let description = DescriptionIndex(self.trace.descriptions.len() as u32);
-        self.trace
-            .descriptions
-            .push(Description { operations: vec![op], outputs: vec![id.value()] });
+        self.trace.descriptions.push(Description {
+            operations: vec![op],
+            outputs: vec![id.value()],
+            workspace: None,
+        });
         self.trace.steps.push(Step::Call(Call {
             name: name.into(),
             inputs: inputs.to_vec(),

@@ -15,11 +15,11 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn::train::{Learner, LearningComponentsTypes, TrainStep};
-use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, rehearsing, restore};
+use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, SavedStates, rehearsing, restore};
 use firebox_trace::{Bytes, MemoryModel, Trace};
 
 use crate::error::{TrainError, panic_message};
-use crate::gradients::Reduction;
+use crate::gradients::{Reduction, has_untrained};
 use crate::splitter::Splitter;
 use crate::weights::differ;
 
@@ -318,12 +318,14 @@ where
     fn gradient(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
         let range = range.start + rows.first()..range.end + rows.first();
         let model = self.learner.model();
-        let snapshot = self.normalizes.then(|| model.clone().into_record());
+        let snapshot = has_untrained::<LC::Backend, M>(&model).then(|| model.clone().into_record());
+        let states = SavedStates::save();
         let run = || match &self.host {
             None => self.run_there(range, rows),
             Some(host) => self.run_on_host(host, range, rows),
         };
         let run = catch_unwind(AssertUnwindSafe(|| rehearsing(run)));
+        states.restore();
         if let Some(snapshot) = snapshot {
             let restored = restore::<LC::Backend, M>(&model, snapshot);
             restored.map_err(|error| Failure::Impossible(error.to_string()))?;

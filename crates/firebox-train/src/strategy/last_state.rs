@@ -1,17 +1,20 @@
-//! What is left where training stops before its end.
+//! What training leaves, and why it stopped.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{InferenceStep, TrainStep};
+use burn::train::{InferenceStep, Interrupter, TrainStep};
 use firebox_lazy::{LazyBackend, restore};
 
 use super::{Run, ValidInput};
 use crate::capture::records;
 use crate::device::DeviceMemory;
 use crate::error::{LastState, TrainError};
+use crate::signals::Signals;
 use crate::splitter::Splitter;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
@@ -25,15 +28,44 @@ where
     ST: Splitter<M::Input>,
     SV: Splitter<ValidInput<M, B>>,
 {
-    /// What training can go on from after `cause`.
-    pub(super) fn last_state(
-        &mut self,
-        cause: &TrainError,
-        store: &EventStoreClient,
-    ) -> Option<LastState<M, O::Record, LR::Record<B>>> {
-        if cause.loses_the_model() {
-            return None;
+    /// Whether training is to end, as the interrupter or a signal says.
+    pub(super) fn should_stop(&self) -> bool {
+        let signal = self.signals.as_ref().and_then(Signals::seen);
+        if let Some(signal) = signal.filter(|_| !self.interrupter.should_stop()) {
+            self.interrupter.stop(Some(signal));
+            let (epoch, iteration) = self.position;
+            let text =
+                format!("{signal}: training ends in epoch {epoch}, behind batch {iteration}");
+            self.strategy.settings.say(log::Level::Warn, &text);
         }
+        self.interrupter.should_stop()
+    }
+
+    /// Whether a signal says so.
+    pub(super) fn is_told_to_end(&self) -> bool {
+        self.signals.as_ref().is_some_and(|signals| signals.seen().is_some())
+    }
+
+    /// Leaves why training ended, if that is an error, and what it can go on from.
+    pub(super) fn leave(&mut self, result: Result<(), TrainError>, store: &EventStoreClient) {
+        let loses_the_model = result.as_ref().is_err_and(TrainError::loses_the_model);
+        let state = || (!loses_the_model).then(|| self.last_state(store));
+        let state = catch_unwind(AssertUnwindSafe(state)).ok().flatten();
+        let mut outcome = self.strategy.outcome();
+        match result {
+            Ok(()) => {
+                outcome.at_end = state;
+                outcome.stopped = stopped(&self.interrupter);
+            }
+            Err(cause) => {
+                self.watch.come_to_rest_after(&cause);
+                outcome.failure = Some((cause, state));
+            }
+        }
+    }
+
+    /// What training can go on from.
+    fn last_state(&mut self, store: &EventStoreClient) -> LastState<M, O::Record, LR::Record<B>> {
         self.give_back_statistics();
         let optimizer =
             if self.optimizer_lost { None } else { records(&self.learner, store).optimizer };
@@ -43,7 +75,7 @@ where
         }
         let scheduler = self.scheduler.to_record::<B>();
         let (epoch, iteration) = self.position;
-        Some(LastState { model: self.learner.model(), optimizer, scheduler, epoch, iteration })
+        LastState { model: self.learner.model(), optimizer, scheduler, epoch, iteration }
     }
 
     /// Gives the model the running statistics that it had at the last optimizer step.
@@ -54,4 +86,10 @@ where
             log::error!("the running statistics are those of a part of a batch: {error}");
         }
     }
+}
+
+/// Why training was told to stop, if it was.
+fn stopped(interrupter: &Interrupter) -> Option<String> {
+    let message = || interrupter.get_message().unwrap_or_else(|| "interrupted".to_owned());
+    interrupter.should_stop().then(message)
 }

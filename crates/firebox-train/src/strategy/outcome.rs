@@ -14,6 +14,10 @@ pub(crate) struct Outcome<M, R, S> {
     pub(crate) plans: Vec<PlanReport>,
     pub(crate) memory: Option<MemoryUse>,
     pub(crate) failure: Option<Failure<M, R, S>>,
+    /// What training can go on from where it came to its end: for when something panics behind it.
+    pub(crate) at_end: Option<LastState<M, R, S>>,
+    /// Why training stopped before its last epoch.
+    pub(crate) stopped: Option<String>,
 }
 
 /// What a run of these leaves.
@@ -22,6 +26,6 @@ pub(crate) type OutcomeOf<B, LR, M, O> =
 
 impl<M, R, S> Default for Outcome<M, R, S> {
     fn default() -> Self {
-        Self { plans: Vec::new(), memory: None, failure: None }
+        Self { plans: Vec::new(), memory: None, failure: None, at_end: None, stopped: None }
     }
 }

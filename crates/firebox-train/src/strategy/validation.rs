@@ -79,12 +79,14 @@ where
             let planned = planner.planned(Phase::Validation, shape).expect("made above");
             let (ranges, held) = (planned.plan.ranges().collect::<Vec<_>>(), planned.held);
             self.watch.begin_batch(During::Validation, items, &planned.plan);
+            let keeps_statistics = !planner.running_state.is_empty();
             let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
                 phase: Phase::Validation,
                 // No gradient is made of it.
-                may_split: &mut || Ok(Bytes::ZERO),
+                may_split: &mut |_| Ok(Bytes::ZERO),
                 planner,
                 module: &model,
+                keeps_statistics,
                 splitter,
                 batch: &batch,
                 shape,
@@ -106,7 +108,7 @@ where
                 })?;
             }
             planner.has_run(Phase::Validation);
-            if self.interrupter.should_stop() {
+            if self.should_stop() {
                 break;
             }
         }

@@ -1,0 +1,391 @@
+//! Operations of the user's own: kernels that burn does not know, on [`Lazy`](crate::Lazy).
+
+use std::fmt;
+
+use burn_backend::{Backend, TensorMetadata};
+use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use burn_std::{DType, Shape};
+use firebox_trace::{Bytes, Description, TensorIndex, Use};
+
+use crate::call::CallFrame;
+use crate::kind::Kind;
+use crate::session::{self, Values};
+use crate::streams::on_stream;
+use crate::tensor::LazyTensor;
+
+/// An operation that burn's backend traits do not have, on tensors of [`Lazy<B>`](crate::Lazy).
+///
+/// burn is extended by a trait of one's own, which every backend in use implements; `Lazy<B>` implements it with this: it runs the
+/// operation of `B` at once, or, inside a recording, writes it down. A backward pass is added as anywhere in burn, by implementing
+/// the trait for `Autodiff<B>` as well.
+///
+/// # Memory
+///
+/// What the operation allocates beside its results is for its author to say, by [`workspace`](Self::workspace). Memory models count
+/// the results as fresh memory, the inputs until the operation is done, and the workspace in between. Where nothing is said, they
+/// guess, and name the operation in [`Footprint::unaccounted`](firebox_trace::Footprint::unaccounted).
+///
+/// ```
+/// use burn::backend::Flex;
+/// use burn::tensor::backend::Backend;
+/// use burn::tensor::ops::FloatTensor;
+/// use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive};
+/// use firebox_lazy::{CustomOp, Lazy, Recorder};
+/// use firebox_trace::Bytes;
+///
+/// trait Swish: Backend {
+///     fn swish(x: FloatTensor<Self>, beta: f32) -> FloatTensor<Self>;
+/// }
+///
+/// impl Swish for Flex {
+///     fn swish(x: FloatTensor<Self>, beta: f32) -> FloatTensor<Self> {
+///         // A kernel of one's own; here, on the host.
+///         let x = Tensor::<Flex, 1>::from_primitive(TensorPrimitive::Float(x)).into_data();
+///         let y: Vec<f32> = x.iter::<f32>().map(|x| x / (1.0 + (-beta * x).exp())).collect();
+///         Tensor::<Flex, 1>::from_floats(y.as_slice(), &Default::default()).into_primitive().tensor()
+///     }
+/// }
+///
+/// impl<B: Swish> Swish for Lazy<B> {
+///     fn swish(x: FloatTensor<Self>, beta: f32) -> FloatTensor<Self> {
+///         let form = (x.shape(), x.dtype());
+///         CustomOp::new("swish")
+///             .parameter(beta)
+///             .workspace(Bytes::ZERO)
+///             .call(x, form, move |x| B::swish(x, beta))
+///     }
+/// }
+///
+/// let x = Tensor::<Lazy<Flex>, 1>::from_floats([-1.0, 0.0, 1.0], &Default::default());
+/// let recording = Recorder::new().record::<Flex, _>(|| {
+///     let y = Lazy::<Flex>::swish(x.into_primitive().tensor(), 1.0);
+///     Tensor::<Lazy<Flex>, 1>::from_primitive(TensorPrimitive::Float(y)).sum()
+/// })?;
+/// assert_eq!(recording.trace().calls().next().unwrap().1.name, "swish");
+/// assert!((recording.run().into_scalar() - 0.4621172).abs() < 1e-6);
+/// # Ok::<(), firebox_lazy::RecordError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "an operation does nothing until it is called"]
+pub struct CustomOp {
+    name: &'static str,
+    parameters: Vec<String>,
+    workspace: Option<Bytes>,
+}
+
+/// The shape and the element type of a tensor.
+pub type Form = (Shape, DType);
+
+impl CustomOp {
+    /// An operation that reports call `name`. Its name and its parameters tell operations apart.
+    pub fn new(name: &'static str) -> Self {
+        Self { name, parameters: Vec::new(), workspace: None }
+    }
+
+    /// Adds a parameter that is no tensor. Whatever decides how much memory the operation needs, beside the shapes of its inputs, has
+    /// to be one: steps whose operations look alike are taken to need the same.
+    pub fn parameter(mut self, parameter: impl fmt::Debug) -> Self {
+        self.parameters.push(format!("{parameter:?}"));
+        self
+    }
+
+    /// What the operation allocates while it runs, beside its results. Default: not known.
+    pub fn workspace(mut self, bytes: Bytes) -> Self {
+        self.workspace = Some(bytes);
+        self
+    }
+
+    /// Calls the operation: `run` runs it on `B`, at once or when the recording of this thread is run.
+    ///
+    /// `inputs` is a tensor, an `Option` or a `Vec` of tensors, or a tuple of up to eight of these. As burn's own methods, `run` owns
+    /// its inputs, and may overwrite one that nobody else holds. `results` are the shapes and element types of what `run` gives: a
+    /// tensor or a tuple of up to four.
+    ///
+    /// The results live on the device of the first tensor.
+    ///
+    /// # Panics
+    ///
+    /// If there is no input tensor. If a result is of another shape or element type than was said: where the operation runs.
+    pub fn call<B, I, O>(
+        self,
+        inputs: I,
+        results: O::Forms,
+        run: impl FnOnce(I::Plain) -> O::Plain + Send + 'static,
+    ) -> O
+    where
+        B: Backend,
+        I: CustomInputs<B>,
+        O: CustomResults<B>,
+    {
+        let name = self.name;
+        let forms = O::list(results);
+        if !session::records::<B>() {
+            return O::wrap(on_stream(|| run(inputs.plain())), name, &mut forms.iter());
+        }
+        let mut frame = CallFrame::<B>::open(name);
+        let slots = inputs.take(&mut frame);
+        let device = frame.device.clone();
+        let device =
+            device.unwrap_or_else(|| panic!("custom operation `{name}` has an input tensor"));
+        let description = self.describe(frame.inputs(), &forms);
+        let (promised, outputs) = O::promise(&mut forms.iter(), &device, &mut frame);
+        frame.close_custom(description, move |values| {
+            let plain = run(I::fetch(slots, values));
+            O::store(outputs, plain, name, &mut forms.iter(), values);
+        });
+        promised
+    }
+
+    fn describe(&self, inputs: Vec<(Form, bool)>, forms: &[Form]) -> Description {
+        let numbers = inputs.len() as u64..;
+        let input = |(number, ((shape, dtype), last)): (usize, (Form, bool))| TensorIr {
+            id: TensorId::new(number as u64),
+            shape,
+            status: if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly },
+            dtype,
+        };
+        let output = |(number, (shape, dtype)): (u64, &Form)| {
+            TensorIr::uninit(TensorId::new(number), shape.clone(), *dtype)
+        };
+        let outputs: Vec<TensorIr> = numbers.zip(forms).map(output).collect();
+        Description {
+            outputs: outputs.iter().map(|output| output.id.value()).collect(),
+            operations: vec![OperationIr::Custom(CustomOpIr {
+                id: format!("{}({})", self.name, self.parameters.join(", ")),
+                inputs: inputs.into_iter().enumerate().map(input).collect(),
+                outputs,
+            })],
+            workspace: self.workspace,
+        }
+    }
+}
+
+/// The input tensors of a [`CustomOp`]. Implemented for tensors of `Lazy<B>`, for `Option`s, `Vec`s and tuples of them.
+pub trait CustomInputs<B: Backend> {
+    /// What the backend takes.
+    type Plain;
+    #[doc(hidden)]
+    type Slots: Send + 'static;
+
+    #[doc(hidden)]
+    fn plain(self) -> Self::Plain;
+    #[doc(hidden)]
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slots;
+    #[doc(hidden)]
+    fn fetch(slots: Self::Slots, values: &mut Values<B>) -> Self::Plain;
+}
+
+/// The results of a [`CustomOp`]. Implemented for a tensor of `Lazy<B>` and for tuples.
+pub trait CustomResults<B: Backend>: Sized {
+    /// The shape and the element type of each.
+    type Forms;
+    /// What the backend gives.
+    type Plain;
+    #[doc(hidden)]
+    type Slots: Send + 'static;
+
+    #[doc(hidden)]
+    fn list(forms: Self::Forms) -> Vec<Form>;
+    #[doc(hidden)]
+    fn wrap(plain: Self::Plain, name: &str, forms: &mut Forms<'_>) -> Self;
+    #[doc(hidden)]
+    fn promise(
+        forms: &mut Forms<'_>,
+        device: &B::Device,
+        frame: &mut CallFrame<B>,
+    ) -> (Self, Self::Slots);
+    #[doc(hidden)]
+    fn store(
+        slots: Self::Slots,
+        plain: Self::Plain,
+        name: &str,
+        forms: &mut Forms<'_>,
+        values: &mut Values<B>,
+    );
+}
+
+type Forms<'a> = std::slice::Iter<'a, Form>;
+
+impl<B: Backend, K: Kind<B>> CustomInputs<B> for LazyTensor<B, K> {
+    type Plain = K::Primitive;
+    type Slots = Use;
+
+    fn plain(self) -> Self::Plain {
+        self.into_inner()
+    }
+
+    fn take(self, frame: &mut CallFrame<B>) -> Use {
+        frame.input(self).used
+    }
+
+    fn fetch(slot: Use, values: &mut Values<B>) -> Self::Plain {
+        K::restore(values.fetch(slot))
+    }
+}
+
+macro_rules! several_inputs {
+    ($container:ident) => {
+        impl<B: Backend, K: Kind<B>> CustomInputs<B> for $container<LazyTensor<B, K>> {
+            type Plain = $container<K::Primitive>;
+            type Slots = $container<Use>;
+
+            fn plain(self) -> Self::Plain {
+                self.into_iter().map(LazyTensor::into_inner).collect::<Vec<_>>().into_container()
+            }
+
+            fn take(self, frame: &mut CallFrame<B>) -> Self::Slots {
+                let taken = self.into_iter().map(|tensor| tensor.take(frame));
+                taken.collect::<Vec<_>>().into_container()
+            }
+
+            fn fetch(slots: Self::Slots, values: &mut Values<B>) -> Self::Plain {
+                let fetched = slots.into_iter().map(|slot| K::restore(values.fetch(slot)));
+                fetched.collect::<Vec<_>>().into_container()
+            }
+        }
+    };
+}
+
+/// The container that a list came from.
+trait IntoContainer<C> {
+    fn into_container(self) -> C;
+}
+
+impl<T> IntoContainer<Option<T>> for Vec<T> {
+    fn into_container(mut self) -> Option<T> {
+        self.pop()
+    }
+}
+
+impl<T> IntoContainer<Vec<T>> for Vec<T> {
+    fn into_container(self) -> Vec<T> {
+        self
+    }
+}
+
+several_inputs!(Option);
+several_inputs!(Vec);
+
+macro_rules! tuples_of_inputs {
+    ($(($($name:ident $at:tt),+))*) => {$(
+        impl<B: Backend, $($name: CustomInputs<B>),+> CustomInputs<B> for ($($name,)+) {
+            type Plain = ($($name::Plain,)+);
+            type Slots = ($($name::Slots,)+);
+
+            fn plain(self) -> Self::Plain {
+                ($(self.$at.plain(),)+)
+            }
+
+            fn take(self, frame: &mut CallFrame<B>) -> Self::Slots {
+                ($(self.$at.take(frame),)+)
+            }
+
+            fn fetch(slots: Self::Slots, values: &mut Values<B>) -> Self::Plain {
+                ($($name::fetch(slots.$at, values),)+)
+            }
+        }
+    )*};
+}
+
+tuples_of_inputs! {
+    (I0 0)
+    (I0 0, I1 1)
+    (I0 0, I1 1, I2 2)
+    (I0 0, I1 1, I2 2, I3 3)
+    (I0 0, I1 1, I2 2, I3 3, I4 4)
+    (I0 0, I1 1, I2 2, I3 3, I4 4, I5 5)
+    (I0 0, I1 1, I2 2, I3 3, I4 4, I5 5, I6 6)
+    (I0 0, I1 1, I2 2, I3 3, I4 4, I5 5, I6 6, I7 7)
+}
+
+impl<B: Backend, K: Kind<B>> CustomResults<B> for LazyTensor<B, K> {
+    type Forms = Form;
+    type Plain = K::Primitive;
+    type Slots = TensorIndex;
+
+    fn list(form: Form) -> Vec<Form> {
+        vec![form]
+    }
+
+    fn wrap(plain: Self::Plain, name: &str, forms: &mut Forms<'_>) -> Self {
+        Self::new(as_said(plain, name, forms))
+    }
+
+    fn promise(
+        forms: &mut Forms<'_>,
+        device: &B::Device,
+        frame: &mut CallFrame<B>,
+    ) -> (Self, TensorIndex) {
+        frame.promise(next(forms).clone(), device.clone())
+    }
+
+    fn store(
+        slot: TensorIndex,
+        plain: Self::Plain,
+        name: &str,
+        forms: &mut Forms<'_>,
+        values: &mut Values<B>,
+    ) {
+        values.store(slot, K::erase(as_said(plain, name, forms)));
+    }
+}
+
+macro_rules! tuples_of_results {
+    ($(($($name:ident $at:tt),+))*) => {$(
+        impl<B: Backend, $($name: CustomResults<B>),+> CustomResults<B> for ($($name,)+) {
+            type Forms = ($($name::Forms,)+);
+            type Plain = ($($name::Plain,)+);
+            type Slots = ($($name::Slots,)+);
+
+            fn list(forms: Self::Forms) -> Vec<Form> {
+                [$($name::list(forms.$at)),+].concat()
+            }
+
+            fn wrap(plain: Self::Plain, name: &str, forms: &mut Forms<'_>) -> Self {
+                ($($name::wrap(plain.$at, name, forms),)+)
+            }
+
+            fn promise(
+                forms: &mut Forms<'_>,
+                device: &B::Device,
+                frame: &mut CallFrame<B>,
+            ) -> (Self, Self::Slots) {
+                let promised = ($($name::promise(forms, device, frame),)+);
+                (($(promised.$at.0,)+), ($(promised.$at.1,)+))
+            }
+
+            fn store(
+                slots: Self::Slots,
+                plain: Self::Plain,
+                name: &str,
+                forms: &mut Forms<'_>,
+                values: &mut Values<B>,
+            ) {
+                $($name::store(slots.$at, plain.$at, name, forms, values);)+
+            }
+        }
+    )*};
+}
+
+tuples_of_results! {
+    (O0 0, O1 1)
+    (O0 0, O1 1, O2 2)
+    (O0 0, O1 1, O2 2, O3 3)
+}
+
+fn next<'a>(forms: &mut Forms<'a>) -> &'a Form {
+    forms.next().expect("each result has a form")
+}
+
+/// A result, if it is what was said.
+fn as_said<T: TensorMetadata>(plain: T, name: &str, forms: &mut Forms<'_>) -> T {
+    let (shape, dtype) = next(forms);
+    assert!(
+        plain.shape() == *shape && plain.dtype() == *dtype,
+        "custom operation `{name}` was said to give {:?} {dtype:?}, and gave {:?} {:?}",
+        shape.as_slice(),
+        plain.shape().as_slice(),
+        plain.dtype(),
+    );
+    plain
+}

@@ -1,0 +1,161 @@
+//! What steps keep outside of the model, and running statistics that come to be while training goes on.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::SgdConfig;
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{
+    ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
+};
+use firebox::{Bytes, Lazy, Learner, TrainError, is_rehearsal};
+
+use crate::task::{Given, Net, Points, batch, random_state, weights};
+
+type B = Autodiff<Lazy<Flex>>;
+
+/// Something that was kept so often.
+type Kept = Arc<Mutex<(usize, Option<Tensor<Lazy<Flex>, 1>>)>>;
+
+/// A moving average over the outputs.
+static AVERAGE: LazyLock<Kept> = LazyLock::new(Kept::default);
+
+/// A model whose step keeps an average where nobody looks.
+#[derive(Module, Debug)]
+struct Averaging<B: Backend> {
+    net: Net<B>,
+}
+
+impl TrainStep for Averaging<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let output = TrainStep::step(&self.net, batch);
+        let mean = output.item.output.clone().inner().mean_dim(0).flatten(0, 1);
+        let mut average = AVERAGE.lock().expect("no step panics");
+        average.0 += 1;
+        average.1 = Some(match average.1.take() {
+            Some(before) => before * 0.9 + mean * 0.1,
+            None => mean,
+        });
+        output
+    }
+}
+
+impl<B: Backend> InferenceStep for Averaging<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
+        InferenceStep::step(&self.net, batch)
+    }
+}
+
+#[test]
+fn what_a_step_keeps_is_given_back_behind_a_rehearsal() {
+    let _lock = random_state();
+    Flex::seed(&Default::default(), 5);
+    let model = Averaging { net: Net::<B>::new(&Default::default()) };
+    firebox::initialize(&model);
+    let train = |tell: bool| {
+        *AVERAGE.lock().expect("no step panics") = (0, None);
+        let folder = tempfile::tempdir().expect("a folder");
+        let valid = Given::loader(vec![batch::<Lazy<Flex>>(6)]);
+        let batches = vec![batch(10), batch(7)];
+        let training = SupervisedTraining::new(folder.path(), Given::loader(batches), valid)
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .num_epochs(2);
+        let learner = Learner::builder().auto_batch().memory(Bytes::mib(64)).micro_batch(4).quiet();
+        let learner = if tell { learner.hidden_state(AVERAGE.clone()) } else { learner };
+        let learner = learner.build(model.clone(), SgdConfig::new().init(), 1e-2);
+        learner.fit(training).map_err(|error| error.into_parts().0)
+    };
+    let error = train(false).expect_err("nobody says how it is given back");
+    assert!(matches!(error, TrainError::HiddenState { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("behind `net.second."), "the layer that it comes from is named: {text}");
+    assert!(text.contains(".hidden_state(..)"), "{text}");
+
+    train(true).expect("it is given back");
+    let (count, average) = AVERAGE.lock().expect("no step panics").clone();
+    assert_eq!(count, 2 * (3 + 2), "once for each micro-batch that something is learned from");
+    let average = average.expect("there is one").into_data().to_vec::<f32>().expect("f32");
+    assert!(average.iter().all(|value| value.is_finite() && *value != 0.0), "{average:?}");
+}
+
+/// Steps that something was learned from.
+static LEARNED: AtomicUsize = AtomicUsize::new(0);
+
+/// A model that normalizes, with wide intermediate results, from its third step on.
+#[derive(Module, Debug)]
+struct Late<B: Backend> {
+    first: Linear<B>,
+    norm: BatchNorm<B>,
+    net: Net<B>,
+}
+
+impl<B: AutodiffBackend> TrainStep for Late<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let steps = LEARNED.load(Ordering::Relaxed);
+        if !is_rehearsal() {
+            LEARNED.fetch_add(1, Ordering::Relaxed);
+        }
+        let inputs = self.first.forward(batch.inputs.clone());
+        let inputs = if steps < 2 {
+            inputs
+        } else {
+            let [items, features] = inputs.dims();
+            let wide = self.norm.forward(inputs).reshape([items, 1, features]);
+            wide.repeat_dim(1, 6000).exp().mean_dim(1).reshape([items, features])
+        };
+        TrainStep::step(&self.net, Points { inputs, ..batch })
+    }
+}
+
+impl<B: Backend> InferenceStep for Late<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
+        InferenceStep::step(&self.net, batch)
+    }
+}
+
+/// The micro-batch is thrown away and halved when it is recorded, and its statistics with it.
+#[test]
+fn statistics_that_a_branch_keeps_for_the_first_time_are_not_lost() {
+    let _lock = random_state();
+    Flex::seed(&Default::default(), 6);
+    let device = Default::default();
+    let model = Late::<B> {
+        first: LinearConfig::new(6, 6).init(&device),
+        norm: BatchNormConfig::new(6).init(&device),
+        net: Net::new(&device),
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let valid = Given::loader(vec![batch::<Lazy<Flex>>(6)]);
+    let batches = vec![batch(48), batch(48), batch(48), batch(48)];
+    let training = SupervisedTraining::new(folder.path(), Given::loader(batches), valid)
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(1);
+    let learner = Learner::builder().auto_batch().memory(Bytes::mib(9)).quiet();
+    let learner = learner.build(model, SgdConfig::new().init(), 1e-2);
+    let fitted = learner.fit(training).expect("halves fit");
+    let report = fitted.report.expect("it was planned");
+    assert!(report.plan.is_whole(), "as it is at first: {}", report.plan);
+    assert!(LEARNED.load(Ordering::Relaxed) > 6, "later batches are halved");
+    let mean = fitted.model.norm.running_mean.value().into_data().to_vec::<f32>().expect("f32");
+    assert!(mean.iter().any(|value| *value != 0.0), "{mean:?}");
+    assert!(weights(&fitted.model).concat().iter().all(|value| value.is_finite()));
+}
