@@ -99,18 +99,17 @@ fn its_memory_is_what_its_author_says() {
 fn several_results_and_inputs_that_may_be_missing() {
     let _lock = random_state();
     let device = Default::default();
-    let split = |x: FloatTensor<L>,
-                 bias: Option<FloatTensor<L>>|
-     -> (FloatTensor<L>, FloatTensor<L>) {
-        let form = (Shape::new([2]), x.dtype());
-        let forms = (form.clone(), form);
-        CustomOp::new("halves").parameter(2).call((x, bias), forms, |(x, bias)| {
-            let of = |x| Tensor::<Flex, 1>::from_primitive(TensorPrimitive::Float(x));
-            let x = bias.map_or(of(x.clone()), |bias| of(x) + of(bias));
-            let half = |from: usize| x.clone().slice([from..from + 2]).into_primitive().tensor();
-            (half(0), half(2))
-        })
-    };
+    let split =
+        |x: FloatTensor<L>, bias: Option<FloatTensor<L>>| -> (FloatTensor<L>, FloatTensor<L>) {
+            let form = (Shape::new([2]), x.dtype());
+            let forms = (form.clone(), form);
+            CustomOp::new("halves").parameter(2).call((x, bias), forms, |(x, bias)| {
+                let of = |x| Tensor::<Flex, 1>::from_primitive(TensorPrimitive::Float(x));
+                let x = bias.map_or(of(x.clone()), |bias| of(x) + of(bias));
+                let half = |from: usize| x.clone().narrow(0, from, 2).into_primitive().tensor();
+                (half(0), half(2))
+            })
+        };
     let x = Tensor::<L, 1>::from_floats([1.0, 2.0, 3.0, 4.0], &device).into_primitive().tensor();
     let values = |x| Tensor::<L, 1>::from_primitive(TensorPrimitive::Float(x)).into_data();
     let record = |bias: Option<FloatTensor<L>>| {
