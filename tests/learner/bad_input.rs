@@ -5,19 +5,25 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use burn::backend::Flex;
+use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{
+    ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
+};
 use firebox::{
-    Budget, BudgetError, ByFunctions, ByMicroBatch, Bytes, Learner, MicroBatch, MicroBatchError,
-    Phase, PlanError, Splitter, TrainError,
+    Budget, BudgetError, ByFunctions, ByMicroBatch, Bytes, Lazy, Learner, MicroBatch,
+    MicroBatchError, Phase, PlanError, Remedy, Splitter, TrainError,
 };
 
 use crate::attempts::{B, State, Training, training};
 use crate::closeness::Values;
-use crate::task::{Net, PointBatcher, Points, files, points, random_state, weights};
+use crate::task::{Given, Net, PointBatcher, Points, batch, files, points, random_state, weights};
 
 /// Trains a new model that has to fail; gives the cause, and the state if training left one other than the start.
 #[track_caller]
@@ -128,6 +134,36 @@ fn a_budget_below_the_parameters() {
     let PlanError::DoesNotFit(error) = *cause else { panic!("{cause}") };
     assert_eq!(error.budget, Bytes::new(100));
     assert!(error.need.peak > Bytes::new(100));
+}
+
+/// What does not fit is what four threads have prepared: the error says so, and what it says helps.
+#[test]
+fn loader_threads_that_prepare_too_much() {
+    let _lock = random_state();
+    let train = |workers: usize| {
+        let loader = DataLoaderBuilder::new(PointBatcher).batch_size(100_000);
+        let loader = if workers == 0 { loader } else { loader.num_workers(workers) };
+        let loader = loader.build(InMemDataset::new(points(400_000)));
+        let folder = tempfile::tempdir().expect("a folder");
+        let valid = Given::loader(vec![batch::<Lazy<Flex>>(6)]);
+        let training = SupervisedTraining::new(folder.path(), loader, valid)
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .num_epochs(1);
+        let learner = Learner::builder().auto_batch().memory(Bytes::mib(32)).quiet();
+        let model = Net::<B>::new(&Default::default());
+        let learner = learner.build(model, AdamConfig::new().init(), 1e-2);
+        learner.fit(training).map_err(|error| error.into_parts().0)
+    };
+    let Err(TrainError::Plan { cause, .. }) = train(4) else { panic!("it does not fit") };
+    let PlanError::DoesNotFit(error) = *cause else { panic!("{cause}") };
+    assert_eq!(error.remedy(), Remedy::FewerWorkers, "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("batches of loader threads") && text.contains("num_workers(0)"),
+        "{text}"
+    );
+    train(0).expect("it fits without them");
 }
 
 #[test]

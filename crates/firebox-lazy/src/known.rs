@@ -15,16 +15,61 @@ use burn_backend::ops::{
 };
 use burn_backend::tensor::IndexingUpdateOp;
 use burn_backend::{Distribution, Scalar};
+use burn_ir::OperationIr;
 use burn_std::{BoolDType, DType, FloatDType, IntDType, Shape, Slice};
 use firebox_trace::Description;
 use rustc_hash::{FxHashMap, FxHasher};
 
-/// How many calls a thread remembers. It forgets all of them when there are more, as where a parameter, such as a
-/// learning rate, is another one in each step.
-const CAPACITY: usize = 8192;
+/// What a thread remembers beside the calls of its latest recordings: where each step has other shapes, or a parameter such as a
+/// learning rate is another one each time, most calls do not come again.
+const CAPACITY: usize = 1 << 20;
+
+/// How many recordings are the latest.
+const LATEST: u64 = 16;
+
+/// What a thread remembers at the most, its latest recordings included.
+const MOST: usize = 32 << 20;
 
 thread_local! {
-    static KNOWN: RefCell<FxHashMap<u64, Arc<Known>>> = RefCell::default();
+    static MEMORY: RefCell<Memory> = RefCell::default();
+}
+
+/// The calls that a thread remembers, each with the recording that used it last.
+#[derive(Default)]
+struct Memory {
+    calls: FxHashMap<u64, (Arc<Known>, u64)>,
+    bytes: usize,
+    recordings: u64,
+}
+
+impl Memory {
+    /// Forgets what earlier recordings than the latest have used last, if that takes too much.
+    fn begin(&mut self) {
+        self.recordings += 1;
+        if self.bytes > CAPACITY {
+            let oldest = self.recordings.saturating_sub(LATEST);
+            self.calls.retain(|_, (_, used)| *used >= oldest);
+            self.calls.shrink_to_fit();
+            self.bytes = self.calls.values().map(|(call, _)| call.bytes()).sum();
+        }
+    }
+
+    fn find(&mut self, signature: u64) -> Option<Arc<Known>> {
+        let (call, used) = self.calls.get_mut(&signature)?;
+        *used = self.recordings;
+        Some(call.clone())
+    }
+
+    fn remember(&mut self, signature: u64, call: Arc<Known>) {
+        if self.bytes > MOST {
+            self.calls.clear();
+            self.bytes = 0;
+        }
+        self.bytes += call.bytes();
+        if let Some((earlier, _)) = self.calls.insert(signature, (call, self.recordings)) {
+            self.bytes -= earlier.bytes();
+        }
+    }
 }
 
 /// The shape and the element type of a tensor.
@@ -40,25 +85,35 @@ pub(crate) struct Known {
     pub(crate) results: Vec<Option<Form>>,
 }
 
+impl Known {
+    /// What it takes on the host, near enough.
+    fn bytes(&self) -> usize {
+        let shapes = self.inputs.len() + self.results.len() + 2 * self.description.operations.len();
+        size_of::<Self>()
+            + self.description.operations.len() * size_of::<OperationIr>()
+            + shapes * (size_of::<(Form, bool)>() + 64)
+    }
+}
+
+/// Begins a recording of this thread.
+pub(crate) fn begin() {
+    MEMORY.with_borrow_mut(Memory::begin);
+}
+
 /// The call of this signature.
 pub(crate) fn find(signature: u64) -> Option<Arc<Known>> {
-    KNOWN.with_borrow(|known| known.get(&signature).cloned())
+    MEMORY.with_borrow_mut(|memory| memory.find(signature))
 }
 
 /// Remembers a call by its signature.
 pub(crate) fn remember(signature: u64, call: Arc<Known>) {
-    KNOWN.with_borrow_mut(|known| {
-        if known.len() >= CAPACITY {
-            known.clear();
-        }
-        known.insert(signature, call);
-    });
+    MEMORY.with_borrow_mut(|memory| memory.remember(signature, call));
 }
 
 /// Forgets the calls that this thread remembers of its recordings: after steps on many shapes were recorded that will not
 /// come again. They are described once more if they do.
 pub fn forget_calls() {
-    KNOWN.take();
+    MEMORY.take();
 }
 
 /// A parameter of a call, as far as its signature is concerned.
@@ -147,5 +202,56 @@ impl<T: Sign> Sign for [T] {
     fn sign(&self, signature: &mut FxHasher) {
         signature.write_usize(self.len());
         self.iter().for_each(|value| value.sign(signature));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(rows: usize) -> Arc<Known> {
+        let form = (Shape::new([rows, 8]), DType::F32);
+        let description = Description::default();
+        Arc::new(Known {
+            name: "float_exp",
+            inputs: vec![(form.clone(), true)],
+            description,
+            results: vec![Some(form)],
+        })
+    }
+
+    #[test]
+    fn calls_that_do_not_come_again_are_forgotten_and_those_of_the_latest_steps_are_not() {
+        let mut memory = Memory::default();
+        let mut made = 0;
+        for _ in 0..2000 {
+            memory.begin();
+            for every in 0..4 {
+                if memory.find(every).is_none() {
+                    memory.remember(every, call(every as usize));
+                    made += 1;
+                }
+            }
+            for once in 0..20 {
+                let signature = 1000 + memory.recordings * 20 + once;
+                assert!(memory.find(signature).is_none());
+                memory.remember(signature, call(once as usize));
+            }
+        }
+        assert_eq!(made, 4, "what every step does is remembered");
+        let latest = LATEST as usize * 24 * call(1).bytes();
+        assert!(memory.bytes <= CAPACITY + latest, "{} of {CAPACITY}", memory.bytes);
+        let bytes: usize = memory.calls.values().map(|(call, _)| call.bytes()).sum();
+        assert_eq!(memory.bytes, bytes);
+    }
+
+    #[test]
+    fn a_recording_of_too_many_calls_is_bounded_as_well() {
+        let mut memory = Memory::default();
+        memory.begin();
+        for signature in 0..200_000 {
+            memory.remember(signature, call(1));
+        }
+        assert!(memory.bytes <= MOST + call(1).bytes(), "{}", memory.bytes);
     }
 }

@@ -159,6 +159,7 @@ pub(crate) struct Session<B: Backend> {
 
 impl<B: Backend> Session<B> {
     pub(crate) fn new(options: &Recorder) -> Self {
+        known::begin();
         let substitute = Generator::of(options.draws);
         Self {
             id: NEXT_SESSION.fetch_add(1, Ordering::Relaxed),

@@ -65,9 +65,13 @@ impl DoesNotFit {
         self.need.largest()
     }
 
-    /// What would help.
+    /// What would help: to do without what lives beside the step, if that is enough, or less of what holds the most.
     pub fn remedy(&self) -> Remedy {
-        Remedy::of(&self.need)
+        let beside =
+            [(Role::Loaders, Remedy::FewerWorkers), (Role::Checkpoint, Remedy::NoCheckpoints)];
+        let is_enough = |role| self.need.held_by(role) >= self.missing();
+        let enough = beside.into_iter().find(|(role, _)| is_enough(*role));
+        enough.map_or_else(|| Remedy::of(&self.need), |(_, remedy)| remedy)
     }
 }
 
@@ -82,7 +86,19 @@ impl fmt::Display for DoesNotFit {
         if let Some(Holding { label, bytes, .. }) = self.largest() {
             write!(f, ", and the largest part is {label} with {bytes}")?;
         }
-        write!(f, ": {}", self.remedy())
+        let remedy = self.remedy();
+        let role = match remedy {
+            Remedy::FewerWorkers => Some(Role::Loaders),
+            Remedy::NoCheckpoints => Some(Role::Checkpoint),
+            _ => None,
+        };
+        let of_role = |held: &&Holding| Some(held.role) == role;
+        let is_named = |held: &&Holding| self.largest().is_some_and(|largest| largest == *held);
+        let beside = self.need.holdings.iter().find(of_role).filter(|held| !is_named(held));
+        if let Some(Holding { label, bytes, .. }) = beside {
+            write!(f, ", with {bytes} for {label}")?;
+        }
+        write!(f, ": {remedy}")
     }
 }
 
@@ -133,6 +149,10 @@ pub enum Remedy {
     FewerActivations,
     /// The batch itself holds the most.
     SmallerInputs,
+    /// Without the batches that loader threads have prepared it would fit, or they hold the most.
+    FewerWorkers,
+    /// Without what checkpoints are written from it would fit, or that holds the most.
+    NoCheckpoints,
     /// A buffer is larger than any that the device can hold.
     SmallerBuffers,
     /// Something else holds the most, or it is not known what does.
@@ -149,6 +169,8 @@ impl Remedy {
             (Role::State, Self::LessState),
             (Role::Activations, Self::FewerActivations),
             (Role::Inputs, Self::SmallerInputs),
+            (Role::Loaders, Self::FewerWorkers),
+            (Role::Checkpoint, Self::NoCheckpoints),
             (Role::Other, Self::MoreMemory),
         ];
         roles
@@ -170,6 +192,13 @@ impl fmt::Display for Remedy {
                 "compute activations again with `Autodiff<_, BalancedCheckpointing>`, or make each item smaller"
             }
             Self::SmallerInputs => "set a smaller batch size in the data loader",
+            Self::FewerWorkers => {
+                "let the data loader prepare less ahead, with fewer threads or `num_workers(0)`"
+            }
+            Self::NoCheckpoints => {
+                "train without a checkpointer, which holds a copy of parameters and optimizer state while it writes, and save the \
+                 trained model"
+            }
             Self::SmallerBuffers => {
                 "make each item smaller, or take a card with more memory, of which one buffer can be a part"
             }
@@ -204,5 +233,33 @@ impl fmt::Display for Excess<'_> {
         };
         let (excess, budget) = (*peak - self.budget, self.budget);
         write!(f, "{quality}{peak}{held}, {excess} more than the budget of {budget}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(budget: Bytes) -> DoesNotFit {
+        let need = Need::exact(Bytes::mib(100))
+            .holding("activations", Role::Activations, Bytes::mib(60))
+            .holding("batches of loader threads", Role::Loaders, Bytes::mib(25))
+            .holding("a checkpoint being written", Role::Checkpoint, Bytes::mib(15));
+        DoesNotFit { batch: Items::new(9), budget, need, accumulating: Accumulating::Yes }
+    }
+
+    #[test]
+    fn what_lives_beside_the_step_is_named_where_it_is_enough_to_do_without() {
+        let remedies = [80, 90, 70].map(|budget| error(Bytes::mib(budget)).remedy());
+        assert_eq!(
+            remedies,
+            [Remedy::FewerWorkers, Remedy::FewerWorkers, Remedy::FewerActivations]
+        );
+        let text = error(Bytes::mib(80)).to_string();
+        assert!(text.contains("the largest part is activations with 60.00 MiB, with 25.00 MiB for batches of loader threads"), "{text}");
+        assert!(text.ends_with("`num_workers(0)`"), "{text}");
+        let mut small_queue = error(Bytes::mib(90));
+        small_queue.need.holdings[1].bytes = Bytes::mib(5);
+        assert_eq!(small_queue.remedy(), Remedy::NoCheckpoints);
     }
 }

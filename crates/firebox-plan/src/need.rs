@@ -27,6 +27,10 @@ pub enum Role {
     Activations,
     /// The batch itself, as the loader put it on the device.
     Inputs,
+    /// Batches that loader threads have prepared, beside the one that is worked on.
+    Loaders,
+    /// What a checkpoint is being written from, where training has replaced it.
+    Checkpoint,
     /// Anything else, such as the workspace of a kernel.
     Other,
 }

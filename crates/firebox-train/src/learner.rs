@@ -232,6 +232,10 @@ where
     /// The plan for a batch, without training. Leaves the model, its running statistics and the random state as
     /// they are.
     ///
+    /// Excludes what only a training run has beside its steps: batches of loader threads, a checkpoint that is being written, groups of
+    /// batches for `grads_accumulation`, and pages that batches of other shapes have left. [`fit`](Self::fit) counts these, and may split
+    /// further.
+    ///
     /// # Errors
     ///
     /// If the batch cannot be cut, or does not fit however it is cut.

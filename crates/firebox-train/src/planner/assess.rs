@@ -56,7 +56,18 @@ pub(super) fn need_of(rehearsed: &Rehearsed) -> Need {
     if let Some(paging) = footprint.paging.as_ref().filter(|paging| paging.is_refused()) {
         need = need.oversized(paging.largest_buffer, paging.largest_page);
     }
+    let beside = &rehearsed.beside;
+    need = need.holding("batches of loader threads", Role::Loaders, beside.queued).holding(
+        "a checkpoint being written",
+        Role::Checkpoint,
+        beside.saving,
+    );
     for (category, bytes) in footprint.categories.iter() {
+        let bytes = match category {
+            Category::Input => bytes - beside.queued,
+            Category::Temporary => bytes - beside.saving,
+            _ => bytes,
+        };
         let role = match category {
             Category::Parameter | Category::OptimizerState => Role::State,
             Category::Gradient | Category::AccumulatedGradient => Role::State,
