@@ -150,7 +150,7 @@ fn loader_threads_that_prepare_too_much() {
             .with_application_logger(None)
             .renderer(CliMetricsRenderer::new())
             .num_epochs(1);
-        let learner = Learner::builder().auto_batch().memory(Bytes::mib(32)).quiet();
+        let learner = Learner::builder().auto_batch().memory(Bytes::mib(16)).quiet();
         let model = Net::<B>::new(&Default::default());
         let learner = learner.build(model, AdamConfig::new().init(), 1e-2);
         learner.fit(training).map_err(|error| error.into_parts().0)
