@@ -83,23 +83,24 @@ pub mod dry;
 pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally, weight};
 pub use firebox_lazy::{
     CustomInputs, CustomOp, CustomResults, Discarded, HiddenState, HiddenStates, Lazy, LazyBackend,
-    LazyTensor, RecordError, Recorder, Recording, Rehearsal, Survivor, initialize, is_recording,
-    is_rehearsal, label, mark, rehearse, restore,
+    LazyTensor, RecordError, Recorder, Recording, Rehearsal, Survivor, forget_graphs, initialize,
+    is_recording, is_rehearsal, label, mark, rehearse, restore,
 };
 pub use firebox_plan::{
     Accumulating, Budget, BudgetError, Cliffs, DoesNotFit, FixedDoesNotFit, HostMemoryError,
-    MemoryInfo, Need, Plan, PlanError, PlanOptions, Probing, Remedy, Role, Sizing, Split,
+    MemoryInfo, Need, Plan, PlanError, PlanOptions, Probing, Remedy, Resident, Role, Sizing, Split,
     host_memory, plan, plan_at_once,
 };
 pub use firebox_trace::{
     Bytes, Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint, Heap,
     Items, Label, MemoryModel, Moment, OpIndex, Origin, Paging, Step, StructuralHash, TensorIndex,
-    TensorInfo, Trace, Use,
+    TensorInfo, TensorType, Trace, Use,
 };
 pub use firebox_train::{
     BesideBytes, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder,
     During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder, MemoryUse, Phase,
-    PlanReport, PlanningCost, PoolUsage, Reduction, Splitter, TrainError, newest_checkpoint,
+    PlanReport, PlanningCost, PoolUsage, Reduction, Splitter, TrainError, batch_share,
+    newest_checkpoint,
 };
 
 #[cfg(feature = "cuda")]

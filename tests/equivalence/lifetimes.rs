@@ -92,6 +92,25 @@ fn equal_programs_have_equal_structures() {
 }
 
 #[test]
+fn where_a_slice_begins_is_structure_only_as_far_as_it_is_aligned() {
+    let device = Default::default();
+    let images = Tensor::<L, 4>::ones([2, 3, 40, 40], &device);
+    let crop = |y: usize, x: usize, size: usize| {
+        let recording = Recorder::new().record::<Flex, _>(|| {
+            let crop = images.clone().slice([0..2, 0..3, y..y + size, x..x + size]);
+            images.clone().slice_assign([0..2, 0..3, y..y + size, x..x + size], crop.exp())
+        });
+        recording.expect("records").trace().structural_hash()
+    };
+    assert_eq!(crop(1, 3, 16), crop(9, 7, 16));
+    assert_ne!(crop(1, 3, 16), crop(1, 3, 15), "its size is");
+    assert_ne!(crop(1, 3, 16), crop(1, 4, 16), "16 bytes are more aligned than 12");
+    let all: Vec<_> = (0..24).flat_map(|y| (0..24).map(move |x| crop(y, x, 16))).collect();
+    let different: std::collections::HashSet<_> = all.iter().collect();
+    assert!(different.len() < all.len() / 8, "{} of {}", different.len(), all.len());
+}
+
+#[test]
 fn a_thousand_discards_leave_a_tensor_unshared() {
     let device = Default::default();
     let x = Tensor::<L, 1>::ones([8], &device);

@@ -10,7 +10,7 @@ use burn::data::dataset::InMemDataset;
 use burn::nn::{BatchNormConfig, DropoutConfig, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::backend::BackendTypes;
-use firebox::{Bytes, Lazy, RecordError, Recorder, Step, rehearse};
+use firebox::{Bytes, Lazy, RecordError, Recorder, Step, is_rehearsal, rehearse};
 
 use crate::{bits, random_state};
 
@@ -85,6 +85,35 @@ fn a_read_above_the_limit_is_refused_before_anything_runs() {
         "{refused:?}"
     );
     assert_eq!(x.sum().into_scalar(), 4.0);
+}
+
+/// A program may hold a lock around a read, or be built to abort where it panics.
+#[test]
+fn a_program_whose_read_is_refused_goes_on() {
+    let device = Default::default();
+    let x = ones(&device);
+    let losses = std::sync::Mutex::new(Vec::new());
+    let refused = Recorder::new().refuse_reads().record::<Flex, _>(|| {
+        assert!(!is_rehearsal());
+        losses.lock().expect("nobody panics").push((x.clone() * 2.0).sum().into_scalar());
+        assert!(is_rehearsal());
+        losses.lock().expect("nobody panics").push(x.clone().max().into_scalar());
+        x.clone() + 1.0
+    });
+    assert!(matches!(refused.map(|_| ()), Err(RecordError::ReadTooLarge { .. })));
+    assert!(!is_rehearsal());
+    assert_eq!(losses.into_inner().expect("not poisoned"), [0.0, 0.0]);
+    assert_eq!(x.sum().into_scalar(), 4.0);
+}
+
+#[test]
+fn a_program_that_waits_for_another_value_is_ended() {
+    let device = Default::default();
+    let x = ones(&device);
+    let refused = Recorder::new()
+        .refuse_reads()
+        .record::<Flex, _>(|| while (x.clone() * 2.0).sum().into_scalar() < 1.0 {});
+    assert!(matches!(refused.map(|_| ()), Err(RecordError::ReadTooLarge { .. })));
 }
 
 #[test]

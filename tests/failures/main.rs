@@ -44,6 +44,7 @@ fn process() {
         "optimizer unfused" => training::optimizer::<Unfused>(&device),
         "coupled fused" => training::coupled::<Fused>(&device),
         "coupled unfused" => training::coupled::<Unfused>(&device),
+        "coupled there fused" => training::coupled_there::<Fused>(&device),
         "afterwards fused" => training::afterwards::<Fused>(&device),
         "cost fused" => cost::steps::<Fused>(&device),
         other => panic!("no case `{other}`"),
@@ -139,6 +140,11 @@ fn a_loss_that_is_no_sum_is_refused_with_fusion() {
 #[test]
 fn a_loss_that_is_no_sum_is_refused_without_fusion() {
     check("coupled unfused");
+}
+
+#[test]
+fn where_the_host_cannot_compute_it_the_device_refuses_it() {
+    check("coupled there fused");
 }
 
 #[test]

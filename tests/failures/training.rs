@@ -16,8 +16,8 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{LearningComponentsMarker, SupervisedTraining};
 use cubecl::wgpu::WgpuDevice;
 use firebox::{
-    Bytes, Coupling, DeviceFailure, DeviceMemory, During, FitError, Fitted, LastState, Lazy,
-    Learner, Reduction, TrainError,
+    ByMicroBatch, Bytes, Coupling, DeviceFailure, DeviceMemory, During, FitError, Fitted,
+    LastState, Lazy, Learner, MicroBatchError, Reduction, Splitter, TrainError,
 };
 
 use crate::task::{Given, Net, Points, batch, weights};
@@ -254,16 +254,53 @@ pub fn coupled<I>(device: &WgpuDevice)
 where
     I: DeviceMemory<Device = WgpuDevice>,
 {
+    refused_as_a_sum::<I, _>(device, ByMicroBatch);
+}
+
+/// A splitter that reads a value of the batch, which the host does not have while a step is only written down.
+#[derive(Clone, Copy, Debug)]
+struct Reading;
+
+impl<B: Backend> Splitter<Points<B>> for Reading {
+    fn items(&self, batch: &Points<B>) -> Result<usize, MicroBatchError> {
+        ByMicroBatch.items(batch)
+    }
+
+    fn range(&self, batch: &Points<B>, range: std::ops::Range<usize>) -> Points<B> {
+        let largest: f32 = batch.inputs.clone().abs().max().into_scalar().elem();
+        assert!(largest < 1e6, "the points are small");
+        ByMicroBatch.range(batch, range)
+    }
+
+    fn weight(&self, batch: &Points<B>) -> f64 {
+        ByMicroBatch.weight(batch)
+    }
+}
+
+/// The same where the host cannot compute the step: the device compares a micro-batch with its thirds.
+pub fn coupled_there<I>(device: &WgpuDevice)
+where
+    I: DeviceMemory<Device = WgpuDevice>,
+{
+    refused_as_a_sum::<I, _>(device, Reading);
+}
+
+/// A mean loss is trained on in parts, and refused if it is said to be a sum.
+fn refused_as_a_sum<I, S>(device: &WgpuDevice, splitter: S)
+where
+    I: DeviceMemory<Device = WgpuDevice>,
+    S: Splitter<Points<Ad<I>>> + Copy,
+{
     let model = model::<I>(device);
     let folder = tempfile::tempdir().expect("a folder");
     let fit = |reduction| -> Outcome<I, Adam<I>> {
         let training = training(folder.path(), &[&[12]], 2);
-        let learner = learner().micro_batch(4).reduction(reduction);
+        let learner = Learner::builder().auto_batch_with(splitter, ByMicroBatch);
+        let learner = learner.memory(Bytes::gib(1)).quiet().micro_batch(4).reduction(reduction);
         learner.build(model.clone(), AdamConfig::new().init(), 1e-2).fit(training)
     };
     fit(Reduction::Mean).expect("the loss is a mean");
-    let refused = fit(Reduction::Sum).expect_err("the loss is a mean");
-    let (cause, _) = refused.into_parts();
+    let (cause, _) = fit(Reduction::Sum).expect_err("the loss is a mean").into_parts();
     let is_mean = matches!(cause, TrainError::Coupled { coupling: Coupling::Mean, .. });
     assert!(is_mean, "{cause}");
 }

@@ -56,3 +56,19 @@ where
         .build(model, AdamConfig::new().init(), 1e-2)
         .fit(training)
 }
+
+/// Validates models as the `net` that they have.
+macro_rules! validates_as_its_net {
+    ($($model:ident),+) => {$(
+        impl<B: burn::tensor::backend::Backend> burn::train::InferenceStep for $model<B> {
+            type Input = crate::task::Points<B>;
+            type Output = burn::train::ClassificationOutput<B>;
+
+            fn step(&self, batch: Self::Input) -> Self::Output {
+                burn::train::InferenceStep::step(&self.net, batch)
+            }
+        }
+    )+};
+}
+
+pub(crate) use validates_as_its_net;

@@ -9,7 +9,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use firebox::{Bytes, Learner, Phase, TrainError};
 
-use crate::attempts::{Adam, AdamRecord, B, Outcome, fit, training, validated};
+use crate::attempts::{
+    Adam, AdamRecord, B, Outcome, fit, training, validated, validates_as_its_net,
+};
 use crate::task::{Net, Points, random_state, weights};
 
 /// Where a model fails on batches of five items.
@@ -211,14 +213,7 @@ impl<B: AutodiffBackend> TrainStep for Hoarding<B> {
     }
 }
 
-impl<B: Backend> InferenceStep for Hoarding<B> {
-    type Input = Points<B>;
-    type Output = ClassificationOutput<B>;
-
-    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
-        InferenceStep::step(&self.net, batch)
-    }
-}
+validates_as_its_net!(Hoarding);
 
 #[test]
 fn a_model_that_hides_tensors_is_refused() {

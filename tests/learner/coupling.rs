@@ -10,7 +10,9 @@ use burn::prelude::*;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
-use firebox::{Bytes, Coupling, Lazy, Learner, MicroBatch, Reduction, TrainError, weight};
+use firebox::{
+    Bytes, Coupling, Lazy, Learner, MicroBatch, Reduction, TrainError, batch_share, weight,
+};
 
 use crate::task::{Given, Net, Points, batch, random_state, weights};
 
@@ -28,6 +30,8 @@ enum Loss {
     ByClass,
     /// A sum, and the size of the weights.
     Penalized,
+    /// The same, with the size of the weights as often as there are batches.
+    Shared,
     RootOfMean,
     Largest,
     /// The hardest half.
@@ -80,8 +84,10 @@ impl<B: Backend> Judged<B> {
             Loss::Sum => each().sum(),
             Loss::SumOver(number) => each().sum() / number,
             Loss::ByClass => mean(Some(CLASS_WEIGHTS.to_vec())),
-            Loss::Penalized => {
-                each().sum() + self.net.first_weight().powf_scalar(2.0).sum().mul_scalar(0.1)
+            Loss::Penalized | Loss::Shared => {
+                let share = if self.loss == Loss::Shared { batch_share() } else { 1.0 };
+                let size = self.net.first_weight().powf_scalar(2.0).sum();
+                each().sum() + size.mul_scalar(0.1 * share)
             }
             Loss::RootOfMean => mean(None).sqrt(),
             Loss::Largest => each().max(),
@@ -188,6 +194,7 @@ fn check(loss: Loss, reduction: Reduction, expected: Option<Coupling>) {
 fn sound_losses_are_split() {
     check(Loss::Mean, Reduction::Mean, None);
     check(Loss::Sum, Reduction::Sum, None);
+    check(Loss::Shared, Reduction::Sum, None);
     let batch = Weighted(batch::<B>(12));
     let refused = train!(ByClass, net(), Loss::ByClass, batch, Reduction::Mean, &[]);
     assert!(refused.is_none(), "{refused:?}");
@@ -231,4 +238,31 @@ fn items_that_do_not_differ_establish_nothing() {
     alike.targets = alike.targets.zeros_like();
     let refused = train!(Plain, net(), Loss::ByClass, alike, Reduction::Mean, &[]);
     assert!(refused.is_none(), "with one class every weight is right: {refused:?}");
+}
+
+#[test]
+fn a_penalty_is_counted_once_for_each_batch() {
+    let _lock = random_state();
+    let train = |items: usize| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let batches = Given::loader::<B>(vec![batch(11), batch(7)]);
+        let none = Given::loader::<<B as AutodiffBackend>::InnerBackend>(Vec::new());
+        let training = SupervisedTraining::new(folder.path(), batches, none)
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .num_epochs(1);
+        let mut judged = Judged::new(net(), Loss::Shared);
+        judged.dropout = DropoutConfig::new(0.0).init();
+        let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).micro_batch(items);
+        let builder = builder.reduction(Reduction::Sum).quiet();
+        let learner = builder.build(Plain { judged }, SgdConfig::new().init(), 1e-3);
+        weights::<Lazy<Flex>, _>(&learner.fit(training).expect("it fits").model)
+    };
+    let whole = train(11);
+    for items in [1, 4] {
+        let split = train(items).concat();
+        let apart = split.iter().zip(whole.concat()).map(|(split, whole)| (split - whole).abs());
+        let worst = apart.fold(0.0, f32::max);
+        assert!(worst < 1e-5, "{worst} in micro-batches of {items}");
+    }
 }

@@ -134,6 +134,7 @@ fn a_result_of_another_shape_is_found() {
 
 #[test]
 fn kernels_run_on_the_backend_without_a_decorator() {
+    let _lock = random_state();
     let (x, alpha) = inputs::<Flex>(&Default::default());
     let (x, alpha) = (x.into_primitive().tensor(), alpha.into_primitive().tensor());
     assert_eq!(Flex::snake(x, alpha).shape().as_slice(), [40, 32]);

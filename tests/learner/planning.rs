@@ -1,5 +1,7 @@
 //! Plans through the Learner: splits follow the budget, and planning leaves nothing behind.
 
+use std::sync::Mutex;
+
 use burn::backend::{Autodiff, Flex};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, Optimizer, SgdConfig};
@@ -9,8 +11,9 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
 };
-use firebox::{Bytes, Category, Lazy, Learner, TrainError};
+use firebox::{Bytes, Category, Lazy, Learner, RecordError, TrainError, is_rehearsal};
 
+use crate::attempts::{fit, training, validates_as_its_net};
 use crate::task::{Net, Points, batch, loader, points, random_state, weights};
 
 type B = Autodiff<Lazy<Flex>>;
@@ -119,6 +122,9 @@ fn one_item_that_does_not_fit_is_an_error_with_figures() {
     assert!(error.to_string().contains("1.00 KiB"), "{error}");
 }
 
+/// The values that were seen in steps that a model learns from.
+static SEEN: Mutex<Vec<f32>> = Mutex::new(Vec::new());
+
 /// A model that looks at a value in its forward pass.
 #[derive(Module, Debug)]
 struct Looking<B: Backend> {
@@ -130,7 +136,13 @@ impl<B: AutodiffBackend> TrainStep for Looking<B> {
     type Output = ClassificationOutput<B>;
 
     fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
+        // Values that programs keep are read under their locks.
+        let mut seen = SEEN.lock().expect("no step panics");
         let largest: f32 = batch.inputs.clone().abs().max().into_scalar().elem();
+        if !is_rehearsal() {
+            seen.push(largest);
+        }
+        drop(seen);
         let scale = if largest > 1e6 { 0.5 } else { 1.0 };
         let item = InferenceStep::step(&self.net, batch);
         let loss = item.loss.clone() * scale;
@@ -138,14 +150,7 @@ impl<B: AutodiffBackend> TrainStep for Looking<B> {
     }
 }
 
-impl<B: Backend> InferenceStep for Looking<B> {
-    type Input = Points<B>;
-    type Output = ClassificationOutput<B>;
-
-    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
-        InferenceStep::step(&self.net, batch)
-    }
-}
+validates_as_its_net!(Looking);
 
 /// A model that reads a value of its graph, on a branch that no backward pass follows.
 #[derive(Module, Debug)]
@@ -167,14 +172,7 @@ impl<B: AutodiffBackend> TrainStep for Branching<B> {
     }
 }
 
-impl<B: Backend> InferenceStep for Branching<B> {
-    type Input = Points<B>;
-    type Output = ClassificationOutput<B>;
-
-    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
-        InferenceStep::step(&self.net, batch)
-    }
-}
+validates_as_its_net!(Branching);
 
 #[test]
 fn a_branch_without_a_backward_pass_is_no_hidden_state() {
@@ -219,4 +217,79 @@ fn a_model_that_reads_values_is_planned_and_trained() {
     let plan = fitted.report.expect("planned").plan;
     assert!(plan.is_whole(), "{plan}");
     assert_eq!(plan.asked()[0].split.largest().get(), 1, "from one item upwards");
+    let seen = SEEN.lock().expect("no step panics");
+    assert!(seen.len() == 2 && seen.iter().all(|largest| *largest > 0.0), "{seen:?}");
+}
+
+/// A model of which the step takes little memory and many operations, so many for each item.
+#[derive(Module, Debug)]
+struct Long<B: Backend> {
+    net: Net<B>,
+    operations: usize,
+}
+
+impl<B: AutodiffBackend> TrainStep for Long<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let operations = batch.targets.dims()[0] * self.operations;
+        let item = InferenceStep::step(&self.net, batch);
+        let loss = (0..operations).fold(item.loss.clone(), |loss, _| loss * 1.0);
+        TrainOutput::new(self, loss.backward(), item)
+    }
+}
+
+validates_as_its_net!(Long);
+
+#[test]
+fn a_step_whose_recording_does_not_fit_is_refused_in_words() {
+    let _lock = random_state();
+    let plan = |operations, items, mib| {
+        let model = Long { net: Net::<B>::new(&Default::default()), operations };
+        let learner = Learner::builder().auto_batch().memory(Bytes::mib(mib));
+        learner.build(model, AdamConfig::new().init(), 1e-3).plan(&batch(items))
+    };
+    let error = plan(20_000, 1, 8).expect_err("two iterations of 40,000 operations take more");
+    let is_told = |error: &TrainError| {
+        matches!(error, TrainError::Record(RecordError::TooLong { needed, budget, .. })
+            if needed > budget && *budget == Bytes::mib(8))
+    };
+    assert!(is_told(&error), "{error}");
+    assert!(error.to_string().contains("larger budget"), "{error}");
+    // 40,000 operations are written down for the step that runs.
+    assert!(plan(20_000, 1, 64).expect("it fits").predicted() > Bytes::mib(15));
+    let split = plan(1_000, 20, 8).expect("a part of it is shorter").plan;
+    assert!(split.len() > 1, "{split}");
+}
+
+/// A model whose step runs backward twice, with a number that both passes are a part of.
+#[derive(Module, Debug)]
+struct Twice<B: Backend> {
+    net: Net<B>,
+}
+
+impl<B: AutodiffBackend> TrainStep for Twice<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let first = InferenceStep::step(&self.net, batch.clone());
+        let second = InferenceStep::step(&self.net, batch);
+        let both = first.loss.clone() + second.loss.clone();
+        drop(first.loss.backward());
+        let grads = second.loss.backward();
+        drop(both);
+        TrainOutput::new(self, grads, second)
+    }
+}
+
+validates_as_its_net!(Twice);
+
+#[test]
+fn a_step_that_runs_backward_twice() {
+    let _lock = random_state();
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = Twice { net: Net::<B>::new(&Default::default()) };
+    fit(model, training(folder.path(), &[8, 8, 6])).expect("burn's own training does it");
 }

@@ -7,11 +7,10 @@ use burn::module::Module;
 use burn::optim::SgdConfig;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::renderer::CliMetricsRenderer;
-use burn::train::{
-    ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
-};
+use burn::train::{ClassificationOutput, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{Bytes, Lazy, Learner, is_rehearsal};
 
+use crate::attempts::validates_as_its_net;
 use crate::task::{Given, Net, Points, batch, random_state};
 
 type B = Autodiff<Lazy<Flex>>;
@@ -38,14 +37,7 @@ impl<B: AutodiffBackend> TrainStep for Counting<B> {
     }
 }
 
-impl<B: Backend> InferenceStep for Counting<B> {
-    type Input = Points<B>;
-    type Output = ClassificationOutput<B>;
-
-    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
-        InferenceStep::step(&self.net, batch)
-    }
-}
+validates_as_its_net!(Counting);
 
 #[test]
 fn a_step_knows_whether_something_is_learned_from_it() {

@@ -6,12 +6,13 @@ mod model;
 
 use std::sync::Mutex;
 
-use burn::backend::Autodiff;
+use burn::backend::{Autodiff, Flex};
 use burn::train::renderer::CliMetricsRenderer;
 use firebox::dry::{Capability, Card, Cuda, DryCuda, Lease};
 use firebox::{Bytes, Lazy};
 
 use self::model::{Trained, trained};
+use crate::task::random_state;
 
 /// The parameters of a layer take 1 MiB.
 const WIDTH: usize = 512;
@@ -69,4 +70,23 @@ fn where_there_is_no_room_they_are_given_back() {
 #[test]
 fn what_lies_on_them_stays() {
     check_no_room(WIDE, [250, 150]);
+}
+
+/// On the CPU only sizes have plans, until a batch of one shows that it is too large.
+#[test]
+fn a_length_that_was_too_large_once_is_planned() {
+    let _lock = random_state();
+    let train = |lengths: &[usize], budget| {
+        let (renderer, device) = (CliMetricsRenderer::new(), Default::default());
+        trained::<Autodiff<Lazy<Flex>>>(128, lengths, budget, renderer, &device)
+    };
+    let short = train(&[100; 2], Bytes::gib(1));
+    assert_eq!(short.steps, [1]);
+    let budget = short.predicted.scale(1.2);
+    let Trained { steps, predicted, .. } = train(&[100, 250, 250, 100, 250, 300], budget);
+    assert!(
+        matches!(steps[..], [1, long] if long >= 3),
+        "the short ones, and the long ones: {steps:?}"
+    );
+    assert!(predicted <= budget);
 }

@@ -3,21 +3,17 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use burn::backend::{Autodiff, Flex};
+use burn::backend::Flex;
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::renderer::CliMetricsRenderer;
-use burn::train::{
-    ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
-};
+use burn::train::{ClassificationOutput, TrainOutput, TrainStep};
 use firebox::{Bytes, Lazy, Learner, TrainError, is_rehearsal};
 
-use crate::task::{Given, Net, Points, batch, random_state, weights};
-
-type B = Autodiff<Lazy<Flex>>;
+use crate::attempts::{B, training, validates_as_its_net};
+use crate::task::{Net, Points, random_state, weights};
 
 /// Something that was kept so often.
 type Kept = Arc<Mutex<(usize, Option<Tensor<Lazy<Flex>, 1>>)>>;
@@ -48,14 +44,7 @@ impl TrainStep for Averaging<B> {
     }
 }
 
-impl<B: Backend> InferenceStep for Averaging<B> {
-    type Input = Points<B>;
-    type Output = ClassificationOutput<B>;
-
-    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
-        InferenceStep::step(&self.net, batch)
-    }
-}
+validates_as_its_net!(Averaging);
 
 #[test]
 fn what_a_step_keeps_is_given_back_behind_a_rehearsal() {
@@ -66,12 +55,7 @@ fn what_a_step_keeps_is_given_back_behind_a_rehearsal() {
     let train = |tell: bool| {
         *AVERAGE.lock().expect("no step panics") = (0, None);
         let folder = tempfile::tempdir().expect("a folder");
-        let valid = Given::loader(vec![batch::<Lazy<Flex>>(6)]);
-        let batches = vec![batch(10), batch(7)];
-        let training = SupervisedTraining::new(folder.path(), Given::loader(batches), valid)
-            .with_application_logger(None)
-            .renderer(CliMetricsRenderer::new())
-            .num_epochs(2);
+        let training = training(folder.path(), &[10, 7]).num_epochs(2);
         let learner = Learner::builder().auto_batch().memory(Bytes::mib(64)).micro_batch(4).quiet();
         let learner = if tell { learner.hidden_state(AVERAGE.clone()) } else { learner };
         let learner = learner.build(model.clone(), SgdConfig::new().init(), 1e-2);
@@ -122,14 +106,7 @@ impl<B: AutodiffBackend> TrainStep for Late<B> {
     }
 }
 
-impl<B: Backend> InferenceStep for Late<B> {
-    type Input = Points<B>;
-    type Output = ClassificationOutput<B>;
-
-    fn step(&self, batch: Points<B>) -> ClassificationOutput<B> {
-        InferenceStep::step(&self.net, batch)
-    }
-}
+validates_as_its_net!(Late);
 
 /// The micro-batch is thrown away and halved when it is recorded, and its statistics with it.
 #[test]
@@ -143,12 +120,7 @@ fn statistics_that_a_branch_keeps_for_the_first_time_are_not_lost() {
         net: Net::new(&device),
     };
     let folder = tempfile::tempdir().expect("a folder");
-    let valid = Given::loader(vec![batch::<Lazy<Flex>>(6)]);
-    let batches = vec![batch(48), batch(48), batch(48), batch(48)];
-    let training = SupervisedTraining::new(folder.path(), Given::loader(batches), valid)
-        .with_application_logger(None)
-        .renderer(CliMetricsRenderer::new())
-        .num_epochs(1);
+    let training = training(folder.path(), &[48, 48, 48, 48]);
     let learner = Learner::builder().auto_batch().memory(Bytes::mib(9)).quiet();
     let learner = learner.build(model, SgdConfig::new().init(), 1e-2);
     let fitted = learner.fit(training).expect("halves fit");

@@ -28,16 +28,25 @@ pub enum Kind {
     Cnn,
     Encoder,
     Lstm,
+    /// An encoder on sequences of ten lengths.
+    Lengths,
+    /// The convolutions with their output detached, so that only the head learns.
+    Detached,
+    /// An MLP whose step takes 64 MiB of the host's memory itself.
+    Hoarding,
+    /// A small LSTM on long sequences: few bytes and many operations.
+    Long,
 }
 
 impl Kind {
     /// The shape of one item.
     fn item(self) -> [usize; 2] {
         match self {
-            Self::Mlp => [1, 512],
-            Self::Cnn => [3, 32 * 32],
-            Self::Encoder => [64, 64],
+            Self::Mlp | Self::Hoarding => [1, 512],
+            Self::Cnn | Self::Detached => [3, 32 * 32],
+            Self::Encoder | Self::Lengths => [64, 64],
             Self::Lstm => [48, 32],
+            Self::Long => [72, 8],
         }
     }
 }
@@ -56,7 +65,10 @@ pub struct Numbered(pub Kind);
 
 impl<B: Backend> Batcher<B, usize, Items<B>> for Numbered {
     fn batch(&self, items: Vec<usize>, device: &B::Device) -> Items<B> {
-        let [rows, features] = self.0.item();
+        let [mut rows, features] = self.0.item();
+        if let (Kind::Lengths, Some(first)) = (self.0, items.first()) {
+            rows = 10 + first * 7919 % 1013 % 10 * 6;
+        }
         let value = |i: usize| ((i * 7919 % 1013) as f32 / 1013.0 - 0.5) * 2.0;
         // Of exact size: what a vector has room for stays with the tensor that takes it over.
         let mut inputs = Vec::with_capacity(items.len() * rows * features);
@@ -115,6 +127,9 @@ pub struct Recurrent<B: Backend> {
 pub struct Model<B: Backend> {
     body: Body<B>,
     head: Linear<B>,
+    is_detached: bool,
+    /// The bytes that a step allocates beside its tensors.
+    hoards: usize,
 }
 
 impl<B: Backend> Model<B> {
@@ -123,12 +138,12 @@ impl<B: Backend> Model<B> {
             Conv2dConfig::new(channels, [3, 3]).with_padding(PaddingConfig2d::Same).init(device)
         };
         let (body, features) = match kind {
-            Kind::Mlp => {
+            Kind::Mlp | Kind::Hoarding => {
                 let layer = |inputs| LinearConfig::new(inputs, 768).init(device);
                 let layers = vec![layer(512), layer(768), layer(768)];
                 (Body::Mlp(Mlp { layers, dropout: DropoutConfig::new(0.2).init() }), 768)
             }
-            Kind::Cnn => {
+            Kind::Cnn | Kind::Detached => {
                 let cnn = Cnn {
                     first: conv([3, 16]),
                     first_norm: BatchNormConfig::new(16).init(device),
@@ -139,7 +154,7 @@ impl<B: Backend> Model<B> {
                 };
                 (Body::Cnn(cnn), 24 * 8 * 8)
             }
-            Kind::Encoder => {
+            Kind::Encoder | Kind::Lengths => {
                 let config = TransformerEncoderConfig::new(128, 256, 4, 2);
                 let embed = LinearConfig::new(64, 128).init(device);
                 (Body::Encoder(Encoder { embed, encoder: config.init(device) }), 128)
@@ -148,8 +163,14 @@ impl<B: Backend> Model<B> {
                 let lstm = LstmConfig::new(32, 128, true).init(device);
                 (Body::Lstm(Recurrent { lstm }), 128)
             }
+            Kind::Long => {
+                let lstm = LstmConfig::new(8, 16, true).init(device);
+                (Body::Lstm(Recurrent { lstm }), 16)
+            }
         };
-        Self { body, head: LinearConfig::new(features, CLASSES).init(device) }
+        let head = LinearConfig::new(features, CLASSES).init(device);
+        let hoards = if matches!(kind, Kind::Hoarding) { 64 << 20 } else { 0 };
+        Self { body, head, is_detached: matches!(kind, Kind::Detached), hoards }
     }
 
     /// Inputs `[items, rows, features]` to logits `[items, classes]`.
@@ -175,7 +196,7 @@ impl<B: Backend> Model<B> {
             }
             Body::Lstm(model) => model.lstm.forward(inputs, None).1.hidden,
         };
-        self.head.forward(x)
+        self.head.forward(if self.is_detached { x.detach() } else { x })
     }
 
     fn classify(&self, items: Items<B>) -> ClassificationOutput<B> {
@@ -193,6 +214,7 @@ impl<B: AutodiffBackend> TrainStep for Model<B> {
 
     fn step(&self, items: Items<B>) -> TrainOutput<ClassificationOutput<B>> {
         let output = self.classify(items);
+        drop(std::hint::black_box(vec![1_u8; self.hoards]));
         TrainOutput::new(self, output.loss.backward(), output)
     }
 }

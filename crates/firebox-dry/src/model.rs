@@ -186,9 +186,9 @@ impl<B: DryTwin> Dry<B> {
         let mut left = peak;
         for tensor in trace.alive_before(OpIndex(at.0 + 1)) {
             let Some(category) = category(trace, tensor) else { continue };
-            let mut info = trace.tensor(tensor).clone();
-            info.dtype = self.types.translate(info.dtype);
-            let bytes = info.bytes().min(left);
+            let info = trace.tensor(tensor);
+            let dtype = self.types.translate(info.dtype);
+            let bytes = Bytes::of_elements(&info.shape, dtype).min(left);
             categories.add(category, bytes);
             left -= bytes;
         }
@@ -434,11 +434,11 @@ fn pass<B: DryTwin>(
 }
 
 fn is_settle(step: &Step) -> bool {
-    matches!(step, Step::Mark(mark) if mark == Step::SETTLE)
+    step.is_mark(Step::SETTLE)
 }
 
 fn is_drain(step: &Step) -> bool {
-    matches!(step, Step::Mark(mark) if mark == Step::DRAIN)
+    step.is_mark(Step::DRAIN)
 }
 
 fn execute<B: DryTwin>(

@@ -92,7 +92,7 @@ impl<'a> Program<'a> {
         for tensor in trace.existing() {
             let form = program.made(tensor);
             let is_same = |left: &Left| {
-                trace.tensor(tensor).label.as_ref() == Some(&left.label)
+                trace.tensor(tensor).label.as_deref() == Some(&left.label)
                     && left.tensor.shape == form.shape
                     && left.tensor.dtype == form.dtype
             };
@@ -124,7 +124,7 @@ impl<'a> Program<'a> {
     pub(crate) fn end(self) -> End {
         let (mut tensors, mut freed) = (Vec::new(), Vec::new());
         for tensor in self.trace.survivors() {
-            let label = self.trace.tensor(tensor).label.as_ref().filter(|label| {
+            let label = self.trace.tensor(tensor).label.as_deref().filter(|label| {
                 matches!(label.category, Category::Parameter | Category::OptimizerState)
             });
             match label {
@@ -150,7 +150,7 @@ impl<'a> Program<'a> {
                 tensor.status = status(read.last);
                 vec![Instruction::Read(tensor)]
             }
-            Step::Mark(mark) if mark == Step::DRAIN => vec![Instruction::Drain],
+            Step::Mark(_) if step.is_mark(Step::DRAIN) => vec![Instruction::Drain],
             Step::Mark(_) => Vec::new(),
         }
     }

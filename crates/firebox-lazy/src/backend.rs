@@ -4,7 +4,10 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use burn::backend::Autodiff;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::tensor::Tensor;
 use burn_backend::backend::BackendTypes;
 use burn_backend::{Backend, DType, DTypeUsageSet, ExecutionError, TensorData};
@@ -125,8 +128,8 @@ pub trait LazyBackend: Backend<Device = <Self::Base as BackendTypes>::Device> {
     /// The tensor of the decorator below a boolean tensor of this backend.
     fn lazy_bool(tensor: &Self::BoolTensorPrimitive) -> LazyTensor<Self::Base, Bool>;
 
-    /// Lets go of what automatic differentiation still holds of graphs that nobody can run backwards any more.
-    fn forget_graphs(_device: &Self::Device) {}
+    /// Lets go of what automatic differentiation still holds of graphs that nobody can run backwards any more: those of `leaves`.
+    fn forget_graphs(_device: &Self::Device, _leaves: Vec<Self::FloatTensorPrimitive>) {}
 }
 
 impl<B: Backend> LazyBackend for Lazy<B> {
@@ -160,9 +163,44 @@ impl<B: Backend, C: CheckpointStrategy> LazyBackend for Autodiff<Lazy<B>, C> {
         tensor.clone()
     }
 
-    /// burn-autodiff frees such graphs at the end of a backward pass: one is run, on a single number.
-    fn forget_graphs(device: &Self::Device) {
-        let one = Tensor::<Self, 1>::ones([1], device).require_grad();
-        drop(one.backward());
+    /// burn-autodiff frees such branches at the end of a backward pass through their graph: one is run that reaches all `leaves` and
+    /// computes nothing, but for a single number.
+    fn forget_graphs(device: &Self::Device, leaves: Vec<Self::FloatTensorPrimitive>) {
+        let number = Tensor::<Self, 1>::ones([1], device).require_grad().into_primitive().tensor();
+        let value = number.primitive.clone();
+        let join =
+            |left: Self::FloatTensorPrimitive, right: Self::FloatTensorPrimitive| match Nothing
+                .prepare::<C>([left.node, right.node])
+                .compute_bound()
+                .stateful()
+            {
+                OpsKind::Tracked(prepared) => prepared.finish((), value.clone()),
+                OpsKind::UnTracked(prepared) => prepared.finish(value.clone()),
+            };
+        // In pairs, because burn-autodiff recurses as deep as a graph is.
+        let mut nodes = vec![number];
+        nodes.extend(leaves);
+        while nodes.len() > 1 {
+            let mut rest = nodes.into_iter();
+            nodes = std::iter::from_fn(|| {
+                let left = rest.next()?;
+                Some(match rest.next() {
+                    Some(right) => join(left, right),
+                    None => left,
+                })
+            })
+            .collect();
+        }
+        nodes.into_iter().for_each(|root| drop(root.backward()));
     }
+}
+
+/// An operation whose backward pass does nothing.
+#[derive(Debug)]
+struct Nothing;
+
+impl<B: Backend> Backward<B, 2> for Nothing {
+    type State = ();
+
+    fn backward(self, _: Ops<(), 2>, _: &mut Gradients, _: &mut Checkpointer) {}
 }

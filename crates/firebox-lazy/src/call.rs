@@ -8,9 +8,9 @@ use burn_backend::Backend;
 use burn_ir::{
     BaseOperationIr, CustomOpIr, OperationIr, ShapeOpIr, TensorId, TensorIr, TensorStatus,
 };
-use burn_std::{DType, Shape};
-use firebox_trace::{Call, Description, DescriptionIndex, TensorIndex, Use};
+use firebox_trace::{Bytes, Call, Description, DescriptionIndex, TensorIndex, Use};
 use rustc_hash::FxHasher;
+use smallvec::SmallVec;
 
 use crate::describe::{Described, DescriptionClient};
 use crate::forms::{Returned, TensorSlot};
@@ -22,8 +22,8 @@ use crate::tensor::LazyTensor;
 /// A call that is being recorded.
 pub struct CallFrame<B: Backend> {
     name: &'static str,
-    inputs: Vec<Use>,
-    outputs: Vec<TensorIndex>,
+    inputs: SmallVec<[Use; 2]>,
+    outputs: SmallVec<[TensorIndex; 2]>,
     /// The device of the first input.
     pub(crate) device: Option<B::Device>,
     /// The hash of the method, its parameters, and the shapes, element types and owners of its inputs.
@@ -50,8 +50,8 @@ impl<B: Backend> CallFrame<B> {
         name.hash(&mut signature);
         Self {
             name,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
+            inputs: SmallVec::new(),
+            outputs: SmallVec::new(),
             device: None,
             signature,
             looked_up: false,
@@ -210,27 +210,53 @@ impl<B: Backend> CallFrame<B> {
         });
     }
 
-    /// The inputs taken so far, and whether the call owns them.
-    pub(crate) fn inputs(&self) -> Vec<(Form, bool)> {
-        session::<B, _>(|session| self.forms_of_inputs(session))
-    }
-
     fn forms_of_inputs(&self, session: &Session<B>) -> Vec<(Form, bool)> {
         let inputs = self.inputs.iter();
         inputs.map(|input| (session.form(input.tensor), input.last)).collect()
     }
 
-    /// Ends a call of the user's own.
+    /// Ends a call of the user's own, which takes `workspace` while it runs, if that is known.
     pub(crate) fn close_custom(
         self,
-        description: Description,
+        parameters: String,
+        outputs: Vec<Form>,
+        workspace: Option<Bytes>,
         run: impl FnOnce(&mut Values<B>) + Send + 'static,
     ) {
+        self.describe();
         session::<B, _>(|session| {
-            let description = session.share(description);
+            let operation = self.custom(session, &parameters, outputs);
+            let outputs = operation.outputs.iter().map(|output| output.id.value()).collect();
+            let operations = vec![OperationIr::Custom(operation)];
+            let description = session.share(Description { operations, outputs, workspace });
             let Self { name, inputs, outputs, .. } = self;
             session.push_call(Call { name: name.into(), inputs, outputs, description }, run);
         });
+    }
+
+    /// The call as an operation that burn-ir does not have.
+    fn custom(
+        &self,
+        session: &mut Session<B>,
+        parameters: &str,
+        outputs: impl IntoIterator<Item = Form>,
+    ) -> CustomOpIr {
+        let inputs = self.forms_of_inputs(session).into_iter().enumerate();
+        let inputs = inputs.map(|(number, ((shape, dtype), last))| TensorIr {
+            id: TensorId::new(number as u64),
+            shape,
+            status: if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly },
+            dtype,
+        });
+        let outputs = outputs.into_iter().map(|(shape, dtype)| {
+            let id = session.next_local();
+            TensorIr::uninit(id, shape, dtype)
+        });
+        CustomOpIr {
+            id: format!("{}({parameters})", self.name),
+            inputs: inputs.collect(),
+            outputs: outputs.collect(),
+        }
     }
 
     /// Describes a call that burn-ir has no operation for, by the shapes of its results.
@@ -238,33 +264,18 @@ impl<B: Backend> CallFrame<B> {
         &mut self,
         parameters: String,
         device: &B::Device,
-        outputs: [(Shape, DType); N],
+        outputs: [Form; N],
     ) -> [Described<B>; N] {
         self.describe();
-        session::<B, _>(|session| {
-            let status = |last| if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly };
-            let inputs = self.inputs.iter().enumerate().map(|(number, input)| {
-                let info = session.trace.tensor(input.tensor);
-                TensorIr {
-                    id: TensorId::new(number as u64),
-                    shape: info.shape.clone(),
-                    status: status(input.last),
-                    dtype: info.dtype,
-                }
-            });
-            let inputs: Vec<_> = inputs.collect();
-            let outputs = outputs.map(|(shape, dtype)| {
-                let id = session.next_local();
-                TensorIr::uninit(id, shape, dtype)
-            });
-            session.describe(OperationIr::Custom(CustomOpIr {
-                id: format!("{}({parameters})", self.name),
-                inputs,
-                outputs: outputs.to_vec(),
-            }));
-            outputs.map(|ir| {
-                Described::new(ir.id, ir.shape, ir.dtype, DescriptionClient::new(device.clone()))
-            })
+        let outputs = session::<B, _>(|session| {
+            let operation = self.custom(session, &parameters, outputs);
+            let outputs = operation.outputs.clone();
+            session.describe(OperationIr::Custom(operation));
+            outputs
+        });
+        let outputs: [TensorIr; N] = outputs.try_into().expect("as many as were given");
+        outputs.map(|ir| {
+            Described::new(ir.id, ir.shape, ir.dtype, DescriptionClient::new(device.clone()))
         })
     }
 }

@@ -3,9 +3,8 @@
 use std::fmt;
 
 use burn_backend::{Backend, TensorMetadata};
-use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_std::{DType, Shape};
-use firebox_trace::{Bytes, Description, TensorIndex, Use};
+use firebox_trace::{Bytes, TensorIndex, Use};
 
 use crate::call::CallFrame;
 use crate::kind::Kind;
@@ -127,36 +126,13 @@ impl CustomOp {
         let device = frame.device.clone();
         let device =
             device.unwrap_or_else(|| panic!("custom operation `{name}` has an input tensor"));
-        let description = self.describe(frame.inputs(), &forms);
         let (promised, outputs) = O::promise(&mut forms.iter(), &device, &mut frame);
-        frame.close_custom(description, move |values| {
+        let said = forms.clone();
+        frame.close_custom(self.parameters.join(", "), forms, self.workspace, move |values| {
             let plain = run(I::fetch(slots, values));
-            O::store(outputs, plain, name, &mut forms.iter(), values);
+            O::store(outputs, plain, name, &mut said.iter(), values);
         });
         promised
-    }
-
-    fn describe(&self, inputs: Vec<(Form, bool)>, forms: &[Form]) -> Description {
-        let numbers = inputs.len() as u64..;
-        let input = |(number, ((shape, dtype), last)): (usize, (Form, bool))| TensorIr {
-            id: TensorId::new(number as u64),
-            shape,
-            status: if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly },
-            dtype,
-        };
-        let output = |(number, (shape, dtype)): (u64, &Form)| {
-            TensorIr::uninit(TensorId::new(number), shape.clone(), *dtype)
-        };
-        let outputs: Vec<TensorIr> = numbers.zip(forms).map(output).collect();
-        Description {
-            outputs: outputs.iter().map(|output| output.id.value()).collect(),
-            operations: vec![OperationIr::Custom(CustomOpIr {
-                id: format!("{}({})", self.name, self.parameters.join(", ")),
-                inputs: inputs.into_iter().enumerate().map(input).collect(),
-                outputs,
-            })],
-            workspace: self.workspace,
-        }
     }
 }
 
@@ -223,48 +199,39 @@ impl<B: Backend, K: Kind<B>> CustomInputs<B> for LazyTensor<B, K> {
     }
 }
 
-macro_rules! several_inputs {
-    ($container:ident) => {
-        impl<B: Backend, K: Kind<B>> CustomInputs<B> for $container<LazyTensor<B, K>> {
-            type Plain = $container<K::Primitive>;
-            type Slots = $container<Use>;
+impl<B: Backend, K: Kind<B>> CustomInputs<B> for Option<LazyTensor<B, K>> {
+    type Plain = Option<K::Primitive>;
+    type Slots = Option<Use>;
 
-            fn plain(self) -> Self::Plain {
-                self.into_iter().map(LazyTensor::into_inner).collect::<Vec<_>>().into_container()
-            }
+    fn plain(self) -> Self::Plain {
+        self.map(LazyTensor::into_inner)
+    }
 
-            fn take(self, frame: &mut CallFrame<B>) -> Self::Slots {
-                let taken = self.into_iter().map(|tensor| tensor.take(frame));
-                taken.collect::<Vec<_>>().into_container()
-            }
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slots {
+        self.map(|tensor| tensor.take(frame))
+    }
 
-            fn fetch(slots: Self::Slots, values: &mut Values<B>) -> Self::Plain {
-                let fetched = slots.into_iter().map(|slot| K::restore(values.fetch(slot)));
-                fetched.collect::<Vec<_>>().into_container()
-            }
-        }
-    };
-}
-
-/// The container that a list came from.
-trait IntoContainer<C> {
-    fn into_container(self) -> C;
-}
-
-impl<T> IntoContainer<Option<T>> for Vec<T> {
-    fn into_container(mut self) -> Option<T> {
-        self.pop()
+    fn fetch(slot: Self::Slots, values: &mut Values<B>) -> Self::Plain {
+        slot.map(|slot| K::restore(values.fetch(slot)))
     }
 }
 
-impl<T> IntoContainer<Vec<T>> for Vec<T> {
-    fn into_container(self) -> Vec<T> {
-        self
+impl<B: Backend, K: Kind<B>> CustomInputs<B> for Vec<LazyTensor<B, K>> {
+    type Plain = Vec<K::Primitive>;
+    type Slots = Vec<Use>;
+
+    fn plain(self) -> Self::Plain {
+        self.into_iter().map(LazyTensor::into_inner).collect()
+    }
+
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slots {
+        self.into_iter().map(|tensor| tensor.take(frame)).collect()
+    }
+
+    fn fetch(slots: Self::Slots, values: &mut Values<B>) -> Self::Plain {
+        slots.into_iter().map(|slot| K::restore(values.fetch(slot))).collect()
     }
 }
-
-several_inputs!(Option);
-several_inputs!(Vec);
 
 macro_rules! tuples_of_inputs {
     ($(($($name:ident $at:tt),+))*) => {$(

@@ -4,6 +4,7 @@
 //! description, and the shapes of its results, are looked up by its signature instead of being asked for again.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
@@ -17,17 +18,10 @@ use burn_backend::tensor::IndexingUpdateOp;
 use burn_backend::{Distribution, Scalar};
 use burn_ir::OperationIr;
 use burn_std::{BoolDType, DType, FloatDType, IntDType, Shape, Slice};
-use firebox_trace::Description;
+use firebox_trace::{Bytes, Description};
 use rustc_hash::{FxHashMap, FxHasher};
 
-/// What a thread remembers beside the calls of its latest recordings: where each step has other shapes, or a parameter such as a
-/// learning rate is another one each time, most calls do not come again.
-const CAPACITY: usize = 1 << 20;
-
-/// How many recordings are the latest.
-const LATEST: u64 = 16;
-
-/// What a thread remembers at the most, its latest recordings included.
+/// What a thread remembers at the most, its latest recording included.
 const MOST: usize = 32 << 20;
 
 thread_local! {
@@ -35,23 +29,43 @@ thread_local! {
 }
 
 /// The calls that a thread remembers, each with the recording that used it last.
-#[derive(Default)]
 struct Memory {
     calls: FxHashMap<u64, (Arc<Known>, u64)>,
     bytes: usize,
+    /// What is remembered beside the calls of the latest recording: where each step has other shapes, or a parameter such as a
+    /// learning rate is another one each time, most calls do not come again.
+    capacity: usize,
     recordings: u64,
 }
 
+impl Default for Memory {
+    fn default() -> Self {
+        Self { calls: FxHashMap::default(), bytes: 0, capacity: MOST, recordings: 0 }
+    }
+}
+
 impl Memory {
-    /// Forgets what earlier recordings than the latest have used last, if that takes too much.
+    /// Forgets what was not used for longest, if all together takes too much.
     fn begin(&mut self) {
         self.recordings += 1;
-        if self.bytes > CAPACITY {
-            let oldest = self.recordings.saturating_sub(LATEST);
-            self.calls.retain(|_, (_, used)| *used >= oldest);
-            self.calls.shrink_to_fit();
-            self.bytes = self.calls.values().map(|(call, _)| call.bytes()).sum();
+        if self.bytes <= self.capacity {
+            return;
         }
+        let mut bytes: BTreeMap<u64, usize> = BTreeMap::new();
+        for (call, used) in self.calls.values() {
+            *bytes.entry(*used).or_default() += call.bytes();
+        }
+        let mut latest = bytes.into_iter().rev();
+        let (mut oldest, mut kept) = latest.next().unwrap_or_default();
+        for (used, bytes) in latest {
+            if kept + bytes > self.capacity {
+                break;
+            }
+            (oldest, kept) = (used, kept + bytes);
+        }
+        self.calls.retain(|_, (_, used)| *used >= oldest);
+        self.calls.shrink_to_fit();
+        self.bytes = kept;
     }
 
     fn find(&mut self, signature: u64) -> Option<Arc<Known>> {
@@ -93,6 +107,12 @@ impl Known {
             + self.description.operations.len() * size_of::<OperationIr>()
             + shapes * (size_of::<(Form, bool)>() + 64)
     }
+}
+
+/// Lets this thread remember no more than so much of the calls of its recordings, or those of the latest one. Default: 32 MiB.
+pub fn remember_calls_within(bytes: Bytes) {
+    let capacity = usize::try_from(bytes.get()).unwrap_or(usize::MAX).min(MOST);
+    MEMORY.with_borrow_mut(|memory| memory.capacity = capacity);
 }
 
 /// Begins a recording of this thread.
@@ -222,7 +242,8 @@ mod tests {
 
     #[test]
     fn calls_that_do_not_come_again_are_forgotten_and_those_of_the_latest_steps_are_not() {
-        let mut memory = Memory::default();
+        let capacity = 100 * call(1).bytes();
+        let mut memory = Memory { capacity, ..Memory::default() };
         let mut made = 0;
         for _ in 0..2000 {
             memory.begin();
@@ -239,8 +260,9 @@ mod tests {
             }
         }
         assert_eq!(made, 4, "what every step does is remembered");
-        let latest = LATEST as usize * 24 * call(1).bytes();
-        assert!(memory.bytes <= CAPACITY + latest, "{} of {CAPACITY}", memory.bytes);
+        let latest = 20 * call(1).bytes();
+        assert!(memory.bytes <= capacity + latest, "{} of {capacity}", memory.bytes);
+        assert!(memory.bytes > capacity / 2, "{} of {capacity}", memory.bytes);
         let bytes: usize = memory.calls.values().map(|(call, _)| call.bytes()).sum();
         assert_eq!(memory.bytes, bytes);
     }

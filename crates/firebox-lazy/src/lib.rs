@@ -10,9 +10,11 @@ mod handover;
 mod inputs;
 mod kind;
 mod known;
+mod limits;
 mod loaders;
 mod module;
 mod ops;
+mod progress;
 mod recording;
 mod session;
 mod states;
@@ -26,12 +28,14 @@ pub use draws::fixed_draw;
 pub use handover::TrainingGuard;
 pub use inputs::Input;
 pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
-pub use known::forget_calls;
+pub use known::{forget_calls, remember_calls_within};
+pub use limits::{HOST_BYTES_PER_CALL, host_bytes_of_descriptions, host_bytes_of_rehearsal};
 pub use loaders::{LoaderGate, LoaderGuard, loader_streams};
-pub use module::{Rehearsal, initialize, is_rehearsal, rehearse, rehearsing, restore};
+pub use module::{
+    Rehearsal, forget_graphs, initialize, is_rehearsal, rehearse, rehearsing, restore,
+};
 pub use recording::{
-    Discarded, HOST_BYTES_PER_CALL, RecordError, Recorder, Recording, Survivor,
-    host_bytes_of_descriptions, index_in_trace, label, mark,
+    Discarded, RecordError, Recorder, Recording, Survivor, index_in_trace, label, mark,
 };
 pub use session::is_recording;
 pub use states::{HiddenState, HiddenStates, SavedStates};

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use burn_backend::StreamId;
 use firebox_trace::Bytes;
 
+use crate::progress;
 use crate::streams::{current_worker, on_stream, stream_of_worker};
 use crate::threads;
 
@@ -19,12 +20,18 @@ use crate::threads;
 /// arrived already while it has not woken up; a wait this long says that without them there will be none.
 const PATIENCE: Duration = Duration::from_millis(20);
 
+/// How long a program that is being recorded may stand still before loader threads go on: it may wait for one of them.
+const STANDSTILL: Duration = Duration::from_millis(250);
+
 /// The gate that loader threads pass when they make a tensor from nothing.
 ///
 /// A loader thread is any with the name `dataloader-<worker>`. What counts are the tensors of [`Lazy`](crate::Lazy) that
 /// such a thread made and that are alive, wherever they are: in the making, in the loader's queue, with the training
 /// thread. A view counts like a tensor of its own, so that the count may be too high. What other threads compute of
 /// them does not count, even where it shares their memory.
+///
+/// A thread that is held back goes on where a step that is being recorded makes no call for a quarter of a second: the step may wait
+/// for it, as one does that pulls from a loader of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct LoaderGate;
 
@@ -226,15 +233,22 @@ fn state() -> MutexGuard<'static, State> {
 /// Waits until the worker may make a tensor.
 fn pass(worker: u16) {
     let mut state = state();
+    let mut seen = (progress::calls(), Instant::now());
     loop {
-        state = match state.verdict(worker, Instant::now()) {
+        let time = match state.verdict(worker, Instant::now()) {
             Verdict::Pass => return,
-            Verdict::Wait => CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Verdict::WaitFor(time) => {
-                let woken = CHANGED.wait_timeout(state, time);
-                woken.unwrap_or_else(PoisonError::into_inner).0
-            }
+            Verdict::Wait => STANDSTILL,
+            Verdict::WaitFor(time) => time,
         };
+        let woken = CHANGED.wait_timeout(state, time);
+        state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        let calls = progress::calls();
+        if calls != seen.0 {
+            seen = (calls, Instant::now());
+        } else if calls.is_some() && seen.1.elapsed() >= STANDSTILL {
+            log::debug!("loader thread {worker} goes on: the step may wait for it");
+            return;
+        }
     }
 }
 
@@ -242,7 +256,7 @@ fn pass(worker: u16) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Pass,
-    /// Not before something changes.
+    /// Not before something changes, or the step that is recorded stands still.
     Wait,
     /// When nothing changes for so long.
     WaitFor(Duration),

@@ -50,6 +50,43 @@ pub fn initialize<B: Backend, M: Module<B>>(module: &M) {
     module.visit(&mut Initialize);
 }
 
+/// Lets go of the graphs of a module that nobody can run backwards any more.
+///
+/// A forward pass whose result is detached, or is never used in a loss, leaves its activations with automatic differentiation, which
+/// frees them at the next backward pass that reaches the same parameters: where none does, as with a frozen encoder or the generator
+/// while a discriminator learns, every step adds to them. The Learner does this after each micro-step; a loop of one's own does it
+/// where such a forward pass has ended. It computes nothing, and graphs that are still held somewhere stay.
+///
+/// ```
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::Tensor;
+/// use firebox_lazy::{Lazy, forget_graphs};
+///
+/// type B = Autodiff<Lazy<Flex>>;
+/// let device = Default::default();
+/// let encoder: Linear<B> = LinearConfig::new(4, 4).init(&device);
+/// let features: Tensor<B, 2> = encoder.forward(Tensor::ones([2, 4], &device)).detach();
+/// forget_graphs::<B, _>(&encoder);
+/// # drop(features);
+/// ```
+pub fn forget_graphs<B: LazyBackend, M: Module<B>>(module: &M) {
+    struct Leaves<B: Backend>(Vec<B::FloatTensorPrimitive>);
+
+    impl<B: Backend> ModuleVisitor<B> for Leaves<B> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if param.is_require_grad() {
+                self.0.push(param.val().into_primitive().tensor());
+            }
+        }
+    }
+
+    let Some(device) = module.devices().into_iter().next() else { return };
+    let mut leaves = Leaves::<B>(Vec::new());
+    module.visit(&mut leaves);
+    B::forget_graphs(&device, leaves.0);
+}
+
 /// Records what `program` does with `module`, and discards it.
 ///
 /// Afterwards the module's parameters and running statistics, and the backend's random state, are bit for bit what
@@ -95,8 +132,9 @@ pub fn rehearse<B: LazyBackend, M: Module<B>>(
     let recorded = catch_unwind(AssertUnwindSafe(|| recorder.record::<B::Base, _>(program)));
     states.restore();
     let replaced = restore(module, snapshot)?;
+    // Not through the module's own leaves: a backward pass takes those that it reaches out of burn's graph.
     if let Some(device) = module.devices().first() {
-        B::forget_graphs(device);
+        B::forget_graphs(device, Vec::new());
     }
     match recorded {
         Ok(recording) => {
@@ -115,7 +153,8 @@ thread_local! {
 /// split. For steps with effects on the host, such as counters and logs.
 ///
 /// A micro-batch that turns out too large, as a longer sequence may, is recorded as a step that is learned from, then halved, and its
-/// parts are steps as well: that cannot be known before.
+/// parts are steps as well: that cannot be known before. Where a step reads a value that cannot be computed within the budget, it gets
+/// zeros from then on, and this is true: its micro-batch will be halved.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -132,6 +171,19 @@ pub fn is_rehearsal() -> bool {
 
 /// Runs `program` as what nothing is learned from.
 pub fn rehearsing<R>(program: impl FnOnce() -> R) -> R {
+    rehearsing_as_before(|| {
+        nothing_is_learned();
+        program()
+    })
+}
+
+/// From now on nothing is learned from what runs on this thread.
+pub(crate) fn nothing_is_learned() {
+    REHEARSES.set(true);
+}
+
+/// Runs `program`, after which what is learned from is learned from again, whatever it said.
+pub(crate) fn rehearsing_as_before<R>(program: impl FnOnce() -> R) -> R {
     struct Before(bool);
 
     impl Drop for Before {
@@ -140,7 +192,7 @@ pub fn rehearsing<R>(program: impl FnOnce() -> R) -> R {
         }
     }
 
-    let _before = Before(REHEARSES.replace(true));
+    let _before = Before(REHEARSES.get());
     program()
 }
 

@@ -6,30 +6,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use burn_backend::{Backend, TensorData};
-use burn_ir::OperationIr;
 use burn_std::{DType, Shape};
-use firebox_trace::{
-    Bytes, Category, Description, Label, OpIndex, Origin, Step, TensorIndex, Trace,
-};
+use firebox_trace::{Bytes, Category, Label, OpIndex, Origin, Step, TensorIndex, Trace};
 
 use crate::draws::Draws;
 use crate::inputs::{Input, Rows};
 use crate::kind::Kind;
+use crate::limits::{ReadLimit, Refused};
+use crate::module::rehearsing_as_before;
+use crate::progress;
 use crate::session::{self, Session};
 use crate::tensor::{LazyTensor, Stage};
-
-/// What a recorded call takes on the host until its recording has run: its place in the trace and in the program, and
-/// the bookkeeping of its result. Measured on 64-bit Linux with the LSTM of `tests/memory`, rounded up.
-pub const HOST_BYTES_PER_CALL: Bytes = Bytes::new(576);
-
-/// What the descriptions of `trace` take on the host: in the trace, and in the memory of its thread, which keeps them for
-/// the next step.
-pub fn host_bytes_of_descriptions(trace: &Trace) -> Bytes {
-    const REST: usize = 512;
-    let operations = |description: &Description| description.operations.len();
-    let bytes = |count: usize| 2 * (count * size_of::<OperationIr>() + REST) as u64;
-    Bytes::new(trace.descriptions.iter().map(operations).map(bytes).sum())
-}
 
 /// Records operations of [`Lazy<B>`](crate::Lazy) on the calling thread.
 ///
@@ -49,6 +36,8 @@ pub fn host_bytes_of_descriptions(trace: &Trace) -> Bytes {
 #[derive(Clone, Debug, Default)]
 pub struct Recorder {
     pub(crate) read_limit: Option<ReadLimit>,
+    /// What the recording itself may take of the host's memory.
+    pub(crate) host_limit: Option<Bytes>,
     pub(crate) draws: Draws,
     /// The rows that stand for those of tensors that exist before, by the number of the tensor.
     pub(crate) rows: Option<Arc<Rows>>,
@@ -56,30 +45,12 @@ pub struct Recorder {
     pub(crate) keeps_uploads: bool,
     /// Whether every read is refused.
     pub(crate) refuse_reads: bool,
+    /// Whether this is no step, so that what is remembered of steps grows no older.
+    pub(crate) glances: bool,
     /// Whether what is recorded will certainly not run, so that it need not be kept.
     pub(crate) never_runs: bool,
     /// Whether tensors that another recording promised may be used: what is computed on them is never run.
     pub(crate) salvage: bool,
-}
-
-/// What a read inside a recording may cost: see [`Recorder::limit_reads`].
-#[derive(Clone)]
-pub(crate) struct ReadLimit {
-    pub(crate) budget: Bytes,
-    pub(crate) footprint: Arc<dyn Fn(&Trace) -> Bytes + Send + Sync>,
-}
-
-impl fmt::Debug for ReadLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadLimit").field("budget", &self.budget).finish_non_exhaustive()
-    }
-}
-
-/// The payload with which a refused read unwinds to [`Recorder::record`].
-pub(crate) struct ReadRefused {
-    pub(crate) at: OpIndex,
-    pub(crate) needed: Bytes,
-    pub(crate) budget: Bytes,
 }
 
 /// Why nothing was recorded.
@@ -104,6 +75,19 @@ pub enum RecordError {
         /// The limit.
         budget: Bytes,
     },
+    /// Writing the program down takes more of the host's memory than it may: see [`Recorder::limit_host`].
+    #[error(
+        "writing down the first {calls} operations of the step, with the tensors that they begin with, takes {needed} of the \
+         host's memory, more than {budget}: take a larger budget, or a shorter step, such as one of shorter sequences"
+    )]
+    TooLong {
+        /// The operations so far.
+        calls: usize,
+        /// What they take.
+        needed: Bytes,
+        /// The limit.
+        budget: Bytes,
+    },
 }
 
 impl Recorder {
@@ -120,7 +104,10 @@ impl Recorder {
     /// Refuses a read whose prefix has a footprint above `budget`. Default: no limit.
     ///
     /// A value that is read inside a recording forces all steps before it to run. `footprint` gives the bytes that
-    /// a trace needs.
+    /// a trace needs. Where a read is refused, it gives zeros, so that a program that holds a lock there is not unwound through it;
+    /// so does every later one, [`is_rehearsal`](crate::is_rehearsal) is true, and the recording is an error once the program is done.
+    /// A program that reads 64 times more, as one that waits for another value, is unwound, and so is one that asks for the positions
+    /// of non-zero elements, whose number is not known.
     pub fn limit_reads(
         mut self,
         budget: Bytes,
@@ -130,10 +117,22 @@ impl Recorder {
         self
     }
 
+    /// Refuses to write down more than `budget` of the host's memory holds, the tensors that the program begins with included.
+    pub fn limit_host(mut self, budget: Bytes) -> Self {
+        self.host_limit = Some(budget);
+        self
+    }
+
     /// Refuses every read. [`rehearse`](crate::rehearse) then keeps no program, which could not run anyway.
     pub fn refuse_reads(mut self) -> Self {
         self.refuse_reads = true;
         self.limit_reads(Bytes::ZERO, |_| Bytes::MAX)
+    }
+
+    /// Records only to look at something, such as the shapes of a batch: what is remembered of the calls of steps grows no older by it.
+    pub fn glance(mut self) -> Self {
+        self.glances = true;
+        self.refuse_reads()
     }
 
     /// Whether every read is refused, so that nothing of what is recorded runs.
@@ -176,7 +175,8 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// [`RecordError::Nested`] inside another recording, [`RecordError::ReadTooLarge`] where a read is refused.
+    /// [`RecordError::Nested`] inside another recording, [`RecordError::ReadTooLarge`] where a read is refused,
+    /// [`RecordError::TooLong`] where the recording itself is.
     ///
     /// # Panics
     ///
@@ -189,8 +189,14 @@ impl Recorder {
             return Err(RecordError::Nested);
         }
         session::install(Session::<B>::new(self));
-        let result = catch_unwind(AssertUnwindSafe(program));
+        let program = || progress::recording(program);
+        let result = rehearsing_as_before(|| catch_unwind(AssertUnwindSafe(program)));
         let session = session::take::<B>();
+        // What a program does behind a read that was refused, a panic included, says nothing.
+        if let Some(refused) = session.refused.clone() {
+            session.end(Stage::Failed);
+            return Err(refused);
+        }
         match result {
             Ok(result) => {
                 session.end(Stage::Recorded);
@@ -198,11 +204,8 @@ impl Recorder {
             }
             Err(panic) => {
                 session.end(Stage::Failed);
-                match panic.downcast::<ReadRefused>() {
-                    Ok(refused) => {
-                        let ReadRefused { at, needed, budget } = *refused;
-                        Err(RecordError::ReadTooLarge { at, needed, budget })
-                    }
+                match panic.downcast::<Refused>() {
+                    Ok(refused) => Err(refused.0),
                     Err(panic) => resume_unwind(panic),
                 }
             }

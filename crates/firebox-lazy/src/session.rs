@@ -15,16 +15,18 @@ use burn_ir::{OperationIr, TensorId};
 use burn_std::{DType, Shape};
 use firebox_trace::{
     Bytes, Call, Description, DescriptionIndex, Label, OpIndex, Origin, Step, TensorIndex,
-    TensorInfo, Trace, Use,
+    TensorInfo, TensorType, Trace, Use,
 };
-use rustc_hash::{FxHashMap, FxHasher};
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::draws::Generator;
 use crate::handover::TrainingTurn;
 use crate::inputs::{Rows, select_rows};
 use crate::kind::{Kind, Value};
 use crate::known::{self, Form, Known};
-use crate::recording::{ReadLimit, ReadRefused, Recorder};
+use crate::limits::{ReadLimit, push};
+use crate::progress;
+use crate::recording::{RecordError, Recorder};
 use crate::tensor::{LazyTensor, Settle, Stage, Ticket};
 
 thread_local! {
@@ -131,6 +133,8 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) id: u64,
     pub(crate) ticket: Arc<Ticket>,
     pub(crate) trace: Trace,
+    /// The types of its tensors.
+    types: FxHashSet<Arc<TensorType>>,
     /// What to do, each with the step of the trace that it belongs to.
     program: Vec<(OpIndex, Instruction<B>)>,
     pub(crate) values: Values<B>,
@@ -146,7 +150,14 @@ pub(crate) struct Session<B: Backend> {
     known: FxHashMap<u64, Vec<DescriptionIndex>>,
     /// The same for calls that were made before, by their signatures.
     known_calls: FxHashMap<u64, (DescriptionIndex, Arc<Known>)>,
-    read_limit: Option<ReadLimit>,
+    pub(crate) read_limit: Option<ReadLimit>,
+    /// Why what was recorded must not run, and how many reads were refused for it.
+    pub(crate) refused: Option<RecordError>,
+    pub(crate) refusals: usize,
+    pub(crate) host_limit: Option<Bytes>,
+    /// The calls so far, and the bytes of the tensors that existed before.
+    pub(crate) calls: usize,
+    pub(crate) existing: Bytes,
     /// Whether the program will never run: it is not kept then.
     never_runs: bool,
     salvage: bool,
@@ -159,12 +170,15 @@ pub(crate) struct Session<B: Backend> {
 
 impl<B: Backend> Session<B> {
     pub(crate) fn new(options: &Recorder) -> Self {
-        known::begin();
+        if !options.glances {
+            known::begin();
+        }
         let substitute = Generator::of(options.draws);
         Self {
             id: NEXT_SESSION.fetch_add(1, Ordering::Relaxed),
             ticket: Ticket::new(),
             trace: Trace::default(),
+            types: FxHashSet::default(),
             program: Vec::new(),
             values: Values { values: Vec::new(), substitute },
             met: FxHashMap::default(),
@@ -174,6 +188,11 @@ impl<B: Backend> Session<B> {
             known: FxHashMap::default(),
             known_calls: FxHashMap::default(),
             read_limit: options.read_limit.clone(),
+            refused: None,
+            refusals: 0,
+            host_limit: options.host_limit,
+            calls: 0,
+            existing: Bytes::ZERO,
             never_runs: options.never_runs,
             salvage: options.salvage,
             rows: options.rows.clone(),
@@ -184,9 +203,15 @@ impl<B: Backend> Session<B> {
 
     fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
         let index = TensorIndex(self.trace.tensors.len() as u32);
-        self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None, worker: None });
-        self.values.values.push(None);
-        self.born.push(None);
+        let ty = TensorType { shape, dtype };
+        let ty = self.types.get(&ty).cloned().unwrap_or_else(|| {
+            let new = Arc::new(ty);
+            self.types.insert(new.clone());
+            new
+        });
+        push(&mut self.trace.tensors, TensorInfo::new(ty, origin));
+        push(&mut self.values.values, None);
+        push(&mut self.born, None);
         index
     }
 
@@ -199,7 +224,9 @@ impl<B: Backend> Session<B> {
             return *index;
         }
         let index = self.add(tensor.shape(), tensor.dtype(), Origin::Existing);
-        self.trace.tensors[index.0 as usize].worker = tensor.worker();
+        let info = &mut self.trace.tensors[index.0 as usize];
+        info.worker = tensor.worker();
+        self.existing += info.bytes();
         if !(self.salvage && tensor.is_promise()) {
             let value = K::erase(tensor.ready().clone());
             let rows = self.rows.as_ref().and_then(|rows| rows.get(&tensor.node.id()));
@@ -343,7 +370,9 @@ impl<B: Backend> Session<B> {
         run: impl FnOnce(&mut Values<B>) + Send + 'static,
     ) {
         self.instruct(Instruction::Run(Box::new(run)));
-        self.trace.steps.push(Step::Call(call));
+        push(&mut self.trace.steps, Step::Call(Box::new(call)));
+        progress::tick();
+        self.refuse_long_recording();
     }
 
     /// Appends work that makes no tensor, such as seeding.
@@ -376,32 +405,8 @@ impl<B: Backend> Session<B> {
         self.instruct(Instruction::Run(Box::new(move |values| {
             values.store(output, K::erase(make(data, &device)));
         })));
-        self.trace.steps.push(Step::Upload { output, host });
+        push(&mut self.trace.steps, Step::Upload { output, host });
         tensor
-    }
-
-    /// Reads a tensor of the session: runs what has been recorded so far.
-    pub(crate) fn read<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> K::Primitive {
-        self.refuse_large_prefix();
-        self.run();
-        let used = self.take(tensor);
-        self.trace.steps.push(Step::Read(used));
-        K::restore(self.values.fetch(used))
-    }
-
-    fn refuse_large_prefix(&self) {
-        if let Some(limit) = &self.read_limit {
-            let needed = (limit.footprint)(&self.trace);
-            if needed > limit.budget {
-                // Unwinds to `Recorder::record`, which turns it into an error; not through the panic hook, since
-                // nothing is wrong with the program.
-                std::panic::resume_unwind(Box::new(ReadRefused {
-                    at: OpIndex(self.trace.steps.len() as u32),
-                    needed,
-                    budget: limit.budget,
-                }));
-            }
-        }
     }
 
     /// Appends the end of a tensor. Those that are freed in a row are put into the order in which they were made: burn keeps
@@ -409,7 +414,7 @@ impl<B: Backend> Session<B> {
     fn free(&mut self, tensor: TensorIndex) {
         self.born[tensor.0 as usize] = None;
         self.instruct(Instruction::Free(tensor));
-        self.trace.steps.push(Step::Free(tensor));
+        push(&mut self.trace.steps, Step::Free(tensor));
         let steps = &mut self.trace.steps;
         let before = steps[..steps.len() - 1].iter().rev();
         let mut later =
@@ -461,16 +466,17 @@ impl<B: Backend> Session<B> {
     pub(crate) fn survivors(&self) -> Vec<TensorIndex> {
         let is_held = |waiting: &Weak<dyn Settle<B>>| waiting.strong_count() > 0;
         let born = self.born.iter().enumerate();
-        let held = born.filter(|(_, waiting)| waiting.as_ref().is_some_and(is_held));
-        held.map(|(index, _)| TensorIndex(index as u32)).collect()
+        born.filter(|(_, waiting)| waiting.as_ref().is_some_and(is_held))
+            .map(|(index, _)| TensorIndex(index as u32))
+            .collect()
     }
 
     pub(crate) fn label(&mut self, tensor: TensorIndex, label: Label) {
-        self.trace.tensors[tensor.0 as usize].label = Some(label);
+        self.trace.tensors[tensor.0 as usize].label = Some(label.into());
     }
 
     pub(crate) fn mark(&mut self, text: String) {
-        self.trace.steps.push(Step::Mark(text));
+        push(&mut self.trace.steps, Step::Mark(text.into()));
     }
 
     pub(crate) fn end(&self, stage: Stage) {
@@ -478,12 +484,12 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// The value of a tensor; inside a recording, a tensor of that recording is computed now.
-pub(crate) fn read<B: Backend, K: Kind<B>>(tensor: LazyTensor<B, K>) -> K::Primitive {
+/// The value of a tensor; inside a recording, a tensor of that recording is computed now, unless that is refused.
+pub(crate) fn read<B: Backend, K: Kind<B>>(tensor: LazyTensor<B, K>) -> Option<K::Primitive> {
     let id = CURRENT.get();
     if id != 0 && tensor.is_promise() && tensor.node.index_in(id).is_some() {
         with::<B, _>(|session| session.read(tensor)).expect("the tensor belongs to the session")
     } else {
-        tensor.into_inner()
+        Some(tensor.into_inner())
     }
 }

@@ -67,11 +67,18 @@ impl DoesNotFit {
 
     /// What would help: to do without what lives beside the step, if that is enough, or less of what holds the most.
     pub fn remedy(&self) -> Remedy {
-        let beside =
-            [(Role::Loaders, Remedy::FewerWorkers), (Role::Checkpoint, Remedy::NoCheckpoints)];
-        let is_enough = |role| self.need.held_by(role) >= self.missing();
-        let enough = beside.into_iter().find(|(role, _)| is_enough(*role));
-        enough.map_or_else(|| Remedy::of(&self.need), |(_, remedy)| remedy)
+        self.beside().map_or_else(|| Remedy::of(&self.need), |(_, remedy)| remedy)
+    }
+
+    /// What lives beside the step and is enough to do without.
+    fn beside(&self) -> Option<(&Holding, Remedy)> {
+        let enough = self.need.holdings.iter().filter(|held| held.bytes >= self.missing());
+        let mut enough = enough.filter_map(|held| match held.role {
+            Role::Loaders => Some((held, Remedy::FewerWorkers)),
+            Role::Checkpoint => Some((held, Remedy::NoCheckpoints)),
+            _ => None,
+        });
+        enough.next()
     }
 }
 
@@ -86,19 +93,11 @@ impl fmt::Display for DoesNotFit {
         if let Some(Holding { label, bytes, .. }) = self.largest() {
             write!(f, ", and the largest part is {label} with {bytes}")?;
         }
-        let remedy = self.remedy();
-        let role = match remedy {
-            Remedy::FewerWorkers => Some(Role::Loaders),
-            Remedy::NoCheckpoints => Some(Role::Checkpoint),
-            _ => None,
-        };
-        let of_role = |held: &&Holding| Some(held.role) == role;
-        let is_named = |held: &&Holding| self.largest().is_some_and(|largest| largest == *held);
-        let beside = self.need.holdings.iter().find(of_role).filter(|held| !is_named(held));
-        if let Some(Holding { label, bytes, .. }) = beside {
+        let beside = self.beside().map(|(held, _)| held);
+        if let Some(Holding { label, bytes, .. }) = beside.filter(|_| beside != self.largest()) {
             write!(f, ", with {bytes} for {label}")?;
         }
-        write!(f, ": {remedy}")
+        write!(f, ": {}", self.remedy())
     }
 }
 

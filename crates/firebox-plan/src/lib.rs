@@ -3,7 +3,7 @@
 //! The third station on the way of one batch: the step is recorded, its footprint is known, and here it is decided in
 //! how many pieces the batch is run. The crate knows no backend, no model and no device: footprints come in through
 //! a function, the names of those who hold the memory come in as data, and the answer is plain data too. The only
-//! file that looks at the machine is `host_memory.rs`.
+//! files that look at the machine are `host_memory.rs` and `resident.rs`.
 //!
 //! A batch of 100 images, 2 GiB for the model and its optimizer, 200 MiB per image, and a card of 8 GiB of which
 //! 90 % may be used:
@@ -42,6 +42,7 @@ mod limits;
 mod need;
 mod options;
 mod planner;
+mod resident;
 
 mod answers;
 mod ladder;
@@ -60,4 +61,5 @@ pub use need::{Accumulating, Holding, Need, Oversized, Role};
 pub use options::{Cliffs, PlanOptions, Probing, Sizing};
 pub use outcome::{Answer, Plan};
 pub use planner::{plan, plan_at_once};
+pub use resident::Resident;
 pub use split::Split;

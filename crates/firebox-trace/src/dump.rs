@@ -12,15 +12,14 @@ impl fmt::Display for Trace {
     ///
     /// ```
     /// use burn_std::{DType, Shape};
-    /// use firebox_trace::{Category, Label, Origin, Step, TensorIndex, TensorInfo, Trace, Use};
-    ///
-    /// let weight = TensorInfo {
-    ///     shape: Shape::new([2, 3]),
-    ///     dtype: DType::F32,
-    ///     origin: Origin::Existing,
-    ///     label: Some(Label { category: Category::Parameter, name: "linear.weight".into() }),
-    ///     worker: None,
+    /// use firebox_trace::{
+    ///     Category, Label, Origin, Step, TensorIndex, TensorInfo, TensorType, Trace, Use,
     /// };
+    ///
+    /// let ty = TensorType { shape: Shape::new([2, 3]), dtype: DType::F32 };
+    /// let mut weight = TensorInfo::new(ty.into(), Origin::Existing);
+    /// let label = Label { category: Category::Parameter, name: "linear.weight".into() };
+    /// weight.label = Some(label.into());
     /// let read = Step::Read(Use { tensor: TensorIndex(0), last: true });
     /// let trace = Trace { tensors: vec![weight], steps: vec![read], ..Trace::default() };
     /// assert_eq!(trace.to_string(), "%0 [2, 3] f32 (parameters: linear.weight)\n#0 read %0!\n");
@@ -91,7 +90,8 @@ impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let described = |tensor| Described { trace: self.trace, tensor };
         match self.step {
-            Step::Call(Call { name, inputs, outputs, .. }) => {
+            Step::Call(call) => {
+                let Call { name, inputs, outputs, .. } = &**call;
                 write!(f, "{name}")?;
                 for input in inputs {
                     write!(f, " {}", Argument(*input))?;

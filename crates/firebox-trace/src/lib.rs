@@ -16,5 +16,5 @@ pub use quantity::{Bytes, Items, OpIndex, ParseBytesError};
 pub use structure::StructuralHash;
 pub use trace::{
     Call, Category, Description, DescriptionIndex, Label, Origin, Step, TensorIndex, TensorInfo,
-    Trace, TraceError, Use,
+    TensorType, Trace, TraceError, Use,
 };

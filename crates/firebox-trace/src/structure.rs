@@ -2,11 +2,18 @@
 
 use std::hash::{Hash, Hasher};
 
+use burn_ir::{BaseOperationIr, OperationIr, TensorIr};
+use burn_std::Slice;
+
 use crate::{Description, Step, Trace};
+
+/// Two to this power is the coarsest alignment of a buffer on any target, in bytes.
+const ALIGNMENT: u32 = 9;
 
 /// The structural hash of a trace: equal for the same calls on the same shapes and element types in the same order
 /// with the same lifetimes, whatever the values of tensors and scalars, whatever the order of tensors that are freed
-/// between two calls, and whichever loader threads made the tensors that existed before.
+/// between two calls, and whichever loader threads made the tensors that existed before. Where a slice begins and ends counts as far
+/// as powers of two divide it: on some targets a slice whose ends are aligned is a view, and any other a new buffer.
 ///
 /// Two steps of the same model on micro-batches of the same size have the same hash although their learning rate
 /// differs; another size, another branch or another module has another hash. The hash is stable within one build
@@ -78,12 +85,36 @@ impl Trace {
 /// The hash of a description: its operations, and which of their results are the call's.
 fn structure_of(description: &Description) -> u64 {
     let mut hasher = StructureHasher::default();
-    description.operations.hash(&mut hasher);
+    for operation in &description.operations {
+        use BaseOperationIr::{Slice, SliceAssign};
+        use OperationIr::{BaseBool, BaseFloat, BaseInt};
+        match operation {
+            BaseBool(Slice(slice)) | BaseFloat(Slice(slice)) | BaseInt(Slice(slice)) => {
+                hasher.mix(5);
+                slice.out.hash(&mut hasher);
+                hasher.ranges(&slice.tensor, &slice.ranges);
+            }
+            BaseBool(SliceAssign(slice))
+            | BaseFloat(SliceAssign(slice))
+            | BaseInt(SliceAssign(slice)) => {
+                hasher.mix(6);
+                slice.value.hash(&mut hasher);
+                hasher.ranges(&slice.tensor, &slice.ranges);
+            }
+            other => other.hash(&mut hasher),
+        }
+    }
     description.outputs.iter().for_each(|output| hasher.mix(*output));
     if let Some(workspace) = description.workspace {
         hasher.mix(workspace.get());
     }
     hasher.finish()
+}
+
+/// How far an offset in bytes is aligned. None at all is more than that: a view from the start of its buffer is written in place.
+fn alignment(offset: isize) -> u64 {
+    let none = u64::from(ALIGNMENT) + 1;
+    if offset == 0 { none } else { offset.trailing_zeros().min(ALIGNMENT).into() }
 }
 
 /// A hasher that skips 64-bit words.
@@ -97,6 +128,33 @@ struct StructureHasher(u64);
 impl StructureHasher {
     fn mix(&mut self, word: u64) {
         self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x51_7c_c1_b7_27_22_0a_95);
+    }
+
+    /// Takes up what tells ranges of a tensor apart whose lengths are known: how far each of their ends is aligned, and how far all of
+    /// them together are in a tensor that is contiguous. (In one that is not, the ends of several dimensions may add up to a number
+    /// that is aligned further.)
+    fn ranges(&mut self, tensor: &TensorIr, ranges: &[Slice]) {
+        tensor.hash(self);
+        let mut ends = [0; 2];
+        let strides = tensor.shape.iter().rev().scan(tensor.dtype.size(), |stride, size| {
+            let this = *stride;
+            *stride *= size;
+            Some(this)
+        });
+        let strides: Vec<usize> = strides.collect();
+        let dimensions = tensor.shape.iter().zip(strides.iter().rev());
+        for (range, (size, stride)) in ranges.iter().zip(dimensions) {
+            let from_start = |end: isize| if end < 0 { end + *size as isize } else { end };
+            let start = from_start(range.start);
+            let rest = *size as isize - range.end.map_or(*size as isize, from_start);
+            for (sum, end) in ends.iter_mut().zip([start, rest]) {
+                let bytes = end * tensor.dtype.size() as isize;
+                self.mix(alignment(bytes));
+                *sum += end * *stride as isize;
+            }
+            self.write_isize(range.step);
+        }
+        ends.iter().for_each(|sum| self.mix(alignment(*sum)));
     }
 
     /// Takes up the sum over the tensors that were freed since the last other step, if there were any.

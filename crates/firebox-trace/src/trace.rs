@@ -5,10 +5,13 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
 
 use burn_ir::OperationIr;
 use burn_std::{DType, Shape};
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::{Bytes, OpIndex};
 
@@ -97,24 +100,45 @@ pub enum Origin {
     Made(OpIndex),
 }
 
-/// A tensor of a trace.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TensorInfo {
+/// The dimensions and the element type of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TensorType {
     /// Its dimensions.
     pub shape: Shape,
     /// Its element type.
     pub dtype: DType,
+}
+
+/// A tensor of a trace. Its shape and element type are read as if they were fields of its own; tensors share them, because a trace
+/// has many tensors of few types.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorInfo {
+    /// Its dimensions and its element type.
+    pub ty: Arc<TensorType>,
     /// Where it comes from.
     pub origin: Origin,
     /// What it is for, where the recorder was told.
-    pub label: Option<Label>,
+    pub label: Option<Box<Label>>,
     /// The loader thread on whose stream an existing tensor lies, and so in whose pools. `None` for the stream of the
-    /// program itself, and in traces that were saved before there was this field.
+    /// program itself.
     #[serde(default)]
     pub worker: Option<u16>,
 }
 
+impl Deref for TensorInfo {
+    type Target = TensorType;
+
+    fn deref(&self) -> &TensorType {
+        &self.ty
+    }
+}
+
 impl TensorInfo {
+    /// A tensor of the program's own stream, without a label.
+    pub fn new(ty: Arc<TensorType>, origin: Origin) -> Self {
+        Self { ty, origin, label: None, worker: None }
+    }
+
     /// The size of its elements. Excludes what an allocator adds.
     pub fn bytes(&self) -> Bytes {
         Bytes::of_elements(&self.shape, self.dtype)
@@ -156,9 +180,9 @@ pub struct Call {
     /// The method of burn's backend traits that was called, such as `float_matmul` or `softmax`.
     pub name: Cow<'static, str>,
     /// The tensors it takes, in the order of its arguments.
-    pub inputs: Vec<Use>,
+    pub inputs: SmallVec<[Use; 2]>,
     /// The tensors it makes, in the order of its results.
-    pub outputs: Vec<TensorIndex>,
+    pub outputs: SmallVec<[TensorIndex; 2]>,
     /// What it does, in burn's intermediate representation.
     pub description: DescriptionIndex,
 }
@@ -192,7 +216,7 @@ pub struct Description {
 #[serde(rename_all = "snake_case")]
 pub enum Step {
     /// A method of the backend is called.
-    Call(Call),
+    Call(Box<Call>),
     /// Host data becomes a tensor of the device.
     Upload {
         /// The tensor that is made.
@@ -205,7 +229,7 @@ pub enum Step {
     /// The program reads the values of a tensor: all that came before has to be run.
     Read(Use),
     /// A mark that the recording program set, such as the end of an iteration.
-    Mark(String),
+    Mark(Box<str>),
 }
 
 impl Step {
@@ -214,6 +238,11 @@ impl Step {
     pub const DRAIN: &str = "drain";
     /// The text of a [`Mark`](Self::Mark) that says: here the program waits until the device has taken all that was issued.
     pub const SETTLE: &str = "settle";
+
+    /// Whether the step is the [`Mark`](Self::Mark) of this text.
+    pub fn is_mark(&self, text: &str) -> bool {
+        matches!(self, Self::Mark(mark) if **mark == *text)
+    }
 }
 
 /// What a recording wrote down.
@@ -283,7 +312,7 @@ impl Trace {
     /// The calls with their positions.
     pub fn calls(&self) -> impl Iterator<Item = (OpIndex, &Call)> {
         self.iter().filter_map(|(at, step)| match step {
-            Step::Call(call) => Some((at, call)),
+            Step::Call(call) => Some((at, &**call)),
             _ => None,
         })
     }

@@ -4,7 +4,7 @@
 //! Outputs are held in the rehearsal itself, as they are in training. Batches of loader threads and what a checkpoint is
 //! written from are put into its trace here, as tensors that exist all the time.
 
-use firebox_trace::{Bytes, Category, Label, OpIndex, Origin, Step, TensorInfo, Trace};
+use firebox_trace::{Bytes, Category, Label, OpIndex, Origin, Step, TensorInfo, TensorType, Trace};
 
 use crate::labels::{ITERATION_END, MICRO_STEP};
 
@@ -113,18 +113,13 @@ impl Beside {
 /// A tensor that exists all the time beside the step.
 fn beside_the_step(tensor: &TensorInfo, category: Category, name: &str) -> TensorInfo {
     let label = Label { category, name: name.into() };
-    TensorInfo { origin: Origin::Existing, label: Some(label), ..tensor.clone() }
+    TensorInfo { origin: Origin::Existing, label: Some(label.into()), ..tensor.clone() }
 }
 
 /// What batchers take on the way to a batch.
 fn workspace(bytes: Bytes) -> TensorInfo {
-    TensorInfo {
-        shape: [bytes.get() as usize].into(),
-        dtype: burn_backend::DType::U8,
-        origin: Origin::Existing,
-        label: None,
-        worker: None,
-    }
+    let shape = [bytes.get() as usize].into();
+    TensorInfo::new(TensorType { shape, dtype: burn_backend::DType::U8 }.into(), Origin::Existing)
 }
 
 fn queued(tensor: &TensorInfo, worker: u16) -> TensorInfo {
@@ -137,7 +132,7 @@ const EARLIER_OUTPUT: &str = "earlier output";
 /// Adds the outputs of the iteration before to the rehearsal of a single iteration, in which the metrics still hold them. They are
 /// as large as its own; those of a larger batch were counted when that one was rehearsed.
 pub(crate) fn add_outputs_of_before(trace: &mut Trace) {
-    let is_end = |step: &Step| matches!(step, Step::Mark(mark) if mark == ITERATION_END);
+    let is_end = |step: &Step| step.is_mark(ITERATION_END);
     let mut ends = trace.steps.iter().enumerate().filter(|(_, step)| is_end(step));
     if let (Some((end, _)), None) = (ends.next(), ends.next()) {
         let alive = trace.alive_before(OpIndex(end as u32)).into_iter();
@@ -157,7 +152,7 @@ fn is_output(tensor: &TensorInfo) -> bool {
 
 /// The outputs of earlier micro-steps that are alive when a micro-step begins, at most.
 pub(crate) fn outputs_held(trace: &Trace) -> Bytes {
-    let is_mark = |step: &Step| matches!(step, Step::Mark(mark) if mark == MICRO_STEP);
+    let is_mark = |step: &Step| step.is_mark(MICRO_STEP);
     let marks = trace.steps.iter().enumerate().filter(|(_, step)| is_mark(step));
     let held = marks.map(|(at, _)| {
         let alive = trace.alive_before(OpIndex(at as u32)).into_iter();

@@ -236,6 +236,16 @@ pub enum TrainError {
         /// The panic's message.
         message: String,
     },
+    /// More was measured than training may use, and [strict](crate::LearnerBuilder::strict) was asked for.
+    #[error("{}", over_budget(*.measured, *.predicted, *.budget))]
+    OverBudget {
+        /// The most that was measured.
+        measured: Bytes,
+        /// What was predicted.
+        predicted: Bytes,
+        /// The budget.
+        budget: Bytes,
+    },
     /// The device failed before training began.
     #[error(
         "the model's parameters cannot be made on the device: {message}; see whether it has memory left and whether other \
@@ -363,4 +373,12 @@ fn percent(share: f64) -> String {
     } else {
         "without a value".to_owned()
     }
+}
+
+/// That more was measured than training may use, and what a budget does not see.
+pub(crate) fn over_budget(measured: Bytes, predicted: Bytes, budget: Bytes) -> String {
+    format!(
+        "training took {measured}, where {predicted} were predicted and {budget} may be used: a budget does not see what a step allocates \
+         beside tensors, tensors that it computes on other threads, and what metrics keep of its outputs"
+    )
 }

@@ -6,6 +6,7 @@ use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, DType, Int, Tensor};
+use firebox_lazy::LazyBackend;
 use firebox_trace::Bytes;
 
 /// How the loss of a batch follows from the losses of its items, and so how gradients of micro-batches add up.
@@ -14,7 +15,8 @@ pub enum Reduction {
     /// The loss is a mean over the items, or over what the batch's own weight counts.
     #[default]
     Mean,
-    /// The loss is a sum over the items.
+    /// The loss is a sum over the items. What is in it once for each batch, such as a penalty, is to be multiplied by the
+    /// [share of the batch](crate::batch_share).
     Sum,
 }
 
@@ -112,6 +114,33 @@ pub(crate) fn has_untrained<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M)
     let mut untrained = Untrained(false);
     model.visit(&mut untrained);
     untrained.0
+}
+
+/// Lets go of the graphs of parameters that have no gradient: what ran forward through them and not backward.
+pub(crate) fn forget_graphs_without<B, M>(model: &M, grads: &GradientsParams)
+where
+    B: AutodiffBackend + LazyBackend,
+    M: AutodiffModule<B>,
+{
+    struct Without<'a, B: Backend> {
+        grads: &'a GradientsParams,
+        leaves: Vec<B::FloatTensorPrimitive>,
+    }
+
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Without<'_, B> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let has_none = || self.grads.get::<B::InnerBackend, D>(param.id).is_none();
+            if param.is_require_grad() && has_none() {
+                self.leaves.push(param.val().into_primitive().tensor());
+            }
+        }
+    }
+
+    let mut without = Without::<B> { grads, leaves: Vec::new() };
+    model.visit(&mut without);
+    if let (false, Some(device)) = (without.leaves.is_empty(), model.devices().first()) {
+        B::forget_graphs(device, without.leaves);
+    }
 }
 
 /// A tensor in another type, or as it is.

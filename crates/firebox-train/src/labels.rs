@@ -110,7 +110,7 @@ pub(crate) fn label_by_lifetime(trace: &mut Trace) {
             None if tensor.origin == Origin::Existing => Category::Input,
             None => continue,
         };
-        tensor.label = Some(Label { category, name: String::new() });
+        tensor.label = Some(Label { category, name: String::new() }.into());
     }
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn retire_what_is_replaced(trace: &mut Trace) {
     let mut in_optimizer = false;
     for (at, step) in trace.steps.iter().enumerate() {
         match step {
-            Step::Mark(mark) => in_optimizer = mark == OPTIMIZER_STEP,
+            Step::Mark(mark) => in_optimizer = **mark == *OPTIMIZER_STEP,
             Step::Call(call) => {
                 for (i, input) in call.inputs.iter().enumerate() {
                     let tensor = trace.tensor(input.tensor);
@@ -161,8 +161,8 @@ fn optimizer_state(trace: &Trace) -> FxHashSet<TensorIndex> {
     };
     for step in &trace.steps {
         match step {
-            Step::Mark(mark) if mark == OPTIMIZER_STEP => in_optimizer = true,
-            Step::Mark(mark) if mark == ITERATION_END => {
+            Step::Mark(mark) if **mark == *OPTIMIZER_STEP => in_optimizer = true,
+            Step::Mark(mark) if **mark == *ITERATION_END => {
                 in_optimizer = false;
                 state.extend(theirs.drain());
             }

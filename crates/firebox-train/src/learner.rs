@@ -134,6 +134,14 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
+    /// Ends training with [`TrainError::OverBudget`] where more is measured than the budget, instead of warning of it: on devices what
+    /// their allocator holds, on the CPU what the process has grown by (on Linux; a fifth and 8 MiB more are taken for what the
+    /// system's allocator adds). It is measured behind the first batches of each plan and at the end of each epoch.
+    pub fn strict(mut self) -> Self {
+        self.settings.is_strict = true;
+        self
+    }
+
     /// Does not print the plan before training. Default: it is printed to the standard error output.
     pub fn quiet(mut self) -> Self {
         self.settings.quiet = true;

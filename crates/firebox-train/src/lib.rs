@@ -6,6 +6,7 @@ mod settings;
 mod strategy;
 
 mod beside;
+mod growth;
 mod labels;
 mod pages;
 mod pieces;
@@ -17,6 +18,7 @@ mod signals;
 mod check;
 mod gradients;
 mod micro_step;
+mod share;
 mod splitter;
 mod weights;
 
@@ -49,4 +51,5 @@ pub use planner::PlanningCost;
 #[cfg(feature = "cuda")]
 pub use prerequisites::{Looked, Version, check_cuda};
 pub use report::{MemoryUse, PlanReport};
+pub use share::batch_share;
 pub use splitter::{ByFunctions, ByMicroBatch, Splitter};

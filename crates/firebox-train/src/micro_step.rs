@@ -14,6 +14,7 @@ use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError, panic_message};
 use crate::planner::{Admission, Applicant, Planner};
 use crate::shape::Shape;
+use crate::share::with_share;
 use crate::splitter::Splitter;
 
 /// Runs `step` on the items `range` of `batch`, or on parts of them if all do not fit, and hands every output with
@@ -118,6 +119,7 @@ where
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
             Err(error) => {
                 log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
+                self.planner.outgrow(self.phase, self.shape);
                 let needed = (self.may_split)(self.planner)?;
                 self.planner.predicted = self.planner.predicted.max(needed);
                 self.held += std::mem::take(&mut self.sum);
@@ -160,8 +162,9 @@ where
         let snapshot = self.keeps_statistics.then(|| self.module.clone().into_record());
         let states = SavedStates::save();
         let recorder = self.planner.step_recorder(self.held);
+        let share = items as f64 / self.shape.items as f64;
         let attempt = catch_unwind(AssertUnwindSafe(|| {
-            let recording = recorder.record::<B::Base, _>(|| step(micro))?;
+            let recording = recorder.record::<B::Base, _>(|| with_share(share, || step(micro)))?;
             let admission = self.planner.admit(&Applicant {
                 phase: self.phase,
                 trace: recording.trace(),

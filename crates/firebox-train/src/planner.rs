@@ -2,11 +2,11 @@
 //! are known to fit.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls};
+use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls, remember_calls_within};
 use firebox_plan::{
     Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Sizing, Split, plan_at_once,
 };
@@ -14,15 +14,19 @@ use firebox_trace::{Bytes, Items, MemoryModel, StructuralHash, TensorInfo, Trace
 
 use crate::beside::Beside;
 use crate::error::{Phase, TrainError};
+use crate::growth::Growth;
 use crate::pages::{OpenPages, Pages, pages_of};
-use crate::rehearsal::{Conditions, Iterations, Rehearsed, assess, recording_bytes};
+use crate::rehearsal::{Conditions, Iterations, Rehearsed, assess};
 use crate::shape::Shape;
 
+mod admission;
 mod assess;
+mod recorders;
 #[cfg(test)]
 mod tests;
 mod tuning;
 
+pub(crate) use self::admission::{Admission, Applicant};
 use self::assess::{assess_all, failed, need_of};
 use self::tuning::Tuning;
 
@@ -32,6 +36,9 @@ const AT_ONCE: usize = 2;
 
 /// How many plans a memory model is told of as having run before.
 const REMEMBERED: usize = 4;
+
+/// The share of the budget that recording may use to remember calls of other shapes.
+const MOST_REMEMBERED: f64 = 1.0 / 16.0;
 
 /// Plans, and what they were made from.
 pub(crate) struct Planner {
@@ -53,17 +60,27 @@ pub(crate) struct Planner {
     group: usize,
     /// Whether batches are cut to see their shapes.
     pub(crate) looks_at_shapes: bool,
+    /// What recording remembers of calls of other shapes, at most.
+    remembers: Bytes,
+    /// The bytes of the batch that is run now, where they are asked for.
+    pub(crate) batch: Bytes,
+    /// The bytes of batches, by their items, that did not fit as they were planned.
+    outgrown: HashMap<(Phase, usize), BTreeSet<Bytes>>,
     /// What plans have run so far, for a memory model that wants to know: the latest few, in their order.
     ran: Vec<((Phase, Shape), Arc<Trace>)>,
     /// What micro-steps of a known structure need beside what is held.
     known: HashMap<(Phase, StructuralHash), Known>,
+    /// What micro-steps need up to a value that they read, by the structure of what comes before it.
+    prefixes: Arc<Mutex<HashMap<StructuralHash, Bytes>>>,
     /// The optimizer's state, which validation does not see and lives beside it.
     optimizer_state: Vec<TensorInfo>,
     /// The paths of the running statistics of the model.
     pub(crate) running_state: BTreeSet<String>,
     /// Whether the model is known to read values while it runs.
     reads: bool,
-    /// The bytes that rehearsals needed which ran parts of a step for that, at most.
+    /// What the process takes of the host's memory, where that is what the budget is for.
+    pub(crate) growth: Option<Growth>,
+    /// The bytes that rehearsals needed, at most: those on the host, and those which ran parts of a step to read values.
     rehearsed: Arc<AtomicU64>,
 }
 
@@ -76,8 +93,9 @@ pub(crate) struct Planned {
     /// Its rehearsal.
     pub(crate) rehearsed: Rehearsed,
     pub(crate) cost: PlanningCost,
-    /// What is alive beside a micro-step.
-    pub(crate) held: Bytes,
+    /// What is alive beside a micro-step, and the bytes of the batch that it was planned on.
+    held: Bytes,
+    batch: Bytes,
     /// What its micro-steps were found to need when measured by themselves, where their pages count: by itself one may open
     /// pages that the whole iteration has room on.
     standalone: Bytes,
@@ -106,28 +124,6 @@ struct Known {
     pages: Option<Pages>,
 }
 
-/// A micro-step that asks to be run.
-pub(crate) struct Applicant<'a> {
-    pub(crate) phase: Phase,
-    pub(crate) trace: &'a Trace,
-    /// The batch that it is a part of.
-    pub(crate) shape: Shape,
-    /// What is alive beside it.
-    pub(crate) held: Bytes,
-    /// Its items.
-    pub(crate) items: usize,
-    /// Whether the plan for its batch was made on this very batch.
-    pub(crate) rehearsed: bool,
-}
-
-/// What may run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
-    Runs,
-    /// It has no room beside the pages that others have left, and runs once those are given back.
-    RunsOnceGivenBack,
-}
-
 /// What making a plan cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlanningCost {
@@ -137,6 +133,13 @@ pub struct PlanningCost {
     pub rehearsals: usize,
     /// How many operations these had in all.
     pub operations: usize,
+}
+
+impl Drop for Planner {
+    /// What this run had left for it no longer holds.
+    fn drop(&mut self) {
+        remember_calls_within(Bytes::MAX);
+    }
 }
 
 impl Planner {
@@ -162,11 +165,16 @@ impl Planner {
             open: 0,
             group: 0,
             looks_at_shapes: true,
+            remembers: Bytes::ZERO,
+            batch: Bytes::ZERO,
+            outgrown: HashMap::new(),
             ran: Vec::new(),
             known: HashMap::new(),
+            prefixes: Arc::default(),
             optimizer_state: Vec::new(),
             running_state: BTreeSet::new(),
             reads: false,
+            growth: None,
             rehearsed: Arc::default(),
         }
     }
@@ -174,6 +182,14 @@ impl Planner {
     /// The plan for batches of this shape, if there is one already.
     pub(crate) fn planned(&self, phase: Phase, shape: Shape) -> Option<&Planned> {
         self.plans.get(&(phase, shape))
+    }
+
+    /// What is alive beside a micro-step of the batch that is run now. A batch that is larger than the one that was planned, as one of
+    /// longer sequences, is there whole and once more in parts.
+    pub(crate) fn held(&self, planned: &Planned) -> Bytes {
+        let more = self.batch - planned.batch;
+        let parts = planned.plan.len() as f64;
+        planned.held + self.remembers + more + more.scale(1.0 / parts)
     }
 
     /// For how many batches in a row batches of this shape are to be planned, if that is not done yet; `again` says that the last
@@ -214,6 +230,9 @@ impl Planner {
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
         let mut cost = PlanningCost::default();
+        if self.memory.is_on_host() {
+            remember_calls_within(Bytes::ZERO);
+        }
         let tuned = self.planned(phase, shape).filter(|planned| planned.tuning.is_over());
         let tuned = tuned.map(|planned| planned.plan.split());
         let gives_back = tuned.is_some() && !self.keep_what_is_chosen();
@@ -243,20 +262,25 @@ impl Planner {
                 self.group += 1;
             }
         }
-        // What ran for one batch may run for two.
-        if let (Err(TrainError::Plan { cause, .. }), true) =
-            (&found, self.plans.contains_key(&(phase, shape)))
-        {
+        // What ran for one batch may run for two, and what ran in parts of its micro-batches may do so again.
+        let small = Shape::of_items(shape.items);
+        let run = self.planned(phase, shape).or_else(|| self.planned(phase, small)).cloned();
+        if let (Err(TrainError::Plan { cause, .. }), Some(planned)) = (&found, run) {
             log::warn!("batches keep the plan that they have, as there is no other: {cause}");
-            let planned = self.plans.get_mut(&(phase, shape)).expect("it was found above");
-            planned.iterations = iterations;
-            planned.tuning = Tuning::Chosen;
-            return Ok(planned);
+            let planned = Planned { iterations, tuning: Tuning::Chosen, ..planned };
+            return Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut());
         }
         let (plan, mut rehearsed) = found?;
         self.predicted = self.predicted.max(Bytes::new(self.rehearsed.load(Relaxed)));
-        // Most sizes that were rehearsed do not come again.
+        // Most sizes that were rehearsed do not come again. What is remembered of calls of other shapes is counted in no plan, and
+        // has half of what this one leaves.
         forget_calls();
+        if self.memory.is_on_host() {
+            let most = self.predicted.max(plan.peak());
+            self.remembers =
+                (self.budget - most).scale(0.5).min(self.budget.scale(MOST_REMEMBERED));
+            remember_calls_within(self.remembers);
+        }
         cost.time = started.elapsed();
         if phase == Phase::Training {
             self.optimizer_state.clone_from(&rehearsed.optimizer_state);
@@ -276,8 +300,17 @@ impl Planner {
         let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
         // What is still not chosen although the same split has run will never be.
         let tuning = Tuning::new(tunes && tuned != Some(plan.split()));
-        let planned =
-            Planned { plan, iterations, rehearsed, cost, held, standalone, group, tuning };
+        let planned = Planned {
+            plan,
+            iterations,
+            rehearsed,
+            cost,
+            held,
+            batch: self.batch,
+            standalone,
+            group,
+            tuning,
+        };
         Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
     }
 
@@ -322,15 +355,22 @@ impl Planner {
             let alone = reads || self.memory.is_on_host();
             let options = options.at_once(if alone { 1 } else { AT_ONCE });
             let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
+            let mut too_long = None;
             let result = plan_at_once(Items::new(items), budget, &options, |splits| {
                 cost.rehearsals += splits.len();
                 let assessed = assess_all(splits, |split| rehearse(split, &recorder), &conditions);
                 let needs = splits.iter().zip(assessed).map(|(split, assessed)| match assessed {
                     Ok(rehearsed) => {
                         cost.operations += rehearsed.operations;
+                        self.rehearsed.fetch_max(rehearsed.planning.get(), Relaxed);
                         let need = need_of(&rehearsed);
                         rehearsals.insert(*split, rehearsed);
                         Ok(need)
+                    }
+                    // A smaller micro-batch may be shorter.
+                    Err(error @ TrainError::Record(RecordError::TooLong { needed, .. })) => {
+                        too_long = Some(error);
+                        Ok(Need::heuristic(needed))
                     }
                     // What comes before a read is too large already.
                     Err(TrainError::Record(RecordError::ReadTooLarge { needed, .. })) if reads => {
@@ -345,7 +385,7 @@ impl Planner {
                     cause: TrainError::Record(RecordError::ReadTooLarge { .. }),
                     ..
                 }) if !reads => self.reads = true,
-                Err(cause) => return Err(failed(phase, cause)),
+                Err(cause) => return Err(too_long.unwrap_or_else(|| failed(phase, cause))),
                 Ok(plan) => break (plan, rehearsals),
             }
         };
@@ -393,81 +433,6 @@ impl Planner {
         let before = self.ran.iter().map(|(_, trace)| trace.as_ref()).collect();
         let memory = self.memory.as_ref();
         Conditions { memory, budget, before, gives_back, beside: &self.beside, idle_state }
-    }
-
-    /// The recorder for rehearsals and for micro-steps that are not known yet.
-    fn recorder(&self, budget: Bytes) -> Recorder {
-        let memory = self.memory.clone();
-        let recorder = Recorder::new().substitute_random();
-        if self.reads {
-            let (rehearsed, beside) = (self.rehearsed.clone(), self.beside);
-            recorder.limit_reads(budget, move |trace| {
-                let mut trace = trace.clone();
-                beside.add_queue(&mut trace);
-                let peak = memory.footprint(&trace).peak;
-                if peak <= budget {
-                    rehearsed.fetch_max(peak.get(), Relaxed);
-                }
-                peak
-            })
-        } else {
-            recorder.refuse_reads()
-        }
-    }
-
-    /// The recorder for a micro-step that will run: a read may run what comes before it if that fits beside what is
-    /// held.
-    pub(crate) fn step_recorder(&self, held: Bytes) -> Recorder {
-        let memory = self.memory.clone();
-        Recorder::new()
-            .limit_reads(self.budget - held, move |trace| memory.footprint(trace).growth())
-    }
-
-    /// Whether a micro-step fits beside what is held. Its needs are looked up by its structure, and found out once.
-    ///
-    /// What a micro-step needs by itself that was rehearsed is what later ones are compared with, where pages count.
-    pub(crate) fn admit(&mut self, step: &Applicant) -> Result<Admission, TrainError> {
-        let Applicant { phase, trace, shape, held, items, rehearsed } = *step;
-        let memory = self.memory.as_ref();
-        let structure = (phase, trace.structural_hash());
-        let known = self.known.entry(structure).or_insert_with(|| {
-            let footprint = memory.footprint(trace);
-            let recording = recording_bytes(memory, trace, trace.calls().count());
-            Known { needed: footprint.growth() + recording, pages: pages_of(&footprint) }
-        });
-        let Known { needed, pages } = known.clone();
-        let planned = self.plans.get_mut(&(phase, shape)).expect("a batch runs that is planned");
-        let peak = planned.plan.peak();
-        if rehearsed && pages.is_some() && needed <= peak {
-            planned.standalone = planned.standalone.max(needed);
-            return Ok(Admission::Runs);
-        }
-        let budget = (self.budget - held).max(planned.standalone);
-        if needed > budget {
-            return Err(TrainError::GrewTooLarge { phase, needed, budget });
-        }
-        let Some(pages) = pages.filter(|_| needed > planned.standalone) else {
-            return Ok(Admission::Runs);
-        };
-        let own = planned.pages().unwrap_or_default();
-        let room = self.room(peak);
-        let together = self.pages.with(&pages);
-        if together <= room {
-            self.pages.open(&pages);
-            self.predicted = self.predicted.max(together);
-            return Ok(Admission::Runs);
-        }
-        // The pages of other batches go; those of this one may still be needed.
-        let mut alone = OpenPages::default();
-        alone.open(&own);
-        let needed = alone.with(&pages);
-        if needed > room && items > 1 {
-            return Err(TrainError::GrewTooLarge { phase, needed, budget: room });
-        }
-        alone.open(&pages);
-        self.pages = alone;
-        self.predicted = self.predicted.max(needed);
-        Ok(Admission::RunsOnceGivenBack)
     }
 
     /// Whether planning has run parts of steps, which has opened pages.

@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::{InferenceStep, LearningComponentsTypes, TrainStep};
+use burn::train::{InferenceStep, LearningComponentsTypes, TrainOutput, TrainStep};
 use firebox_lazy::{
-    HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, host_bytes_of_descriptions, mark,
-    rehearse,
+    HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, host_bytes_of_descriptions,
+    host_bytes_of_rehearsal, mark, rehearse,
 };
 use firebox_plan::Split;
 use firebox_trace::{
@@ -24,7 +24,7 @@ use firebox_trace::{
 
 use crate::beside::{Beside, BesideBytes, add_outputs_of_before, outputs_held};
 use crate::error::{Phase, TrainError, panic_message};
-use crate::gradients::GradientSum;
+use crate::gradients::{GradientSum, forget_graphs_without};
 use crate::labels::{
     ITERATION_END, MICRO_STEP, OPTIMIZER_STEP, label_by_lifetime, label_gradients,
     label_parameters, retire_what_is_replaced,
@@ -66,6 +66,8 @@ pub(crate) struct Rehearsed {
     pub(crate) optimizer_state: Vec<TensorInfo>,
     /// The paths of the running statistics.
     pub(crate) running_state: Vec<String>,
+    /// What the rehearsal itself took of the memory.
+    pub(crate) planning: Bytes,
     /// The operations recorded.
     pub(crate) operations: usize,
 }
@@ -106,27 +108,34 @@ where
     S: Splitter<<LC::TrainingModel as TrainStep>::Input>,
 {
     let pieces = representative(split, course.batches, course.pages);
-    let accumulates = pieces.len() > 1;
     let model = learner.model();
     let mut trace = guard(Phase::Training, split.largest(), || {
         rehearse::<LC::Backend, _>(recorder, &model, |model| {
             let mut learner = learner.clone();
-            // Leaves of its own for the graph of the rehearsal: a branch without a backward pass lives in burn's graph
-            // as long as the leaves do, and would outlive the rehearsal with the model's.
+            // Leaves of its own: a backward pass takes those that it reaches out of burn's graph, and a model whose step has two of them
+            // needs them there.
             if let Some(device) = model.devices().first() {
                 learner.fork(device);
             }
             let mut outputs = VecDeque::new();
             label_parameters(model);
-            for _ in 0..course.iterations as usize {
+            let iterations = course.iterations as usize;
+            for iteration in 1..=iterations {
+                // Where pages do not count, the first of two is there for the optimizer's state.
+                let pieces = match course.pages || iteration == iterations {
+                    true => &pieces[..],
+                    false => &pieces[pieces.len() - 1..],
+                };
+                let accumulates = pieces.len() > 1;
                 let mut sum = GradientSum::new();
                 learner.lr_step();
-                for piece in &pieces {
+                let current = learner.model();
+                for piece in pieces {
                     let micro = splitter.range(batch, piece.clone());
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
                     end_outputs(&mut outputs);
                     mark::<<LC::Backend as LazyBackend>::Base>(MICRO_STEP);
-                    let output = learner.train_step(micro);
+                    let output = train_step(&learner, &current, micro);
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
                     label_gradients(model, &output.grads, Category::Gradient);
                     let scale = if accumulates { 0.5 } else { 1.0 };
@@ -151,6 +160,21 @@ where
     label_by_lifetime(&mut trace.trace);
     retire_what_is_replaced(&mut trace.trace);
     Ok(trace)
+}
+
+/// The step of the learner's `model` on a micro-batch. What it ran forward and not backward is let go of: burn-autodiff would keep it.
+pub(crate) fn train_step<LC>(
+    learner: &burn::train::Learner<LC>,
+    model: &LC::TrainingModel,
+    micro: <LC::TrainingModel as TrainStep>::Input,
+) -> TrainOutput<<LC::TrainingModel as TrainStep>::Output>
+where
+    LC: LearningComponentsTypes,
+    LC::Backend: LazyBackend,
+{
+    let output = learner.train_step(micro);
+    forget_graphs_without::<LC::Backend, _>(model, &output.grads);
+    output
 }
 
 /// Rehearses validation on the micro-batches `split` of `batch`, over and over.
@@ -243,15 +267,18 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         0 => footprint.baseline,
         step => footprint.timeline[step - 1].live,
     };
-    let marks = trace.steps.iter().enumerate().filter_map(|(at, step)| match step {
-        Step::Mark(mark) if mark == MICRO_STEP => Some(before(at)),
-        _ => None,
-    });
-    let held = marks.max().unwrap_or(footprint.baseline) + loop_bytes(*memory);
+    let micro_steps = trace.steps.iter().enumerate().filter(|(_, step)| step.is_mark(MICRO_STEP));
+    let held = micro_steps.map(|(at, _)| before(at)).max().unwrap_or(footprint.baseline)
+        + loop_bytes(*memory);
+    let planning = match memory.is_on_host() {
+        true => footprint.baseline + host_bytes_of_rehearsal(&trace),
+        false => Bytes::ZERO,
+    };
     // Plans stay for the whole run, and their timelines would be the largest part of them.
     footprint.timeline = Vec::new();
     Rehearsed {
         held,
+        planning,
         beside,
         loader_limit,
         optimizer_state,
@@ -291,8 +318,7 @@ fn loop_bytes(memory: &dyn MemoryModel) -> Bytes {
 /// What the optimizer keeps: its state at the end of the first iteration. At the end of the second one a checkpoint may
 /// still hold that of the first.
 fn state_at_end(trace: &Trace) -> Vec<TensorInfo> {
-    let is_end = |step: &Step| matches!(step, Step::Mark(mark) if mark == ITERATION_END);
-    let end = trace.steps.iter().position(is_end).unwrap_or_default();
+    let end = trace.steps.iter().position(|step| step.is_mark(ITERATION_END)).unwrap_or_default();
     let is_state = |index: &TensorIndex| {
         let label = trace.tensor(*index).label.as_ref();
         label.is_some_and(|label| label.category == Category::OptimizerState)

@@ -126,7 +126,8 @@ pub struct MemoryUse {
     /// they are open beside each other; or that of planning, which runs parts of a step where the model reads values.
     pub predicted: Bytes,
     /// The most that the device's allocator was found to hold for training, without what it held before: measured after the first batches of each plan
-    /// and at the end of each epoch. `None` where there is no such allocator, as on the CPU.
+    /// and at the end of each epoch. On the CPU what the process has grown by, with the parameters that were there before, and what
+    /// the system's allocator adds; `None` where the system does not tell, as elsewhere than on Linux.
     pub measured: Option<Bytes>,
 }
 

@@ -11,6 +11,7 @@ use crate::check::Coupling;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
 use crate::gradients::Reduction;
+use crate::growth::Growth;
 use crate::planner::{Planned, Planner};
 use crate::report::PlanReport;
 
@@ -23,6 +24,8 @@ pub(crate) struct Settings {
     pub(crate) cliffs: Option<Cliffs>,
     pub(crate) reduction: Reduction,
     pub(crate) quiet: bool,
+    /// Whether more than the budget is an error.
+    pub(crate) is_strict: bool,
     /// What the random numbers of each epoch are drawn from, if the user has said it.
     pub(crate) seed: Option<u64>,
     /// What steps keep outside of the model.
@@ -44,7 +47,11 @@ impl Settings {
     {
         let budget = self.resolve::<B, M>(model)?;
         let memory = B::Base::memory_model(&model.devices()[0]);
-        Ok(Planner::new(memory, budget, self.sizing, self.cliffs))
+        let mut planner = Planner::new(memory, budget, self.sizing, self.cliffs);
+        if planner.memory.is_on_host() {
+            planner.growth = Growth::begin(parameter_bytes::<B, M>(model));
+        }
+        Ok(planner)
     }
 
     /// The budget in bytes: what training may use. What the process holds for training already is a part of it, and not free;

@@ -35,7 +35,7 @@ use crate::error::{During, Phase, TrainError, panic_message};
 use crate::gradients::{Reduction, has_untrained, summed_bytes};
 use crate::micro_step::{MicroStep, Queue};
 use crate::planner::{Admission, Planner};
-use crate::rehearsal::{Course, rehearse_training};
+use crate::rehearsal::{Course, rehearse_training, train_step};
 use crate::settings::Settings;
 use crate::shape::Shape;
 use crate::signals::Signals;
@@ -290,7 +290,7 @@ where
         if iteration > 0 && self.planner.is_none() {
             return Err(TrainError::Weight { weight: 0.0 });
         }
-        self.measure();
+        self.measure()?;
         end_trained(&mut self.processor, epoch.items_processed);
         Ok(())
     }
@@ -331,10 +331,11 @@ where
         let steps = accumulated.batches >= self.accumulation;
         let model = self.learner.model();
         let planner = self.planner.as_mut().expect("a plan was made above");
-        // A plan that splits was asked for.
         let mut is_asked = ranges.len() > 1;
         let (known, learner) = (&mut self.known, &self.learner);
-        let to_split = ToSplit { batch: &batch, items, weight: total, splitter, settings };
+        let micro_batch = items / 2;
+        let to_split =
+            ToSplit { batch: &batch, items, weight: total, micro_batch, splitter, settings };
         let mut micro_step = MicroStep::<B, M, M::Input, ST> {
             phase: Phase::Training,
             may_split: &mut |planner| match std::mem::replace(&mut is_asked, true) {
@@ -365,7 +366,7 @@ where
             }
             micro_step.run(
                 range,
-                &mut |micro| learner.train_step(micro),
+                &mut |micro| train_step(learner, &model, micro),
                 &mut |output, weight| {
                     watch.heard_nothing()?;
                     parts += weight;
@@ -391,7 +392,7 @@ where
         }
         if self.unmeasured > 0 && steps {
             self.unmeasured -= 1;
-            self.measure();
+            self.measure()?;
         }
         if let Some(last) = pending {
             send_trained(&mut self.processor, at.item(last));
@@ -411,7 +412,7 @@ where
             Some(planner) => planner,
             none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
         };
-        let shape = Shape::of::<B, _, _>(batch, items, splitter, planner);
+        let shape = Shape::of::<B, _, _>(Phase::Training, batch, items, splitter, planner);
         let to_plan = self.to_plan(Phase::Training, shape);
         if let Some(iterations) = to_plan {
             let beside = self.beside(items);
@@ -437,8 +438,9 @@ where
         let planned = planner.planned(Phase::Training, shape).expect("made above");
         if !planned.plan.is_whole() {
             let settings = &self.strategy.settings;
-            let to_split = ToSplit { batch, items, weight, splitter, settings };
-            let means = Means::of(planner, planned.held);
+            let micro_batch = planned.plan.split().largest().get();
+            let to_split = ToSplit { batch, items, weight, micro_batch, splitter, settings };
+            let means = Means::of(planner, planner.held(planned));
             let needed = means.ask(&mut self.known, &self.learner, &to_split)?;
             planner.predicted = planner.predicted.max(needed);
         }
@@ -455,7 +457,7 @@ where
             _ => Bytes::ZERO,
         };
         self.watch.begin_batch(During::MicroSteps, items, &planned.plan);
-        let (ranges, held) = (planned.plan.ranges().collect(), planned.held);
+        let (ranges, held) = (planned.plan.ranges().collect(), planner.held(planned));
         Ok(Work { shape, ranges, held, sum, rehearsed: to_plan.is_some() })
     }
 

@@ -106,7 +106,10 @@ fn argwhere_now<B: Backend>(
     out_dtype: IntDType,
 ) -> LazyTensor<B, Int> {
     let device = tensor.device();
-    let primitive = session::read(tensor.clone());
+    let primitive = session::read(tensor.clone()).unwrap_or_else(|| {
+        session::with::<B, _>(|session| session.unwind_refused());
+        unreachable!("it was refused")
+    });
     let indices = burn_std::future::block_on(B::bool_argwhere(primitive, out_dtype));
     let mut frame = CallFrame::<B>::open("bool_argwhere");
     frame.input(tensor);

@@ -110,9 +110,18 @@ macro_rules! into_data {
         fn $name(
             tensor: $tensor<Self>,
         ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-            let tensor = $crate::session::read(tensor);
-            let held = $crate::handover::Held::take();
-            $crate::streams::poll_on_stream(held, $crate::streams::on_stream(|| B::$name(tensor)))
+            let zeros = $crate::limits::Zeros::of(&tensor);
+            let read = $crate::session::read(tensor).map(|tensor| {
+                let held = $crate::handover::Held::take();
+                let data = $crate::streams::on_stream(|| B::$name(tensor));
+                $crate::streams::poll_on_stream(held, data)
+            });
+            async move {
+                match read {
+                    Some(data) => data.await,
+                    None => Ok(zeros.data()),
+                }
+            }
         }
     };
 }

@@ -5,6 +5,8 @@ use burn_backend::{Backend, ExecutionError};
 
 use crate::Lazy;
 use crate::handover::Held;
+use crate::kind::Kind;
+use crate::limits::Zeros;
 use crate::session::read;
 use crate::streams::{on_stream, poll_on_stream};
 use crate::tensor::LazyTensor;
@@ -14,12 +16,32 @@ impl<B: Backend> TransactionOps<Self> for Lazy<B> {
         transaction: TransactionPrimitive<Self>,
     ) -> impl Future<Output = Result<TransactionPrimitiveData, ExecutionError>> + Send {
         let quantized = transaction.read_qfloats.into_iter().map(LazyTensor::into_inner).collect();
-        let transaction = TransactionPrimitive::new(
-            transaction.read_floats.into_iter().map(read).collect(),
-            quantized,
-            transaction.read_ints.into_iter().map(read).collect(),
-            transaction.read_bools.into_iter().map(read).collect(),
-        );
-        poll_on_stream(Held::take(), on_stream(|| B::tr_execute(transaction)))
+        let (floats, zeros) = read_all(transaction.read_floats);
+        let (ints, int_zeros) = read_all(transaction.read_ints);
+        let (bools, bool_zeros) = read_all(transaction.read_bools);
+        let read = floats.zip(ints).zip(bools).map(|((floats, ints), bools)| {
+            let transaction = TransactionPrimitive::new(floats, quantized, ints, bools);
+            poll_on_stream(Held::take(), on_stream(|| B::tr_execute(transaction)))
+        });
+        async move {
+            let data = |zeros: Vec<Zeros>| zeros.into_iter().map(Zeros::data).collect();
+            match read {
+                Some(read) => read.await,
+                None => Ok(TransactionPrimitiveData {
+                    read_floats: data(zeros),
+                    read_qfloats: Vec::new(),
+                    read_ints: data(int_zeros),
+                    read_bools: data(bool_zeros),
+                }),
+            }
+        }
     }
+}
+
+/// The values of tensors, if none of them is refused, and what stands for them if one is.
+fn read_all<B: Backend, K: Kind<B>>(
+    tensors: Vec<LazyTensor<B, K>>,
+) -> (Option<Vec<K::Primitive>>, Vec<Zeros>) {
+    let zeros = tensors.iter().map(Zeros::of).collect();
+    (tensors.into_iter().map(read).collect(), zeros)
 }

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use burn_std::DType;
+use rustc_hash::FxHashMap;
 
 use crate::heap::layout::Layout;
 use crate::{Bytes, TensorIndex};
@@ -36,16 +37,19 @@ pub(crate) enum Keeper {
 pub(crate) struct State {
     pub(crate) live: u64,
     pub(crate) peak: u64,
-    /// How many events precede the peak.
-    pub(crate) events_to_peak: usize,
+    /// How many buffers there have been, and how many when the peak was reached.
+    allocated: usize,
+    allocated_at_peak: usize,
     /// The step of the peak.
     pub(crate) peak_step: u32,
     /// The step that runs now.
     pub(crate) step: u32,
     /// The most that was live in the step that runs now.
     pub(crate) step_peak: u64,
-    pub(crate) events: Vec<Event>,
-    pub(crate) buffers: Vec<Record>,
+    /// The buffers that are alive, and those that were at the peak.
+    buffers: FxHashMap<usize, Record>,
+    /// Of these the ones that have died since.
+    dead: Vec<usize>,
     /// Whether a workspace was bounded instead of known.
     pub(crate) bounded: bool,
     /// Who has what it keeps for good.
@@ -54,12 +58,6 @@ pub(crate) struct State {
     kept: u64,
     /// The most that was live at once beside these.
     pub(crate) peak_beside_kept: u64,
-}
-
-/// A buffer appears or disappears.
-pub(crate) enum Event {
-    Allocated(usize),
-    Freed(usize),
 }
 
 /// What is known of a buffer.
@@ -103,11 +101,7 @@ pub(crate) struct Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let mut state = self.arena.state.borrow_mut();
-        state.live -= self.bytes;
-        state.events.push(Event::Freed(self.id));
-        let step = state.step;
-        state.buffers[self.id].died = Some(step);
+        self.arena.state.borrow_mut().free(self.id, self.bytes);
     }
 }
 
@@ -193,19 +187,44 @@ impl Arena {
 
 impl State {
     fn allocate(&mut self, bytes: u64, source: Source) -> usize {
-        let id = self.buffers.len();
+        let id = self.allocated;
         let born = self.step;
-        self.buffers.push(Record { bytes, source, born, died: None, tensors: Vec::new() });
-        self.events.push(Event::Allocated(id));
+        self.allocated += 1;
+        self.buffers.insert(id, Record { bytes, source, born, died: None, tensors: Vec::new() });
         self.live += bytes;
         self.step_peak = self.step_peak.max(self.live);
         self.peak_beside_kept = self.peak_beside_kept.max(self.live - self.kept);
         if self.live > self.peak {
             self.peak = self.live;
-            self.events_to_peak = self.events.len();
+            self.allocated_at_peak = self.allocated;
             self.peak_step = born;
+            for dead in self.dead.drain(..) {
+                self.buffers.remove(&dead);
+            }
         }
         id
+    }
+
+    /// What was not there at the peak, and is gone at the next one, is forgotten.
+    fn free(&mut self, id: usize, bytes: u64) {
+        self.live -= bytes;
+        if id >= self.allocated_at_peak {
+            self.buffers.remove(&id);
+        } else {
+            self.buffer(id).died = Some(self.step);
+            self.dead.push(id);
+        }
+    }
+
+    /// A buffer that is alive.
+    pub(crate) fn buffer(&mut self, id: usize) -> &mut Record {
+        self.buffers.get_mut(&id).expect("it is alive")
+    }
+
+    /// The buffers that were alive at the peak.
+    pub(crate) fn at_peak(&self) -> impl Iterator<Item = &Record> {
+        let were_there = |(id, _): &(&usize, &Record)| **id < self.allocated_at_peak;
+        self.buffers.iter().filter(were_there).map(|(_, buffer)| buffer)
     }
 }
 

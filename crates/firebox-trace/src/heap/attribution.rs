@@ -9,7 +9,7 @@
 //!   than [`MOMENT`] steps;
 //! - everything else, the workspace of operations, and what threads keep of it, is a temporary.
 
-use crate::heap::arena::{Arena, Event, Record, Source, State};
+use crate::heap::arena::{Arena, Record, Source};
 use crate::{Bytes, Category, CategoryBytes, Trace};
 
 /// How many steps an unlabelled buffer may live and still be a temporary.
@@ -19,24 +19,11 @@ const MOMENT: u32 = 8;
 pub(super) fn at_peak(trace: &Trace, arena: &Arena) -> CategoryBytes {
     arena.with_state(|state| {
         let mut held = CategoryBytes::default();
-        for buffer in alive_at_peak(state) {
-            let record = &state.buffers[buffer];
+        for record in state.at_peak() {
             held.add(category(trace, record, state.peak_step), Bytes::new(record.bytes));
         }
         held
     })
-}
-
-/// The buffers that are alive at the moment of the peak.
-fn alive_at_peak(state: &State) -> Vec<usize> {
-    let mut alive = vec![false; state.buffers.len()];
-    for event in &state.events[..state.events_to_peak] {
-        match *event {
-            Event::Allocated(buffer) => alive[buffer] = true,
-            Event::Freed(buffer) => alive[buffer] = false,
-        }
-    }
-    (0..alive.len()).filter(|buffer| alive[*buffer]).collect()
 }
 
 fn category(trace: &Trace, record: &Record, peak: u32) -> Category {

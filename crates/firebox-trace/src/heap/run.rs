@@ -30,7 +30,7 @@ struct Run<'a> {
     backend: Backend,
     arena: Arena,
     /// The tensors that are alive, by their number.
-    tensors: Vec<Option<View>>,
+    tensors: Vec<Option<Box<View>>>,
     /// The host data of the uploads to come, in order.
     host: VecDeque<Rc<Buffer>>,
     baseline: Bytes,
@@ -168,8 +168,10 @@ impl<'a> Run<'a> {
 
     fn argument(&mut self, input: Use, at: u32) -> View {
         let tensor = input.tensor;
-        let view =
-            self.tensors[tensor.0 as usize].clone().expect("a tensor is alive when it is used");
+        let view = self.tensors[tensor.0 as usize]
+            .as_deref()
+            .cloned()
+            .expect("a tensor is alive when it is used");
         self.tenancy(&view, tensor, |tenancy| tenancy.used = at);
         if input.last {
             drop(self.unbind(tensor, at));
@@ -180,21 +182,21 @@ impl<'a> Run<'a> {
     /// Notes something on the tensor's stay on its buffer.
     fn tenancy(&self, view: &View, tensor: TensorIndex, note: impl FnOnce(&mut Tenancy)) {
         self.arena.with_state(|state| {
-            let tenancies = &mut state.buffers[view.buffer.id].tensors;
+            let tenancies = &mut state.buffer(view.buffer.id).tensors;
             tenancies.iter_mut().rfind(|tenancy| tenancy.tensor == tensor).map(note);
         });
     }
 
     fn bind(&mut self, tensor: TensorIndex, view: View, at: u32) {
         let tenancy = Tenancy { tensor, from: at, to: None, used: at };
-        self.arena.with_state(|state| state.buffers[view.buffer.id].tensors.push(tenancy));
-        self.tensors[tensor.0 as usize] = Some(view);
+        self.arena.with_state(|state| state.buffer(view.buffer.id).tensors.push(tenancy));
+        self.tensors[tensor.0 as usize] = Some(Box::new(view));
     }
 
     fn unbind(&mut self, tensor: TensorIndex, at: u32) -> View {
         let view = self.tensors[tensor.0 as usize].take().expect("a tensor is alive until it ends");
         self.tenancy(&view, tensor, |tenancy| tenancy.to = Some(at));
-        view
+        *view
     }
 
     fn report(self, timeline: Vec<Moment>) -> Footprint {

@@ -12,7 +12,7 @@ use burn_ir::{
 use burn_std::{DType, FloatDType, Shape};
 use firebox_trace::{
     Bytes, Call, Description, DescriptionIndex, Estimate, Heap, MemoryModel, OpIndex, Origin, Step,
-    TensorIndex, TensorInfo, Trace, Use,
+    TensorIndex, TensorInfo, TensorType, Trace, Use,
 };
 
 use crate::allocator;
@@ -92,7 +92,8 @@ impl Scenario {
     }
 
     fn enter(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
-        self.trace.tensors.push(TensorInfo { shape, dtype, origin, label: None, worker: None });
+        let ty = TensorType { shape, dtype };
+        self.trace.tensors.push(TensorInfo::new(ty.into(), origin));
         TensorIndex(self.trace.tensors.len() as u32 - 1)
     }
 
@@ -131,9 +132,14 @@ impl Scenario {
         let description = DescriptionIndex(self.trace.descriptions.len() as u32);
         let locals = made.iter().map(|out| out.id.value()).collect();
         self.trace.descriptions.push(Description { operations, outputs: locals, workspace: None });
-        let inputs = args.map(|arg| Use { tensor: arg.tensor, last: arg.last }).to_vec();
-        let call = Call { name: name.into(), inputs, outputs: outputs.clone(), description };
-        self.trace.steps.push(Step::Call(call));
+        let inputs = args.map(|arg| Use { tensor: arg.tensor, last: arg.last });
+        let call = Call {
+            name: name.into(),
+            inputs: inputs.into_iter().collect(),
+            outputs: outputs.iter().copied().collect(),
+            description,
+        };
+        self.trace.steps.push(Step::Call(Box::new(call)));
         let made = self.measure(args, run);
         let handles: [TensorIndex; M] = outputs.try_into().expect("as many outputs as described");
         for (index, tensor) in handles.iter().zip(made) {

@@ -7,7 +7,7 @@ use burn_ir::{
 use burn_std::{DType, Shape, Slice};
 use firebox_trace::{
     Bytes, Call, Category, Description, DescriptionIndex, Label, OpIndex, Origin, Step,
-    TensorIndex, TensorInfo, Trace, Use,
+    TensorIndex, TensorInfo, TensorType, Trace, Use,
 };
 
 /// A use after which the tensor stays.
@@ -28,13 +28,8 @@ pub struct Builder {
 
 impl Builder {
     fn enter(&mut self, shape: &[usize], origin: Origin) -> TensorIndex {
-        self.trace.tensors.push(TensorInfo {
-            shape: Shape::from(shape.to_vec()),
-            dtype: DType::F32,
-            origin,
-            label: None,
-            worker: None,
-        });
+        let ty = TensorType { shape: Shape::from(shape.to_vec()), dtype: DType::F32 };
+        self.trace.tensors.push(TensorInfo::new(ty.into(), origin));
         TensorIndex(self.trace.tensors.len() as u32 - 1)
     }
 
@@ -50,7 +45,8 @@ impl Builder {
 
     /// Says what a tensor is for.
     pub fn label(&mut self, tensor: TensorIndex, category: Category, name: &str) {
-        self.trace.tensors[tensor.0 as usize].label = Some(Label { category, name: name.into() });
+        self.trace.tensors[tensor.0 as usize].label =
+            Some(Label { category, name: name.into() }.into());
     }
 
     /// Host data becomes a tensor.
@@ -94,19 +90,20 @@ impl Builder {
         let op = describe(std::array::from_fn(|i| self.ir(i, inputs[i])), id);
         let out = op.outputs().next().expect("the operation has an output").clone();
         let output = self.made(out.shape.as_slice());
-        self.trace.tensors[output.0 as usize].dtype = out.dtype;
+        let ty = TensorType { shape: out.shape.clone(), dtype: out.dtype };
+        self.trace.tensors[output.0 as usize].ty = ty.into();
         let description = DescriptionIndex(self.trace.descriptions.len() as u32);
         self.trace.descriptions.push(Description {
             operations: vec![op],
             outputs: vec![id.value()],
             workspace: None,
         });
-        self.trace.steps.push(Step::Call(Call {
+        self.trace.steps.push(Step::Call(Box::new(Call {
             name: name.into(),
-            inputs: inputs.to_vec(),
-            outputs: vec![output],
+            inputs: inputs.into_iter().collect(),
+            outputs: [output].into_iter().collect(),
             description,
-        }));
+        })));
         output
     }
 

@@ -47,18 +47,32 @@ impl Candidates {
         self.tensors.extend(varies(&weights).then_some(weights));
     }
 
+    /// The first `count`.
+    pub(super) fn first(&self, count: usize) -> Choice {
+        let rows: Vec<usize> = (0..count.min(self.count)).collect();
+        let differ = self.differ(&rows);
+        let differ_in_marks = differ && self.differ_in_marks(&rows);
+        Choice { rows, in_a_row: true, differ, differ_in_marks }
+    }
+
+    /// Whether some of them differ in every tensor.
+    fn differ(&self, rows: &[usize]) -> bool {
+        !self.tensors.is_empty() && self.tensors.iter().all(|of| distinct(of, rows) > 1)
+    }
+
+    fn differ_in_marks(&self, rows: &[usize]) -> bool {
+        self.marks.iter().all(|of| distinct(of, rows) > 1)
+    }
+
     /// Chooses `count` of them: the first that stand in a row and differ in every tensor and mark; or else such that they differ in
     /// as many as possible; or else the first.
     pub(super) fn choose(&self, count: usize) -> Choice {
         let count = count.min(self.count);
         let in_a_row = |start: usize| -> Vec<usize> { (start..start + count).collect() };
         let all = || self.tensors.iter().chain(&self.marks);
-        let differ = |rows: &[usize]| {
-            !self.tensors.is_empty() && self.tensors.iter().all(|of| distinct(of, rows) > 1)
-        };
-        let differ_in_marks = |rows: &[usize]| self.marks.iter().all(|of| distinct(of, rows) > 1);
         let starts = 0..=self.count - count;
-        if let Some(rows) = starts.map(in_a_row).find(|rows| differ(rows) && differ_in_marks(rows))
+        if let Some(rows) =
+            starts.map(in_a_row).find(|rows| self.differ(rows) && self.differ_in_marks(rows))
         {
             return Choice { rows, in_a_row: true, differ: true, differ_in_marks: true };
         }
@@ -75,8 +89,8 @@ impl Candidates {
             let next = (0..self.count).filter(|row| !rows.contains(row));
             rows.extend(next.max_by_key(|row| gain(*row)));
         }
-        if differ(&rows) {
-            let differ_in_marks = differ_in_marks(&rows);
+        if self.differ(&rows) {
+            let differ_in_marks = self.differ_in_marks(&rows);
             return Choice { rows, in_a_row: false, differ: true, differ_in_marks };
         }
         Choice { rows: in_a_row(0), in_a_row: true, differ: false, differ_in_marks: false }

@@ -20,6 +20,8 @@ use firebox_trace::{Bytes, MemoryModel, Trace};
 
 use crate::error::{TrainError, panic_message};
 use crate::gradients::{Reduction, has_untrained};
+use crate::rehearsal::recording_bytes;
+use crate::share::with_share;
 use crate::splitter::Splitter;
 use crate::weights::differ;
 
@@ -38,6 +40,10 @@ use self::verdict::{Gradient, Gradients, Precision, Verdict, Weighed};
 const GROUPS: usize = 3;
 /// The sizes of a group that are tried: a part may be too small for a loss that is sound, such as a variance.
 const SIZES: [usize; 3] = [1, 2, 4];
+
+/// Why nothing can be said of a model that normalizes over the batch, wherever it is computed.
+pub(crate) const OF_STATISTICS: &str =
+    "batch normalization makes the gradient of an item depend on the others";
 
 /// How much of a batch is looked at to choose items.
 const MOST_READ: Bytes = Bytes::mib(32);
@@ -190,6 +196,23 @@ where
         Ok(found.unwrap_or(Outcome::NotEstablished("there are too few items")))
     }
 
+    /// The same on the device of the batch, where the host cannot compute it: with a micro-batch and its thirds, and two of them together.
+    pub(crate) fn run_in_thirds(&self, micro_batch: usize) -> Result<Outcome, TrainError> {
+        let groups = GROUPS.min(micro_batch.max(2));
+        let size = (micro_batch / groups).max(1);
+        if self.items < groups * size {
+            return Ok(Outcome::NotEstablished("there are too few items"));
+        }
+        let (tensors, candidates) = self.look(groups * size);
+        let choice = candidates.first(groups * size);
+        Ok(match self.compare(groups, size, &tensors, &choice)? {
+            Outcome::Differs { by, .. } if by.is_infinite() => {
+                Outcome::NotEstablished("a third of a micro-batch has no gradient")
+            }
+            outcome => outcome,
+        })
+    }
+
     fn compare(
         &self,
         groups: usize,
@@ -251,8 +274,7 @@ where
         Ok(match gradients.verdict(self.reduction, precision) {
             // That is what it does, and items of one input may be told apart by other tensors.
             Verdict::Differs { coupling: Coupling::Items, .. } if self.normalizes => {
-                let why = "batch normalization makes the gradient of an item depend on the others";
-                Outcome::NotCheckable(why.to_owned())
+                Outcome::NotCheckable(OF_STATISTICS.to_owned())
             }
             Verdict::Differs { coupling, by, parameter } => {
                 Outcome::Differs { coupling, by, parameter: paths[parameter].clone() }
@@ -316,6 +338,7 @@ where
 
     /// The gradient of the items in `range` of the chosen ones.
     fn gradient(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
+        let share = range.len() as f64 / rows.chosen.len() as f64;
         let range = range.start + rows.first()..range.end + rows.first();
         let model = self.learner.model();
         let snapshot = has_untrained::<LC::Backend, M>(&model).then(|| model.clone().into_record());
@@ -324,14 +347,14 @@ where
             None => self.run_there(range, rows),
             Some(host) => self.run_on_host(host, range, rows),
         };
-        let run = catch_unwind(AssertUnwindSafe(|| rehearsing(run)));
+        let run = catch_unwind(AssertUnwindSafe(|| rehearsing(|| with_share(share, run))));
         states.restore();
         if let Some(snapshot) = snapshot {
             let restored = restore::<LC::Backend, M>(&model, snapshot);
             restored.map_err(|error| Failure::Impossible(error.to_string()))?;
         }
         if let Some(device) = model.devices().first() {
-            LC::Backend::forget_graphs(device);
+            LC::Backend::forget_graphs(device, Vec::new());
         }
         let weighed = match run {
             Ok(result) => result?,
@@ -348,7 +371,7 @@ where
     /// Runs them on the device of the batch.
     fn run_there(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
         let memory = self.memory.clone();
-        let needs = move |trace: &Trace| memory.footprint(trace).peak;
+        let needs = move |trace: &Trace| memory.footprint(trace).growth();
         let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
         let recorder = recorder.limit_reads(self.budget, needs);
         let recording = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
@@ -356,7 +379,9 @@ where
             let weight = self.splitter.weight(&micro);
             (self.learner.train_step(micro).grads, weight)
         })?;
-        let needed = self.memory.footprint(recording.trace()).peak;
+        let trace = recording.trace();
+        let needed = self.memory.footprint(trace).growth()
+            + recording_bytes(&*self.memory, trace, trace.calls().count());
         if needed > self.budget {
             let why = format!("some items need {needed} where {} are allowed", self.budget);
             return Err(Failure::Impossible(why));

@@ -32,8 +32,8 @@ impl fmt::Display for Coupling {
                  loss divides by, as `firebox::weight` counts it for classes and for tokens"
             }
             Self::Penalty => {
-                "a part of the loss does not belong to items and is counted once for each micro-batch: take a mean, or leave \
-                 the penalty to the optimizer"
+                "a part of the loss does not belong to items and is counted once for each micro-batch: multiply it by \
+                 `firebox::batch_share()`, take a mean, or leave the penalty to the optimizer"
             }
             Self::Items => {
                 "the loss of an item depends on the other items of its batch, as in contrastive losses, hard-example mining, \

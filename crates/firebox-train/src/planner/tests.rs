@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Shape as TensorShape};
-use firebox_trace::{Category, Footprint, Heap, Origin, Paging};
+use firebox_trace::{Category, Footprint, Heap, Origin, Paging, TensorType};
 
 use super::*;
 
@@ -66,13 +66,8 @@ impl MemoryModel for Pool {
 /// A rehearsal of micro-batches of one MiB for each item.
 fn rehearsal(split: Split) -> Rehearsal {
     let rows = TensorShape::new([split.largest().get(), 1 << 18]);
-    let batch = TensorInfo {
-        shape: rows,
-        dtype: DType::F32,
-        origin: Origin::Existing,
-        label: None,
-        worker: None,
-    };
+    let ty = TensorType { shape: rows, dtype: DType::F32 };
+    let batch = TensorInfo::new(ty.into(), Origin::Existing);
     let trace = Trace { tensors: vec![batch], ..Trace::default() };
     Rehearsal { trace, survivors: Vec::new(), replaced: Vec::new() }
 }

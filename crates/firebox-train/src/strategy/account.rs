@@ -11,7 +11,8 @@ use firebox_trace::Bytes;
 use super::Run;
 use crate::beside::Beside;
 use crate::device::DeviceMemory;
-use crate::error::Phase;
+use crate::error::{Phase, TrainError, over_budget};
+use crate::growth::Growth;
 use crate::rehearsal::Iterations;
 use crate::shape::Shape;
 
@@ -58,30 +59,45 @@ where
         self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
     }
 
-    /// Compares what the device's allocator holds with what was predicted, and plans with more caution from now on if it is
-    /// more.
-    pub(super) fn measure(&mut self) {
-        let Some(planner) = &mut self.planner else { return };
-        let predicted = planner.predicted;
+    /// Compares what training holds with what was predicted, and plans with more caution from now on if a device's allocator holds
+    /// more. More than the budget is a warning, or an error if that was asked for.
+    pub(super) fn measure(&mut self) -> Result<(), TrainError> {
+        let settings = &self.strategy.settings;
+        let Some(planner) = &mut self.planner else { return Ok(()) };
+        let (predicted, budget) = (planner.predicted, planner.budget);
         let mut outcome = self.strategy.outcome();
         let memory = outcome.memory.get_or_insert_default();
         memory.predicted = predicted;
-        let Some(usage) = <B as LazyBackend>::Base::pool_usage(&self.device) else { return };
+        let usage = <B as LazyBackend>::Base::pool_usage(&self.device);
+        let others = settings.held_for_others;
+        let (measured, limit) = match usage {
+            Some(usage) => (Some(usage.reserved - others), budget),
+            None => (planner.growth.and_then(Growth::measured), Growth::limit(budget)),
+        };
         let known = memory.measured.unwrap_or_default();
-        let others = self.strategy.settings.held_for_others;
-        let reserved = usage.reserved - others;
-        memory.measured = Some(known.max(reserved));
-        if reserved <= known {
-            return;
+        let Some(measured) = measured.filter(|measured| *measured > known) else { return Ok(()) };
+        memory.measured = Some(measured);
+        match usage {
+            Some(usage) if measured > predicted => {
+                log::warn!(
+                    "the device has {usage}, {others} of it for other tensors, and {predicted} were predicted: later plans \
+                     leave that much more room"
+                );
+                planner.be_cautious(predicted.ratio(measured));
+            }
+            Some(usage) => log::info!("the device has {usage}, and {predicted} were predicted"),
+            None => {
+                log::info!("the process has grown by {measured}, and {predicted} were predicted")
+            }
         }
-        if reserved > predicted {
-            log::warn!(
-                "the device has {usage}, {others} of it for other tensors, and {predicted} were predicted: later plans \
-                 leave that much more room"
-            );
-            planner.be_cautious(predicted.ratio(reserved));
-        } else {
-            log::info!("the device has {usage}, and {predicted} were predicted");
+        if measured > limit && settings.is_strict {
+            return Err(TrainError::OverBudget { measured, predicted, budget });
         }
+        // Once, and not for every few bytes more.
+        if measured > limit && known <= limit {
+            let text = over_budget(measured, predicted, budget);
+            settings.say(log::Level::Warn, &format!("warning: {text}"));
+        }
+        Ok(())
     }
 }

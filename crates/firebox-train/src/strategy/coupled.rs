@@ -9,8 +9,10 @@ use burn::train::{Learner, LearningComponentsTypes, TrainStep};
 use firebox_lazy::LazyBackend;
 use firebox_trace::{Bytes, MemoryModel};
 
-use crate::check::{Check, Host, Outcome};
+use crate::check::{Check, Host, OF_STATISTICS, Outcome};
+use crate::device::DeviceMemory;
 use crate::error::TrainError;
+use crate::micro_step::give_back;
 use crate::planner::Planner;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
@@ -49,6 +51,8 @@ pub(super) struct ToSplit<'a, I, S> {
     pub(super) batch: &'a I,
     pub(super) items: usize,
     pub(super) weight: f64,
+    /// The items of its micro-batches, at most.
+    pub(super) micro_batch: usize,
     pub(super) splitter: &'a S,
     pub(super) settings: &'a Settings,
 }
@@ -81,17 +85,17 @@ impl Means {
     ) -> Result<Bytes, TrainError>
     where
         LC: LearningComponentsTypes<TrainingModel = M>,
-        LC::Backend: LazyBackend,
+        LC::Backend: LazyBackend<Base: DeviceMemory>,
         <LC::Backend as AutodiffBackend>::InnerBackend:
             LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
         M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
         S: Splitter<I>,
     {
-        let ToSplit { batch, items, weight, splitter, settings } = *to_split;
+        let ToSplit { batch, items, weight, micro_batch, splitter, settings } = *to_split;
         if !known.asks(items, weight) {
             return Ok(Bytes::ZERO);
         }
-        let check = Check {
+        let mut check = Check {
             learner,
             splitter,
             batch,
@@ -103,7 +107,17 @@ impl Means {
             normalizes: self.normalizes,
             host: (!self.memory.is_on_host()).then(Host::new),
         };
-        let outcome = check.run()?;
+        let mut outcome = check.run()?;
+        if let (Outcome::NotCheckable(why), Some(_)) = (&outcome, check.host.take())
+            && why != OF_STATISTICS
+        {
+            log::info!("whether batches may be split is asked on the device: {why}");
+            outcome = check.run_in_thirds(micro_batch)?;
+            // Thirds open pages that training does not need.
+            if let Some(device) = learner.model().devices().first() {
+                give_back::<LC::Backend>(device);
+            }
+        }
         let warn = |text: &str| settings.say(log::Level::Warn, &format!("warning: {text}"));
         let asked = match *known {
             Known::Nothing { asked } | Known::WhereItemsWeigh { asked, .. } => asked + 1,

@@ -50,8 +50,9 @@ where
                 return Err(TrainError::EmptyBatch { phase: Phase::Validation });
             }
             let planner = self.planner.as_mut().expect("training comes before validation");
-            let shape = Shape::of::<B::InnerBackend, _, _>(&batch, items, splitter, planner);
-            let to_plan = self.to_plan(Phase::Validation, shape);
+            let phase = Phase::Validation;
+            let shape = Shape::of::<B::InnerBackend, _, _>(phase, &batch, items, splitter, planner);
+            let to_plan = self.to_plan(phase, shape);
             if let Some(iterations) = to_plan {
                 let beside = self.beside(items);
                 let planner = self.planner.as_mut().expect("training comes before validation");
@@ -77,7 +78,8 @@ where
             }
             queue::<B::InnerBackend>(&self.training, &self.device).prepare(admission);
             let planned = planner.planned(Phase::Validation, shape).expect("made above");
-            let (ranges, held) = (planned.plan.ranges().collect::<Vec<_>>(), planned.held);
+            let held = planner.held(planned);
+            let ranges = planned.plan.ranges().collect::<Vec<_>>();
             self.watch.begin_batch(During::Validation, items, &planned.plan);
             let keeps_statistics = !planner.running_state.is_empty();
             let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
@@ -113,7 +115,7 @@ where
             }
         }
         self.watch.check()?;
-        self.measure();
+        self.measure()?;
         end_validated(&mut self.processor, epoch.items_processed);
         Ok(())
     }

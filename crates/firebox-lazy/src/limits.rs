@@ -1,0 +1,148 @@
+//! What a recording may cost, and what it takes of the host's memory.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn_backend::{Backend, TensorData, TensorMetadata};
+use burn_ir::OperationIr;
+use burn_std::{DType, Shape};
+use firebox_trace::{Bytes, Description, OpIndex, Step, Trace};
+
+use crate::kind::Kind;
+use crate::module::nothing_is_learned;
+use crate::progress;
+use crate::recording::RecordError;
+use crate::session::Session;
+use crate::tensor::LazyTensor;
+
+/// How many reads of a program are refused before it unwinds.
+const PATIENCE: usize = 64;
+/// After so many operations it is looked again what they take.
+const LOOK: usize = 1024;
+
+/// What a recorded call takes on the host until its recording has run: its place in the trace and in the program, the graph of automatic
+/// differentiation while it is recorded, and its result while it runs. Measured on 64-bit Linux with the LSTMs of `tests/memory`, rounded up.
+pub const HOST_BYTES_PER_CALL: Bytes = Bytes::new(416);
+
+/// What the descriptions of `trace` take on the host: in the trace, and in the memory of its thread, which keeps them for
+/// the next step.
+pub fn host_bytes_of_descriptions(trace: &Trace) -> Bytes {
+    const REST: usize = 512;
+    let operations = |description: &Description| description.operations.len();
+    let bytes = |count: usize| 2 * (count * size_of::<OperationIr>() + REST) as u64;
+    Bytes::new(trace.descriptions.iter().map(operations).map(bytes).sum())
+}
+
+/// What `trace` takes on the host while a program that never runs is written down and its footprint found: places of operations and
+/// tensors, lists that grow, and the descriptions. Measured on 64-bit Linux with the LSTMs of `tests/memory`, rounded up.
+pub fn host_bytes_of_rehearsal(trace: &Trace) -> Bytes {
+    of_rehearsal(trace, trace.calls().count())
+}
+
+fn of_rehearsal(trace: &Trace, calls: usize) -> Bytes {
+    const PER_CALL: u64 = 288;
+    Bytes::new(PER_CALL * calls as u64) + host_bytes_of_descriptions(trace)
+}
+
+/// What a read inside a recording may cost: see [`Recorder::limit_reads`](crate::Recorder::limit_reads).
+#[derive(Clone)]
+pub(crate) struct ReadLimit {
+    pub(crate) budget: Bytes,
+    pub(crate) footprint: Arc<dyn Fn(&Trace) -> Bytes + Send + Sync>,
+}
+
+impl fmt::Debug for ReadLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadLimit").field("budget", &self.budget).finish_non_exhaustive()
+    }
+}
+
+/// The payload with which what is refused unwinds to [`Recorder::record`](crate::Recorder::record).
+pub(crate) struct Refused(pub(crate) RecordError);
+
+impl Refused {
+    /// Unwinds; not through the panic hook, since nothing is wrong with the program.
+    fn unwind(error: RecordError) -> ! {
+        std::panic::resume_unwind(Box::new(Self(error)))
+    }
+}
+
+/// Appends to a list that may be the most that a recording holds: it grows by a quarter, since doubling takes three times its size.
+pub(crate) fn push<T>(list: &mut Vec<T>, item: T) {
+    if list.len() == list.capacity() {
+        list.reserve_exact((list.len() / 4).max(64));
+    }
+    list.push(item);
+}
+
+impl<B: Backend> Session<B> {
+    /// Reads a tensor of the session: runs what has been recorded so far. None where that is refused.
+    pub(crate) fn read<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> Option<K::Primitive> {
+        if self.refuses_read() {
+            return None;
+        }
+        progress::running(|| self.run());
+        let used = self.take(tensor);
+        self.trace.steps.push(Step::Read(used));
+        Some(K::restore(self.values.fetch(used)))
+    }
+
+    /// Whether a read is refused, because it would run more than may be run. The program goes on with zeros, since it may hold a lock or
+    /// be built to abort where it panics; nothing of it will run, and it can [tell](crate::is_rehearsal). One that reads over and over
+    /// may wait for another value, and unwinds.
+    fn refuses_read(&mut self) -> bool {
+        if self.refused.is_none() {
+            let Some(limit) = &self.read_limit else { return false };
+            // That takes its time as well, and is none of the program's.
+            let needed = progress::running(|| (limit.footprint)(&self.trace));
+            let budget = limit.budget;
+            if needed <= budget {
+                return false;
+            }
+            let at = OpIndex(self.trace.steps.len() as u32);
+            self.refused = Some(RecordError::ReadTooLarge { at, needed, budget });
+            nothing_is_learned();
+        }
+        self.refusals += 1;
+        if self.refusals > PATIENCE {
+            self.unwind_refused();
+        }
+        true
+    }
+
+    /// Unwinds behind a read that was refused.
+    pub(crate) fn unwind_refused(&self) {
+        if let Some(error) = &self.refused {
+            Refused::unwind(error.clone());
+        }
+    }
+
+    /// Unwinds where the recording takes more of the host's memory than it may. What was there before it is not its fault.
+    pub(crate) fn refuse_long_recording(&mut self) {
+        self.calls += 1;
+        if let Some(budget) = self.host_limit
+            && self.calls.is_multiple_of(LOOK)
+        {
+            let (calls, needed) =
+                (self.calls, self.existing + of_rehearsal(&self.trace, self.calls));
+            if needed > budget && self.existing <= budget {
+                Refused::unwind(RecordError::TooLong { calls, needed, budget });
+            }
+        }
+    }
+}
+
+/// What stands for the values of a tensor that must not be computed.
+pub(crate) struct Zeros(Shape, DType);
+
+impl Zeros {
+    pub(crate) fn of(tensor: &impl TensorMetadata) -> Self {
+        Self(tensor.shape(), tensor.dtype())
+    }
+
+    pub(crate) fn data(self) -> TensorData {
+        let Self(shape, dtype) = self;
+        let bytes = Bytes::of_elements(&shape, dtype);
+        TensorData::from_bytes_vec(vec![0; bytes.get() as usize], shape, dtype)
+    }
+}

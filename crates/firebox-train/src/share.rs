@@ -1,0 +1,52 @@
+//! Which share of its batch a step sees, for what a loss counts once for each batch.
+
+use std::cell::Cell;
+
+thread_local! {
+    static SHARE: Cell<f64> = const { Cell::new(1.0) };
+}
+
+/// The share of its batch that the running step sees, by items: 1 where the batch is whole, and outside of steps.
+///
+/// Where losses are [summed](crate::Reduction::Sum), what belongs to the batch and not to its items, such as a penalty on the weights, is
+/// counted once for each micro-batch. Times this share it is counted once for each batch of the loader, whose micro-batches' shares add
+/// up to 1 (of several that are accumulated into one optimizer step, once for each, as without firebox). Under
+/// [`Reduction::Mean`](crate::Reduction::Mean) losses are weighted as a whole, and nothing is to be done.
+///
+/// ```
+/// use burn::prelude::*;
+///
+/// fn loss<B: Backend>(of_items: Tensor<B, 1>, weight: Tensor<B, 2>) -> Tensor<B, 1> {
+///     of_items.sum() + weight.powi_scalar(2).sum() * (0.01 * firebox_train::batch_share())
+/// }
+/// ```
+pub fn batch_share() -> f64 {
+    SHARE.get()
+}
+
+/// Runs a step that sees so much of its batch.
+pub(crate) fn with_share<R>(share: f64, step: impl FnOnce() -> R) -> R {
+    struct Before(f64);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            SHARE.set(self.0);
+        }
+    }
+
+    let _before = Before(SHARE.replace(share));
+    step()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_panics_leaves_no_share() {
+        let panics = || with_share(0.25, || std::panic::resume_unwind(Box::new(batch_share())));
+        let share = std::panic::catch_unwind(panics).map(|()| 0.0);
+        let share = share.expect_err("it panics").downcast::<f64>().expect("a share");
+        assert_eq!((*share, batch_share()), (0.25, 1.0));
+    }
+}

@@ -1,0 +1,128 @@
+//! Long runs within a tight budget: the heap and the process's memory are flat, and never above the budget.
+
+use std::sync::{Arc, Mutex};
+
+use burn::backend::Flex;
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
+use burn::optim::AdamConfig;
+use burn::prelude::*;
+use burn::train::SupervisedTraining;
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::renderer::CliMetricsRenderer;
+use firebox::{Bytes, Lazy, Learner, Resident};
+
+use crate::models::{Items, Kind, Model, Numbered};
+use crate::{B, HEAP};
+
+/// A run of so many optimizer steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Soak {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub items: usize,
+    pub budget: Bytes,
+    pub steps: usize,
+}
+
+/// The runs of the tests, and those that take long.
+pub const SOAKS: [Soak; 4] = {
+    let cnn = Soak {
+        name: "soak_of_a_cnn",
+        kind: Kind::Cnn,
+        items: 24,
+        budget: Bytes::mib(8),
+        steps: 60,
+    };
+    let lengths = Soak {
+        name: "soak_of_lengths",
+        kind: Kind::Lengths,
+        items: 8,
+        budget: Bytes::mib(10),
+        ..cnn
+    };
+    [
+        cnn,
+        lengths,
+        Soak { name: "long_soak_of_a_cnn", steps: 2000, ..cnn },
+        Soak { name: "long_soak_of_lengths", steps: 2000, ..lengths },
+    ]
+};
+
+/// What was in use at the most since the step before, and what the process has.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    heap: usize,
+    process: Bytes,
+}
+
+/// Takes a sample with each batch.
+#[derive(Clone, Debug)]
+struct Sampling {
+    batcher: Numbered,
+    samples: Arc<Mutex<Vec<Sample>>>,
+}
+
+impl<B: Backend> Batcher<B, usize, Items<B>> for Sampling {
+    fn batch(&self, items: Vec<usize>, device: &B::Device) -> Items<B> {
+        let process = Resident::of_this_process().map_or(Bytes::ZERO, |resident| resident.now);
+        let sample = Sample { heap: HEAP.peak_usage(), process };
+        HEAP.reset_peak_usage();
+        self.samples.lock().expect("nobody panics").push(sample);
+        self.batcher.batch(items, device)
+    }
+}
+
+impl Soak {
+    /// Trains, and checks what was measured.
+    pub fn run(&self) {
+        let device = Default::default();
+        let folder = tempfile::tempdir().expect("a folder");
+        let samples = Arc::new(Mutex::new(Vec::with_capacity(self.steps + 1)));
+        let batcher = Sampling { batcher: Numbered(self.kind), samples: samples.clone() };
+        let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
+        let train = DataLoaderBuilder::<B, _, _>::new(batcher)
+            .batch_size(self.items)
+            .build(numbers(self.items * self.steps));
+        let valid = DataLoaderBuilder::<Lazy<Flex>, _, _>::new(Numbered(self.kind));
+        let valid = valid.batch_size(2).build(numbers(2));
+        let level = HEAP.current_usage();
+        HEAP.reset_peak_usage();
+        let model = Model::<B>::new(self.kind, &device);
+        let training = SupervisedTraining::new(folder.path(), train, valid)
+            .metrics((AccuracyMetric::new(), LossMetric::new()))
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .num_epochs(1);
+        let builder = Learner::builder().auto_batch().memory(self.budget).strict();
+        let fitted = builder.build(model, AdamConfig::new().init(), 1e-3).fit(training);
+        let fitted = fitted.expect("it fits");
+        let samples = samples.lock().expect("nobody panics");
+        // The first sample is from before the first step.
+        let parts: Vec<Sample> = samples[1..]
+            .chunks(self.steps.div_ceil(if self.steps < 500 { 3 } else { 10 }))
+            .map(|part| Sample {
+                heap: part.iter().map(|sample| sample.heap).max().unwrap_or_default(),
+                process: part.iter().map(|sample| sample.process).max().unwrap_or_default(),
+            })
+            .collect();
+        let first = parts[0];
+        let rest = |of: fn(&Sample) -> u64| parts[1..].iter().map(of).max().unwrap_or_default();
+        let heap = rest(|sample| sample.heap as u64);
+        let process = rest(|sample| sample.process.get());
+        println!(
+            "measured: steps={} budget={} predicted={} heap_first={} heap_rest={heap} process_first={} process_rest={process}",
+            self.steps,
+            self.budget.get(),
+            fitted.memory.unwrap_or_default().predicted.get(),
+            first.heap - level,
+            first.process.get(),
+        );
+        let most = Bytes::new(heap.max(first.heap as u64) - level as u64);
+        let is_tight = most > self.budget.scale(0.6);
+        assert!(most <= self.budget && is_tight, "{most} of {}", self.budget);
+        assert!(heap as f64 <= first.heap as f64 * 1.02, "the heap grows: {parts:?}");
+        assert!(process as f64 <= first.process.get() as f64 * 1.05, "it grows: {parts:?}");
+    }
+}
