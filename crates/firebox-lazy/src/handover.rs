@@ -7,20 +7,29 @@
 //! own while training goes on, and so do metrics.
 //!
 //! While a [`TrainingGuard`] lives, the other threads hold what they use until the call is done, and then leave it here.
-//! The training thread lets go of it between two of its own calls. Loader threads are excepted: what they make and drop
-//! is nobody else's.
+//! A training thread lets go of it between two of its own calls, and another one between two of theirs where much is left.
+//! Either has the turn at the queue meanwhile, so that nobody is in the middle of an operation; several Learners in a process share
+//! one turn. Loader threads are excepted: what they make and drop is nobody else's.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::streams::is_loader_thread;
 
-/// How many training threads there are. With several, nothing is left: it is not known to whom it would belong.
+/// How many training threads there are.
 static TRAINING: AtomicUsize = AtomicUsize::new(0);
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+
+/// How many tensors may be left before another thread lets go of them: what a metric computes must not pile up behind a long step.
+const MOST_LEFT: usize = 64;
+
+/// How long a training thread may have the turn and queue nothing before others go on without: it may wait for one of them.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 thread_local! {
     static IS_TRAINING: Cell<bool> = const { Cell::new(false) };
@@ -60,7 +69,8 @@ impl TrainingGuard {
     /// A thread that reads a tensor has burn's fusion run what is queued on the tensor's stream. In the middle of a step that
     /// would cut operations apart that are otherwise run as one, by chance, and with them the memory that they need. So
     /// other threads wait meanwhile; `work` should leave the queue empty, and must not wait for them. The run of a recording
-    /// has its queue for itself without this.
+    /// has its queue for itself without this. Threads of rayon do not wait, as `work` may wait for them, and after ten seconds in which
+    /// `work` has called nothing, neither do others.
     ///
     /// ```
     /// let guard = firebox_lazy::TrainingGuard::enter();
@@ -73,24 +83,39 @@ impl TrainingGuard {
 
     /// Lets go of the tensors that other threads have left so far. Outside a recording.
     pub fn collect(&self) {
-        let left = std::mem::take(&mut *left());
-        drop(left);
+        let _turn = TrainingTurn::take();
+        collect();
     }
 }
 
 impl Drop for TrainingGuard {
     fn drop(&mut self) {
+        self.collect();
         TRAINING.fetch_sub(1, Ordering::Relaxed);
         IS_TRAINING.set(false);
-        self.collect();
+        // What was left in between, by those who still saw this thread train.
+        if TRAINING.load(Ordering::Relaxed) == 0 {
+            collect();
+        }
     }
+}
+
+/// Lets go of what was left, with the turn.
+fn collect() {
+    let left = std::mem::take(&mut *LEFT.lock());
+    drop(left);
 }
 
 /// Held by whoever queues operations, while there is a training thread.
 static TURN: Mutex<()> = Mutex::new(());
+/// How many calls training threads have made.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+/// How many these were when one of them was found to wait, with the turn.
+static WAITS: AtomicU64 = AtomicU64::new(u64::MAX);
 
-fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// Notes that a training thread makes a call.
+pub(crate) fn tick() {
+    CALLS.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The turn of the training thread.
@@ -104,7 +129,7 @@ impl TrainingTurn {
         if !IS_TRAINING.get() || HAS_TURN.get() {
             return None;
         }
-        let _turn = turn();
+        let _turn = TURN.lock();
         HAS_TURN.set(true);
         Some(Self { _turn })
     }
@@ -116,31 +141,66 @@ impl Drop for TrainingTurn {
     }
 }
 
-/// Waits until the training thread has left the queue empty, if this is another thread.
+/// What another thread than those that train has while it makes a call: the turn, if it need not go on without.
+pub(crate) struct TheirTurn(Option<MutexGuard<'static, ()>>);
+
+/// Waits until no training thread has the turn, if this is another thread.
 #[inline]
-pub(crate) fn wait_for_turn() -> Option<MutexGuard<'static, ()>> {
-    is_elsewhere().then(turn)
+pub(crate) fn wait_for_turn() -> Option<TheirTurn> {
+    is_elsewhere().then(|| TheirTurn(theirs()))
 }
 
-fn left() -> MutexGuard<'static, Vec<Left>> {
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+#[cold]
+fn theirs() -> Option<MutexGuard<'static, ()>> {
+    let calls = || CALLS.load(Ordering::Relaxed);
+    // A training thread may wait for rayon's, as for an optimizer that uses them.
+    if rayon::current_thread_index().is_some() || WAITS.load(Ordering::Relaxed) == calls() {
+        return TURN.try_lock();
+    }
+    loop {
+        let before = calls();
+        if let Some(turn) = TURN.try_lock_for(PATIENCE) {
+            return Some(turn);
+        }
+        if calls() == before {
+            log::warn!(
+                "a training thread has the device's queue and makes no call: other threads go on"
+            );
+            WAITS.store(before, Ordering::Relaxed);
+            return None;
+        }
+    }
+}
+
+impl Drop for TheirTurn {
+    /// Leaves what the call has used.
+    fn drop(&mut self) {
+        drop(Held::take());
+        if self.0.is_some() && LEFT.lock().len() > MOST_LEFT {
+            collect();
+        }
+    }
 }
 
 /// Whether tensors are to be left to another thread.
 #[inline]
 pub(crate) fn is_elsewhere() -> bool {
-    TRAINING.load(Ordering::Relaxed) == 1 && is_other_thread()
+    TRAINING.load(Ordering::Relaxed) > 0 && is_other_thread()
 }
 
 #[cold]
 fn is_other_thread() -> bool {
-    // A thread that ends has no such values any more, and is not the training thread, which outlives its guard.
-    !IS_TRAINING.try_with(Cell::get).unwrap_or(false) && !is_loader_thread()
+    // A thread that ends has no such values any more, and is not a training thread, which outlives its guard.
+    let trains = IS_TRAINING.try_with(Cell::get).unwrap_or(false);
+    if trains {
+        tick();
+    }
+    !trains && !is_loader_thread()
 }
 
 /// Leaves a tensor to the training thread.
 pub(crate) fn leave(tensor: impl Any + Send) {
-    left().push(Box::new(tensor));
+    LEFT.lock().push(Box::new(tensor));
 }
 
 /// Holds a tensor until the call that this thread is making is done.
@@ -166,7 +226,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if !self.0.is_empty() {
-            left().append(&mut self.0);
+            LEFT.lock().append(&mut self.0);
         }
     }
 }
@@ -174,10 +234,11 @@ impl Drop for Held {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::thread::{scope, spawn};
 
     use super::*;
 
-    /// With two training threads in a process, nothing is left to either.
+    /// Training threads of other tests have a turn, and let go of what is left.
     static ALONE: Mutex<()> = Mutex::new(());
 
     #[test]
@@ -190,23 +251,67 @@ mod tests {
     }
 
     #[test]
-    fn what_another_thread_uses_lives_until_the_training_thread_collects_it() {
+    fn what_another_thread_uses_lives_until_a_training_thread_collects_it() {
         let _alone = ALONE.lock();
         let (used, dropped) = (Arc::new(()), Arc::new(()));
         let guard = TrainingGuard::enter();
+        let other = spawn(|| drop(TrainingGuard::enter()));
         assert!(!is_elsewhere());
         let (theirs, ended) = (used.clone(), dropped.clone());
+        other.join().expect("the other one has trained");
         let worker = move || {
             assert!(is_elsewhere());
             leave(ended);
             hold(theirs);
             drop(Held::take());
         };
-        std::thread::spawn(worker).join().expect("the other thread ends");
+        spawn(worker).join().expect("the other thread ends");
         assert_eq!([&used, &dropped].map(Arc::strong_count), [2, 2]);
         guard.collect();
         assert_eq!([&used, &dropped].map(Arc::strong_count), [1, 1]);
         drop(guard);
-        std::thread::spawn(|| assert!(!is_elsewhere())).join().expect("nobody trains");
+        spawn(|| assert!(!is_elsewhere())).join().expect("nobody trains");
+    }
+
+    #[test]
+    fn a_second_training_thread_waits_for_the_turn_of_the_first() {
+        let _alone = ALONE.lock();
+        let guard = TrainingGuard::enter();
+        let kept = Arc::new(());
+        let theirs = kept.clone();
+        let other = guard.alone(|| {
+            spawn(|| leave(theirs)).join().expect("it leaves something");
+            let other = spawn(|| TrainingGuard::enter().collect());
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(Arc::strong_count(&kept), 2, "nobody lets go of it in this turn");
+            other
+        });
+        other.join().expect("it has its turn now");
+        assert_eq!(Arc::strong_count(&kept), 1);
+    }
+
+    #[test]
+    fn what_another_thread_computes_does_not_pile_up() {
+        let _alone = ALONE.lock();
+        let _guard = TrainingGuard::enter();
+        let kept = Arc::new(());
+        scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..1_000 {
+                    let _turn = wait_for_turn();
+                    hold(kept.clone());
+                }
+            });
+        });
+        assert!(Arc::strong_count(&kept) <= MOST_LEFT + 1);
+    }
+
+    #[test]
+    fn threads_of_rayon_do_not_wait() {
+        let _alone = ALONE.lock();
+        let guard = TrainingGuard::enter();
+        guard.alone(|| {
+            rayon::scope(|scope| scope.spawn(|_| drop(wait_for_turn())));
+        });
     }
 }

@@ -20,7 +20,7 @@ use firebox_trace::{
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::draws::Generator;
-use crate::handover::TrainingTurn;
+use crate::handover::{self, TrainingTurn};
 use crate::inputs::{Rows, select_rows};
 use crate::kind::{Kind, Value};
 use crate::known::{self, Form, Known};
@@ -443,6 +443,7 @@ impl<B: Backend> Session<B> {
     pub(crate) fn run_observed(&mut self, done: &mut dyn FnMut(OpIndex)) {
         let _turn = TrainingTurn::take();
         for (step, instruction) in self.program.drain(..) {
+            handover::tick();
             match instruction {
                 Instruction::Run(run) => run(&mut self.values),
                 Instruction::Free(tensor) => drop(self.values.remove(tensor)),

@@ -11,7 +11,7 @@ use std::thread;
 
 use burn_backend::StreamId;
 
-use crate::handover::{Held, is_elsewhere, wait_for_turn};
+use crate::handover::{Held, wait_for_turn};
 
 /// What burn names the threads of its `MultiThreadDataLoader`; the number of the worker follows.
 const THREAD_NAME: &str = "dataloader-";
@@ -85,23 +85,10 @@ pub(crate) fn worker_of_name(name: &str) -> Option<u16> {
 /// Runs a call of the backend: on a loader thread on the worker's stream, otherwise as it is.
 #[inline]
 pub(crate) fn on_stream<R>(call: impl FnOnce() -> R) -> R {
-    let _held = UntilDone;
     let _turn = wait_for_turn();
     match current_worker() {
         None => call(),
         Some(worker) => stream_of_worker(worker).executes(call),
-    }
-}
-
-/// Leaves what a call has used to the training thread, when the call is done.
-struct UntilDone;
-
-impl Drop for UntilDone {
-    #[inline]
-    fn drop(&mut self) {
-        if is_elsewhere() {
-            drop(Held::take());
-        }
     }
 }
 
