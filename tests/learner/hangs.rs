@@ -3,17 +3,21 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use burn::backend::Flex;
+use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
-use burn::optim::SgdConfig;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{LearningRate, SgdConfig, SimpleOptimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
+use burn::train::metric::LossMetric;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
 };
-use firebox::{Bytes, Lazy, Learner};
+use firebox::dry::{Card, Cuda, DryCuda, Lease};
+use firebox::{Bytes, Lazy, Learner, is_rehearsal};
 
 use crate::attempts::{B, validates_as_its_net};
 use crate::task::{Given, Net, PointBatcher, Points, batch, points, random_state};
@@ -45,10 +49,16 @@ impl<B: AutodiffBackend> TrainStep for Pulling<B> {
 
 validates_as_its_net!(Pulling);
 
+/// Trains, and fails where that takes for ever.
+fn trains_in_time(train: impl FnOnce() -> Result<(), String> + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || done.send(train()).expect("it is waited for"));
+    is_done.recv_timeout(LIMIT).expect("it does not hang").expect("it trains");
+}
+
 #[test]
 fn a_step_that_waits_for_a_loader_of_its_own() {
-    let (done, is_done) = mpsc::channel();
-    std::thread::spawn(move || {
+    trains_in_time(|| {
         let _lock = random_state();
         let folder = tempfile::tempdir().expect("a folder");
         let train = DataLoaderBuilder::<B, _, _>::new(PointBatcher)
@@ -63,7 +73,61 @@ fn a_step_that_waits_for_a_loader_of_its_own() {
         let model = Pulling { net: Net::new(&Default::default()) };
         let learner = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
         let fitted = learner.build(model, SgdConfig::new().init(), 1e-2).fit(training);
-        done.send(fitted.map(|_| ()).map_err(|error| error.to_string())).expect("it is waited for");
+        fitted.map(|_| ()).map_err(|error| error.to_string())
     });
-    is_done.recv_timeout(LIMIT).expect("it does not hang").expect("it trains");
+}
+
+/// Gradient descent on threads of rayon, which it waits for. What such threads do is not recorded.
+#[derive(Clone)]
+struct Parallel;
+
+impl<I: Backend> SimpleOptimizer<I> for Parallel {
+    type State<const D: usize> = usize;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<I, D>,
+        grad: Tensor<I, D>,
+        _state: Option<usize>,
+    ) -> (Tensor<I, D>, Option<usize>) {
+        if is_rehearsal() {
+            return (tensor * 0.99 - grad * lr, None);
+        }
+        let (tensor, step) = rayon::join(|| tensor * 0.99, || grad * lr);
+        (tensor - step, None)
+    }
+
+    fn to_device<const D: usize>(state: usize, _device: &I::Device) -> usize {
+        state
+    }
+}
+
+/// Two Learners at once, on two cards that are not there, whose queues fuse operations.
+#[test]
+fn two_learners_whose_optimizers_wait_for_other_threads() {
+    type D = Autodiff<Lazy<DryCuda>>;
+    let train = || {
+        let card = Card::named("T4").expect("in the table");
+        let lease = Lease::<Cuda>::take(&card.properties()).expect("few cards were asked for");
+        let device = lease.device();
+        let folder = tempfile::tempdir().expect("a folder");
+        let batches = [8, 8, 6].map(|items| PointBatcher.batch(points(items), device));
+        let valid = PointBatcher.batch(points(4), device);
+        let train = Given::loader(batches.into());
+        let training = SupervisedTraining::new(folder.path(), train, Given::loader(vec![valid]))
+            .metric_train_numeric(LossMetric::new())
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .num_epochs(2);
+        let optimizer = OptimizerAdaptor::<Parallel, Net<D>, D>::from(Parallel);
+        let learner = Learner::builder().auto_batch().memory(Bytes::gib(1)).quiet();
+        let fitted = learner.build(Net::<D>::new(device), optimizer, 1e-2).fit(training);
+        fitted.map(|_| ()).map_err(|error| error.to_string())
+    };
+    trains_in_time(move || {
+        let other = std::thread::spawn(train);
+        train()?;
+        other.join().expect("no panic")
+    });
 }

@@ -250,16 +250,16 @@ fn a_step_whose_recording_does_not_fit_is_refused_in_words() {
         let learner = Learner::builder().auto_batch().memory(Bytes::mib(mib));
         learner.build(model, AdamConfig::new().init(), 1e-3).plan(&batch(items))
     };
-    let error = plan(20_000, 1, 8).expect_err("two iterations of 40,000 operations take more");
+    let error = plan(5_000, 1, 2).expect_err("two iterations of 10,000 operations take more");
     let is_told = |error: &TrainError| {
         matches!(error, TrainError::Record(RecordError::TooLong { needed, budget, .. })
-            if needed > budget && *budget == Bytes::mib(8))
+            if needed > budget && *budget == Bytes::mib(2))
     };
     assert!(is_told(&error), "{error}");
     assert!(error.to_string().contains("larger budget"), "{error}");
-    // 40,000 operations are written down for the step that runs.
-    assert!(plan(20_000, 1, 64).expect("it fits").predicted() > Bytes::mib(15));
-    let split = plan(1_000, 20, 8).expect("a part of it is shorter").plan;
+    // 10,000 operations are written down for the step that runs.
+    assert!(plan(5_000, 1, 16).expect("it fits").predicted() > Bytes::new(3_750_000));
+    let split = plan(250, 20, 2).expect("a part of it is shorter").plan;
     assert!(split.len() > 1, "{split}");
 }
 

@@ -67,7 +67,7 @@ impl<B: Backend> Backend for Lazy<B> {
 
     fn memory_cleanup(device: &Self::Device) {
         if !session::records::<B>() {
-            on_stream(|| B::memory_cleanup(device));
+            on_stream::<B, _>(|| B::memory_cleanup(device));
         }
     }
 
@@ -85,12 +85,12 @@ impl<B: Backend> Backend for Lazy<B> {
                 });
             });
         } else {
-            on_stream(|| B::seed(device, seed));
+            on_stream::<B, _>(|| B::seed(device, seed));
         }
     }
 
     fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
-        on_stream(|| B::sync(device))
+        on_stream::<B, _>(|| B::sync(device))
     }
 
     fn staging<'a, Iter>(data: Iter, device: &Self::Device)
@@ -98,7 +98,7 @@ impl<B: Backend> Backend for Lazy<B> {
         Iter: Iterator<Item = &'a mut TensorData>,
     {
         if !session::records::<B>() {
-            on_stream(|| B::staging(data, device));
+            on_stream::<B, _>(|| B::staging(data, device));
         }
     }
 

@@ -119,7 +119,7 @@ impl CustomOp {
         let name = self.name;
         let forms = O::list(results);
         if !session::records::<B>() {
-            return O::wrap(on_stream(|| run(inputs.plain())), name, &mut forms.iter());
+            return O::wrap(on_stream::<B, _>(|| run(inputs.plain())), name, &mut forms.iter());
         }
         let mut frame = CallFrame::<B>::open(name);
         let slots = inputs.take(&mut frame);

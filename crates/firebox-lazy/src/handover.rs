@@ -11,18 +11,20 @@
 //! Either has the turn at the queue meanwhile, so that nobody is in the middle of an operation; several Learners in a process share
 //! one turn. Loader threads are excepted: what they make and drop is nobody else's.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use burn_backend::Backend;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::streams::is_loader_thread;
 
-/// How many training threads there are.
+/// How many training threads there are, and the backend of each.
 static TRAINING: AtomicUsize = AtomicUsize::new(0);
+static BACKENDS: RwLock<Vec<TypeId>> = RwLock::new(Vec::new());
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
 /// How many tensors may be left before another thread lets go of them: what a metric computes must not pile up behind a long step.
@@ -47,21 +49,24 @@ type Left = Box<dyn Any + Send>;
 /// would only live longer.
 #[derive(Debug)]
 pub struct TrainingGuard {
+    backend: TypeId,
     /// Stays on its thread.
     thread: PhantomData<*const ()>,
 }
 
 impl TrainingGuard {
-    /// Makes this thread the training thread.
+    /// Makes this thread one that trains on `Lazy<B>`.
     ///
     /// ```
-    /// let guard = firebox_lazy::TrainingGuard::enter();
+    /// let guard = firebox_lazy::TrainingGuard::enter::<burn::backend::Flex>();
     /// guard.collect();
     /// ```
-    pub fn enter() -> Self {
+    pub fn enter<B: Backend>() -> Self {
+        let backend = TypeId::of::<B>();
         IS_TRAINING.set(true);
+        BACKENDS.write().push(backend);
         TRAINING.fetch_add(1, Ordering::Relaxed);
-        Self { thread: PhantomData }
+        Self { backend, thread: PhantomData }
     }
 
     /// Runs `work`, which queues operations, while no other thread gets at the queue.
@@ -73,7 +78,7 @@ impl TrainingGuard {
     /// `work` has called nothing, neither do others.
     ///
     /// ```
-    /// let guard = firebox_lazy::TrainingGuard::enter();
+    /// let guard = firebox_lazy::TrainingGuard::enter::<burn::backend::Flex>();
     /// assert_eq!(guard.alone(|| 1 + 1), 2);
     /// ```
     pub fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
@@ -93,6 +98,10 @@ impl Drop for TrainingGuard {
         self.collect();
         TRAINING.fetch_sub(1, Ordering::Relaxed);
         IS_TRAINING.set(false);
+        let mut backends = BACKENDS.write();
+        let own = backends.iter().position(|backend| *backend == self.backend);
+        own.map(|own| backends.swap_remove(own));
+        drop(backends);
         // What was left in between, by those who still saw this thread train.
         if TRAINING.load(Ordering::Relaxed) == 0 {
             collect();
@@ -146,8 +155,8 @@ pub(crate) struct TheirTurn(Option<MutexGuard<'static, ()>>);
 
 /// Waits until no training thread has the turn, if this is another thread.
 #[inline]
-pub(crate) fn wait_for_turn() -> Option<TheirTurn> {
-    is_elsewhere().then(|| TheirTurn(theirs()))
+pub(crate) fn wait_for_turn<B: Backend>() -> Option<TheirTurn> {
+    is_elsewhere::<B>().then(|| TheirTurn(theirs()))
 }
 
 #[cold]
@@ -175,27 +184,27 @@ fn theirs() -> Option<MutexGuard<'static, ()>> {
 impl Drop for TheirTurn {
     /// Leaves what the call has used.
     fn drop(&mut self) {
-        drop(Held::take());
+        drop(Held(USED.take()));
         if self.0.is_some() && LEFT.lock().len() > MOST_LEFT {
             collect();
         }
     }
 }
 
-/// Whether tensors are to be left to another thread.
+/// Whether tensors of the backend are to be left to another thread.
 #[inline]
-pub(crate) fn is_elsewhere() -> bool {
-    TRAINING.load(Ordering::Relaxed) > 0 && is_other_thread()
+pub(crate) fn is_elsewhere<B: Backend>() -> bool {
+    TRAINING.load(Ordering::Relaxed) > 0 && is_other_thread(TypeId::of::<B>())
 }
 
 #[cold]
-fn is_other_thread() -> bool {
+fn is_other_thread(backend: TypeId) -> bool {
     // A thread that ends has no such values any more, and is not a training thread, which outlives its guard.
     let trains = IS_TRAINING.try_with(Cell::get).unwrap_or(false);
     if trains {
         tick();
     }
-    !trains && !is_loader_thread()
+    !trains && !is_loader_thread() && BACKENDS.read().contains(&backend)
 }
 
 /// Leaves a tensor to the training thread.
@@ -215,8 +224,8 @@ pub(crate) struct Held(Vec<Left>);
 impl Held {
     /// What this thread holds for the call that it is about to make.
     #[inline]
-    pub(crate) fn take() -> Self {
-        match is_elsewhere() {
+    pub(crate) fn take<B: Backend>() -> Self {
+        match is_elsewhere::<B>() {
             true => Self(USED.take()),
             false => Self::default(),
         }
@@ -235,6 +244,9 @@ impl Drop for Held {
 mod tests {
     use std::sync::Arc;
     use std::thread::{scope, spawn};
+    use std::time::Instant;
+
+    use burn::backend::{Autodiff, Flex};
 
     use super::*;
 
@@ -245,7 +257,7 @@ mod tests {
     fn the_training_thread_takes_its_turn_once() {
         let _alone = ALONE.lock();
         assert!(TrainingTurn::take().is_none(), "nobody trains");
-        let guard = TrainingGuard::enter();
+        let guard = TrainingGuard::enter::<Flex>();
         guard.alone(|| assert!(TrainingTurn::take().is_none(), "it has it already"));
         assert!(TrainingTurn::take().is_some(), "it has given it back");
     }
@@ -254,34 +266,35 @@ mod tests {
     fn what_another_thread_uses_lives_until_a_training_thread_collects_it() {
         let _alone = ALONE.lock();
         let (used, dropped) = (Arc::new(()), Arc::new(()));
-        let guard = TrainingGuard::enter();
-        let other = spawn(|| drop(TrainingGuard::enter()));
-        assert!(!is_elsewhere());
+        let guard = TrainingGuard::enter::<Flex>();
+        let other = spawn(|| drop(TrainingGuard::enter::<Flex>()));
+        assert!(!is_elsewhere::<Flex>());
         let (theirs, ended) = (used.clone(), dropped.clone());
         other.join().expect("the other one has trained");
         let worker = move || {
-            assert!(is_elsewhere());
+            assert!(is_elsewhere::<Flex>());
+            assert!(!is_elsewhere::<Autodiff<Flex>>(), "nobody trains on it");
             leave(ended);
             hold(theirs);
-            drop(Held::take());
+            drop(Held::take::<Flex>());
         };
         spawn(worker).join().expect("the other thread ends");
         assert_eq!([&used, &dropped].map(Arc::strong_count), [2, 2]);
         guard.collect();
         assert_eq!([&used, &dropped].map(Arc::strong_count), [1, 1]);
         drop(guard);
-        spawn(|| assert!(!is_elsewhere())).join().expect("nobody trains");
+        spawn(|| assert!(!is_elsewhere::<Flex>())).join().expect("nobody trains");
     }
 
     #[test]
     fn a_second_training_thread_waits_for_the_turn_of_the_first() {
         let _alone = ALONE.lock();
-        let guard = TrainingGuard::enter();
+        let guard = TrainingGuard::enter::<Flex>();
         let kept = Arc::new(());
         let theirs = kept.clone();
         let other = guard.alone(|| {
             spawn(|| leave(theirs)).join().expect("it leaves something");
-            let other = spawn(|| TrainingGuard::enter().collect());
+            let other = spawn(|| TrainingGuard::enter::<Flex>().collect());
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(Arc::strong_count(&kept), 2, "nobody lets go of it in this turn");
             other
@@ -293,12 +306,12 @@ mod tests {
     #[test]
     fn what_another_thread_computes_does_not_pile_up() {
         let _alone = ALONE.lock();
-        let _guard = TrainingGuard::enter();
+        let _guard = TrainingGuard::enter::<Flex>();
         let kept = Arc::new(());
         scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..1_000 {
-                    let _turn = wait_for_turn();
+                    let _turn = wait_for_turn::<Flex>();
                     hold(kept.clone());
                 }
             });
@@ -309,9 +322,11 @@ mod tests {
     #[test]
     fn threads_of_rayon_do_not_wait() {
         let _alone = ALONE.lock();
-        let guard = TrainingGuard::enter();
+        let guard = TrainingGuard::enter::<Flex>();
+        let started = Instant::now();
         guard.alone(|| {
-            rayon::scope(|scope| scope.spawn(|_| drop(wait_for_turn())));
+            rayon::scope(|scope| scope.spawn(|_| drop(wait_for_turn::<Flex>())));
         });
+        assert!(started.elapsed() < PATIENCE, "it goes on at once");
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use burn_backend::StreamId;
+use burn_backend::{Backend, StreamId};
 use firebox_trace::Bytes;
 
 use crate::progress;
@@ -190,11 +190,11 @@ pub fn loader_streams() -> Vec<StreamId> {
 
 /// Makes a tensor from nothing: a loader thread passes the gate first.
 #[inline]
-pub(crate) fn upload<R>(make: impl FnOnce() -> R) -> R {
+pub(crate) fn upload<B: Backend, R>(make: impl FnOnce() -> R) -> R {
     if let Some(worker) = current_worker() {
         pass(worker);
     }
-    on_stream(make)
+    on_stream::<B, _>(make)
 }
 
 /// The bytes of a tensor that a loader thread made: counted while this lives.

@@ -9,7 +9,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::thread;
 
-use burn_backend::StreamId;
+use burn_backend::{Backend, StreamId};
 
 use crate::handover::{Held, wait_for_turn};
 
@@ -84,8 +84,8 @@ pub(crate) fn worker_of_name(name: &str) -> Option<u16> {
 
 /// Runs a call of the backend: on a loader thread on the worker's stream, otherwise as it is.
 #[inline]
-pub(crate) fn on_stream<R>(call: impl FnOnce() -> R) -> R {
-    let _turn = wait_for_turn();
+pub(crate) fn on_stream<B: Backend, R>(call: impl FnOnce() -> R) -> R {
+    let _turn = wait_for_turn::<B>();
     match current_worker() {
         None => call(),
         Some(worker) => stream_of_worker(worker).executes(call),
@@ -93,9 +93,9 @@ pub(crate) fn on_stream<R>(call: impl FnOnce() -> R) -> R {
 }
 
 /// The same for what the backend does later, whenever it is asked for the result; `held` is what it uses.
-pub(crate) async fn poll_on_stream<F: Future>(held: Held, result: F) -> F::Output {
+pub(crate) async fn poll_on_stream<B: Backend, F: Future>(held: Held, result: F) -> F::Output {
     let mut result = pin!(result);
-    let output = poll_fn(|context| on_stream(|| result.as_mut().poll(context))).await;
+    let output = poll_fn(|context| on_stream::<B, _>(|| result.as_mut().poll(context))).await;
     drop(held);
     output
 }
@@ -104,6 +104,7 @@ pub(crate) async fn poll_on_stream<F: Future>(held: Held, result: F) -> F::Outpu
 mod tests {
     use std::thread::Builder;
 
+    use burn::backend::Flex;
     use burn_std::future::block_on;
 
     use super::*;
@@ -127,9 +128,10 @@ mod tests {
         for _epoch in 0..2 {
             let streams = on_thread("dataloader-3", || {
                 let own = StreamId::current();
-                let called = on_stream(StreamId::current);
-                let polled =
-                    block_on(poll_on_stream(Held::default(), async { StreamId::current() }));
+                let called = on_stream::<Flex, _>(StreamId::current);
+                let polled = block_on(poll_on_stream::<Flex, _>(Held::default(), async {
+                    StreamId::current()
+                }));
                 assert_eq!(StreamId::current(), own, "the thread has its own stream back");
                 assert!(is_loader_thread());
                 [called, polled]
@@ -142,7 +144,7 @@ mod tests {
     fn calls_of_other_threads_stay_on_their_stream() {
         for name in ["main", "dataloader"] {
             on_thread(name, || {
-                assert_eq!(on_stream(StreamId::current), StreamId::current());
+                assert_eq!(on_stream::<Flex, _>(StreamId::current), StreamId::current());
                 assert!(!is_loader_thread());
             });
         }

@@ -171,14 +171,14 @@ impl<B: Backend, K: Kind<B>> Drop for Node<B, K> {
         if session != 0 {
             session::tensor_freed::<B>(session, index);
         }
-        if handover::is_elsewhere() {
+        if handover::is_elsewhere::<B>() {
             if let Some(value) = self.value.take() {
                 handover::leave(value);
             }
         } else if streams::is_loader_thread() {
             // burn's fusion notes the end of a tensor on the stream of the thread that drops it.
             let value = self.value.take();
-            streams::on_stream(|| drop(value));
+            streams::on_stream::<B, _>(|| drop(value));
         }
     }
 }
@@ -239,7 +239,7 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
             Ok(node) => node.consume().expect("checked above"),
             Err(node) => node.value.get().unwrap_or_else(|| node.refuse()).clone(),
         };
-        if handover::is_elsewhere() {
+        if handover::is_elsewhere::<B>() {
             handover::hold(value.clone());
         }
         value

@@ -120,7 +120,8 @@ where
             planner: None,
             device: device.clone(),
             saves: components.checkpointer.is_some(),
-            training: <B as LazyBackend>::Base::FUSES.then(TrainingGuard::enter),
+            training: <B as LazyBackend>::Base::FUSES
+                .then(TrainingGuard::enter::<<B as LazyBackend>::Base>),
             gate: LoaderGate::enter(),
             loader_limit: Bytes::ZERO,
             loader_items: 0,

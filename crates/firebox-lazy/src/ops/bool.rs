@@ -22,7 +22,7 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
             return session::with(|s| s.upload::<Bool>(data, device, "bool_from_data", make))
                 .expect("checked above");
         }
-        LazyTensor::new(upload(|| B::bool_from_data(data, device)))
+        LazyTensor::new(upload::<B, _>(|| B::bool_from_data(data, device)))
     }
 
     into_data!(bool_into_data, BoolTensor);
@@ -44,9 +44,9 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
             true => (None, Some(argwhere_now(tensor, out_dtype))),
             false => {
                 let tensor = tensor.into_inner();
-                let held = Held::take();
-                let found = on_stream(|| B::bool_argwhere(tensor, out_dtype));
-                (Some(poll_on_stream(held, found)), None)
+                let held = Held::take::<B>();
+                let found = on_stream::<B, _>(|| B::bool_argwhere(tensor, out_dtype));
+                (Some(poll_on_stream::<B, _>(held, found)), None)
             }
         };
         async move {

@@ -20,7 +20,7 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
             return session::with(|s| s.upload::<Float>(data, device, "float_from_data", make))
                 .expect("checked above");
         }
-        LazyTensor::new(upload(|| B::float_from_data(data, device)))
+        LazyTensor::new(upload::<B, _>(|| B::float_from_data(data, device)))
     }
 
     fn float_random(
@@ -52,14 +52,16 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
         if session::records::<B>() {
             return tensor;
         }
-        LazyTensor::new(on_stream(|| B::float_detach(tensor.into_inner())))
+        LazyTensor::new(on_stream::<B, _>(|| B::float_detach(tensor.into_inner())))
     }
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
         if session::records::<B>() {
             return tensor;
         }
-        LazyTensor::new(on_stream(|| B::float_set_require_grad(tensor.into_inner(), require_grad)))
+        LazyTensor::new(on_stream::<B, _>(|| {
+            B::float_set_require_grad(tensor.into_inner(), require_grad)
+        }))
     }
 
     fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {

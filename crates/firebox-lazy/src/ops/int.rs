@@ -21,7 +21,7 @@ impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
             return session::with(|s| s.upload::<Int>(data, device, "int_from_data", make))
                 .expect("checked above");
         }
-        LazyTensor::new(upload(|| B::int_from_data(data, device)))
+        LazyTensor::new(upload::<B, _>(|| B::int_from_data(data, device)))
     }
 
     fn int_random(

@@ -17,7 +17,7 @@ macro_rules! forward {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
             if !$crate::session::records::<B>() {
-                return <$ret as $crate::forms::Returned<B>>::wrap($crate::streams::on_stream(|| {
+                return <$ret as $crate::forms::Returned<B>>::wrap($crate::streams::on_stream::<B, _>(|| {
                     B::$name($(<$ty as $crate::forms::Argument<B>>::plain($arg)),*)
                 }));
             }
@@ -51,7 +51,7 @@ macro_rules! by_shape {
     )*) => {$(
         fn $name($first: $first_ty $(, $arg: $ty)*) -> $ret {
             if !$crate::session::records::<B>() {
-                return <$ret as $crate::forms::Returned<B>>::wrap($crate::streams::on_stream(|| {
+                return <$ret as $crate::forms::Returned<B>>::wrap($crate::streams::on_stream::<B, _>(|| {
                     B::$name(
                         <$first_ty as $crate::forms::Argument<B>>::plain($first)
                         $(, <$ty as $crate::forms::Argument<B>>::plain($arg))*
@@ -91,7 +91,7 @@ macro_rules! create {
     )*};
     ($kind:ident: $name:ident, $device:ident, ($($before:ident),*; $dtype:ident), |$values:ident| $run:expr) => {{
         if !$crate::session::records::<B>() {
-            return $crate::tensor::LazyTensor::<B, $kind>::new($crate::loaders::upload(|| {
+            return $crate::tensor::LazyTensor::<B, $kind>::new($crate::loaders::upload::<B, _>(|| {
                 B::$name($($before),*, $device, $dtype)
             }));
         }
@@ -112,9 +112,9 @@ macro_rules! into_data {
         ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
             let zeros = $crate::limits::Zeros::of(&tensor);
             let read = $crate::session::read(tensor).map(|tensor| {
-                let held = $crate::handover::Held::take();
-                let data = $crate::streams::on_stream(|| B::$name(tensor));
-                $crate::streams::poll_on_stream(held, data)
+                let held = $crate::handover::Held::take::<B>();
+                let data = $crate::streams::on_stream::<B, _>(|| B::$name(tensor));
+                $crate::streams::poll_on_stream::<B, _>(held, data)
             });
             async move {
                 match read {
@@ -130,7 +130,7 @@ macro_rules! into_data {
 macro_rules! move_to {
     ($name:ident, $tensor:ident, $device:ident) => {{
         if !$crate::session::records::<B>() {
-            return $crate::tensor::LazyTensor::new($crate::streams::on_stream(|| {
+            return $crate::tensor::LazyTensor::new($crate::streams::on_stream::<B, _>(|| {
                 B::$name($tensor.into_inner(), $device)
             }));
         }

@@ -19,7 +19,7 @@ macro_rules! eager {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
             refuse_recording::<B>(stringify!($name));
-            <$ret as Decorate<B>>::decorate(on_stream(|| {
+            <$ret as Decorate<B>>::decorate(on_stream::<B, _>(|| {
                 B::$name($(<$ty as Undecorate<B>>::undecorate($arg)),*)
             }))
         }
@@ -131,12 +131,12 @@ impl<B: Backend> Decorate<B> for TensorPrimitive<Lazy<B>> {
 impl<B: Backend> QTensorOps<Self> for Lazy<B> {
     fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {
         refuse_recording::<B>("q_from_data");
-        LazyTensor::new(upload(|| B::q_from_data(data, device)))
+        LazyTensor::new(upload::<B, _>(|| B::q_from_data(data, device)))
     }
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {
         let tensor = tensor.into_inner();
-        poll_on_stream(Held::take(), B::q_into_data(tensor)).await
+        poll_on_stream::<B, _>(Held::take::<B>(), B::q_into_data(tensor)).await
     }
 
     fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {
@@ -145,7 +145,7 @@ impl<B: Backend> QTensorOps<Self> for Lazy<B> {
 
     fn q_to_device(tensor: QuantizedTensor<Self>, device: &Device<Self>) -> QuantizedTensor<Self> {
         refuse_recording::<B>("q_to_device");
-        LazyTensor::new(on_stream(|| B::q_to_device(tensor.into_inner(), device)))
+        LazyTensor::new(on_stream::<B, _>(|| B::q_to_device(tensor.into_inner(), device)))
     }
 
     fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool {

@@ -21,7 +21,10 @@ impl<B: Backend> TransactionOps<Self> for Lazy<B> {
         let (bools, bool_zeros) = read_all(transaction.read_bools);
         let read = floats.zip(ints).zip(bools).map(|((floats, ints), bools)| {
             let transaction = TransactionPrimitive::new(floats, quantized, ints, bools);
-            poll_on_stream(Held::take(), on_stream(|| B::tr_execute(transaction)))
+            poll_on_stream::<B, _>(
+                Held::take::<B>(),
+                on_stream::<B, _>(|| B::tr_execute(transaction)),
+            )
         });
         async move {
             let data = |zeros: Vec<Zeros>| zeros.into_iter().map(Zeros::data).collect();
