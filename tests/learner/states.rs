@@ -131,3 +131,53 @@ fn statistics_that_a_branch_keeps_for_the_first_time_are_not_lost() {
     assert!(mean.iter().any(|value| *value != 0.0), "{mean:?}");
     assert!(weights(&fitted.model).concat().iter().all(|value| value.is_finite()));
 }
+
+/// A model that normalizes its inputs over the batch.
+#[derive(Module, Debug)]
+struct Normed<B: Backend> {
+    norm: BatchNorm<B>,
+    net: Net<B>,
+}
+
+impl<B: AutodiffBackend> TrainStep for Normed<B> {
+    type Input = Points<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let inputs = self.norm.forward(batch.inputs.clone());
+        TrainStep::step(&self.net, Points { inputs, ..batch })
+    }
+}
+
+validates_as_its_net!(Normed);
+
+#[test]
+fn pooled_statistics_are_those_of_the_whole_batch() {
+    let _lock = random_state();
+    let device = Default::default();
+    let momentum = 0.3;
+    let norm = || BatchNormConfig::new(6).with_momentum(momentum).init(&device);
+    let statistics = |items: usize, pools: bool| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let training = training(folder.path(), &[11, 6, 9]).num_epochs(2);
+        let learner = Learner::builder().auto_batch().memory(Bytes::mib(64)).micro_batch(items);
+        let learner = if pools { learner.pool_statistics(momentum) } else { learner }.quiet();
+        let model = Normed { norm: norm(), net: Net::<B>::new(&device) };
+        let learner = learner.build(model, SgdConfig::new().init(), 1e-2);
+        let norm = learner.fit(training).expect("it fits").model.norm;
+        let [mean, var] = [norm.running_mean, norm.running_var].map(|state| state.value());
+        Tensor::cat(vec![mean, var], 0).into_data().to_vec::<f32>().expect("f32")
+    };
+    let whole = statistics(11, false);
+    let furthest = |other: Vec<f32>| {
+        let apart = whole.iter().zip(other).map(|(whole, other)| (whole - other).abs());
+        apart.fold(0.0, f32::max)
+    };
+    assert_eq!(furthest(statistics(11, true)), 0.0, "one that runs whole is as it was");
+    for items in [1, 3, 5] {
+        let pooled = furthest(statistics(items, true));
+        assert!(pooled < 1e-6, "{items}: {pooled}");
+        let followed = furthest(statistics(items, false));
+        assert!(followed > 1e-2, "{items}: {followed}");
+    }
+}

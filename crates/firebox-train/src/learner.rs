@@ -134,6 +134,21 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
+    /// Makes the running mean and variance of burn's [`BatchNorm`](burn::nn::BatchNorm) those of the whole batch where it is split: pooled
+    /// over its micro-batches, with `momentum` applied once. Default: they follow each micro-batch, and the last one most.
+    ///
+    /// `momentum` is that of the model's batch normalizations, 0.1 unless their config says another. What a step normalizes by, and with it
+    /// the gradient, stays a micro-batch's. The items of a batch count alike.
+    ///
+    /// # Panics
+    ///
+    /// If `momentum` is not in (0, 1].
+    pub fn pool_statistics(mut self, momentum: f64) -> Self {
+        assert!(momentum > 0.0 && momentum <= 1.0, "a momentum is in (0, 1], not {momentum}");
+        self.settings.pools_statistics = Some(momentum);
+        self
+    }
+
     /// Ends training with [`TrainError::OverBudget`] where more is measured than the budget, instead of warning of it: on devices what
     /// their allocator holds, on the CPU what the process has grown by (on Linux; a fifth and 8 MiB more are taken for what the
     /// system's allocator adds). It is measured behind the first batches of each plan and at the end of each epoch.

@@ -20,6 +20,7 @@ mod gradients;
 mod micro_step;
 mod share;
 mod splitter;
+mod statistics;
 mod weights;
 
 mod panics;

@@ -16,6 +16,7 @@ use crate::planner::{Admission, Applicant, Planner};
 use crate::shape::Shape;
 use crate::share::with_share;
 use crate::splitter::Splitter;
+use crate::statistics::Pooled;
 
 /// Runs `step` on the items `range` of `batch`, or on parts of them if all do not fit, and hands every output with
 /// its weight to `sink`.
@@ -39,6 +40,8 @@ pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
     pub(crate) sum: Bytes,
     /// The device, and what keeps other threads away from its queue.
     pub(crate) queue: Queue<'a, B>,
+    /// What makes running statistics of its parts those of the batch, if that was asked for.
+    pub(crate) pooled: Option<Pooled<B>>,
 }
 
 /// The queue of a device that fuses operations, between the training thread and those that burn has for metrics and
@@ -131,6 +134,13 @@ where
         }
     }
 
+    /// Behind the last micro-step of the batch.
+    pub(crate) fn finish(self) {
+        if let Some(pooled) = self.pooled {
+            self.queue.alone(|| pooled.finish(self.module));
+        }
+    }
+
     /// The micro-batch of the items `range`, and its weight.
     fn cut(&self, range: Range<usize>) -> Result<(I, f64), TrainError> {
         let asked = range.len();
@@ -159,6 +169,9 @@ where
         micro: I,
         step: &mut dyn FnMut(I) -> T,
     ) -> Result<T, TrainError> {
+        if let Some(pooled) = &mut self.pooled {
+            self.queue.alone(|| pooled.begin(self.module));
+        }
         let snapshot = self.keeps_statistics.then(|| self.module.clone().into_record());
         let states = SavedStates::save();
         let recorder = self.planner.step_recorder(self.held);
@@ -179,6 +192,9 @@ where
             Ok(output)
         }));
         let result = attempt.unwrap_or_else(|panic| Err(self.panicked(items, &*panic)));
+        if let (Ok(_), Some(pooled)) = (&result, &mut self.pooled) {
+            self.queue.alone(|| pooled.end(self.module, items));
+        }
         if result.is_err() {
             states.restore();
             if let Some(snapshot) = snapshot {

@@ -36,8 +36,10 @@ pub struct PlanReport {
     pub paging: Option<Paging>,
     /// Operations that the memory model has no rule for.
     pub unaccounted: Vec<String>,
-    /// The paths of running statistics, which become those of a micro-batch where the batch is split.
+    /// The paths of running statistics.
     pub running_state: Vec<String>,
+    /// Whether the running ones are [pooled](crate::LearnerBuilder::pool_statistics) over the micro-batches.
+    pub pools_statistics: bool,
     /// What planning cost.
     pub cost: PlanningCost,
 }
@@ -58,6 +60,7 @@ impl PlanReport {
             paging: rehearsed.footprint.paging.clone(),
             unaccounted: rehearsed.footprint.unaccounted.clone(),
             running_state: rehearsed.running_state.clone(),
+            pools_statistics: false,
             cost: *cost,
         }
     }
@@ -89,7 +92,7 @@ impl PlanReport {
         self.paging.as_ref().is_some_and(|paging| paging.tunes)
     }
 
-    /// A warning where splitting changes what the model computes: running statistics are those of a micro-batch.
+    /// A warning where splitting changes what the model computes: it normalizes by the statistics of a micro-batch.
     pub fn warning(&self) -> Option<String> {
         let trains = self.phase == Phase::Training;
         if !trains || self.plan.is_whole() || self.running_state.is_empty() {
@@ -101,10 +104,13 @@ impl PlanReport {
             .map(|path| path.rsplit_once('.').map_or(path.as_str(), |(module, _)| module))
             .collect();
         modules.dedup();
+        let running = match self.pools_statistics {
+            true => "",
+            false => ", and the running ones, unless `.pool_statistics(..)` is called,",
+        };
         Some(format!(
-            "{} normalizes over the batch: its statistics, in training and the running ones, become those of a \
-             micro-batch of {}, and gradients differ from the whole batch's by that; layer or group normalization \
-             have no such coupling",
+            "{} normalizes over the batch: its statistics in training{running} become those of a micro-batch of {}, and \
+             gradients differ from the whole batch's by that; layer or group normalization have no such coupling",
             modules.join(", "),
             self.micro_batch(),
         ))

@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     pub(crate) cliffs: Option<Cliffs>,
     pub(crate) reduction: Reduction,
     pub(crate) quiet: bool,
+    /// The momentum of batch normalizations whose running statistics are to be the batch's, if that was asked for.
+    pub(crate) pools_statistics: Option<f64>,
     /// Whether more than the budget is an error.
     pub(crate) is_strict: bool,
     /// What the random numbers of each epoch are drawn from, if the user has said it.
@@ -86,7 +88,8 @@ impl Settings {
     ) -> PlanReport {
         let device = model.devices()[0].clone();
         let device = format!("{}, {device:?}", backend_name::<B, M>(model));
-        let report = PlanReport::new(device, planner.budget, phase, planned);
+        let mut report = PlanReport::new(device, planner.budget, phase, planned);
+        report.pools_statistics = self.pools_statistics.is_some();
         let text = if earlier.is_empty() { report.to_string() } else { report.line() };
         self.say(log::Level::Info, &text);
         if let Some(warning) = report.warning()

@@ -11,6 +11,7 @@ mod last_state;
 mod metrics;
 mod outcome;
 mod validation;
+mod work;
 
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -26,20 +27,20 @@ use burn::train::{
     SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
 };
 use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, TrainingGuard};
-use firebox_plan::Accumulating;
 use firebox_trace::Bytes;
 
 use crate::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError, panic_message};
-use crate::gradients::{Reduction, has_untrained, summed_bytes};
+use crate::gradients::{Reduction, has_untrained};
 use crate::micro_step::{MicroStep, Queue};
-use crate::planner::{Admission, Planner};
-use crate::rehearsal::{Course, rehearse_training, train_step};
+use crate::planner::Planner;
+use crate::rehearsal::train_step;
 use crate::settings::Settings;
 use crate::shape::Shape;
 use crate::signals::Signals;
 use crate::splitter::Splitter;
+use crate::statistics::Pooled;
 use crate::watch::Watch;
 use crate::weights;
 
@@ -49,6 +50,7 @@ use self::coupled::{Known, Means, ToSplit};
 pub(crate) use self::metrics::OUTPUTS_HELD;
 use self::metrics::{Place, end_trained, send_trained};
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
+use self::work::Work;
 
 /// How many batches after a new plan are compared with its prediction: an optimizer's state is there from the second on.
 const MEASURED_BATCHES: usize = 3;
@@ -235,19 +237,6 @@ where
     phantom: PhantomData<B>,
 }
 
-/// How a batch is run.
-struct Work {
-    shape: Shape,
-    /// Its micro-batches.
-    ranges: Vec<std::ops::Range<usize>>,
-    /// What is alive beside one of them.
-    held: Bytes,
-    /// What more is once one is split further than planned.
-    sum: Bytes,
-    /// Whether this was planned on this very batch.
-    rehearsed: bool,
-}
-
 type ValidInput<M, B> = <<M as AutodiffModule<B>>::InnerModule as InferenceStep>::Input;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
@@ -334,9 +323,15 @@ where
         let planner = self.planner.as_mut().expect("a plan was made above");
         let mut is_asked = ranges.len() > 1;
         let (known, learner) = (&mut self.known, &self.learner);
-        let micro_batch = items / 2;
-        let to_split =
-            ToSplit { batch: &batch, items, weight: total, micro_batch, splitter, settings };
+        let halves = items / 2;
+        let to_split = ToSplit {
+            batch: &batch,
+            items,
+            weight: total,
+            micro_batch: halves,
+            splitter,
+            settings,
+        };
         let mut micro_step = MicroStep::<B, M, M::Input, ST> {
             phase: Phase::Training,
             may_split: &mut |planner| match std::mem::replace(&mut is_asked, true) {
@@ -353,6 +348,7 @@ where
             held,
             sum,
             queue: queue(&self.training, &self.device),
+            pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),
         };
         let queue = queue::<B>(&self.training, &self.device);
         let watch = &self.watch;
@@ -382,6 +378,7 @@ where
                 },
             )?;
         }
+        micro_step.finish();
         drop(model);
         drop(batch);
         if reduction == Reduction::Mean && weights::differ(parts, total, items) {
@@ -399,67 +396,6 @@ where
             send_trained(&mut self.processor, at.item(last));
         }
         Ok(())
-    }
-
-    /// How a batch is run; plans it if that is not known.
-    fn plan_training(
-        &mut self,
-        batch: &M::Input,
-        items: usize,
-        weight: f64,
-    ) -> Result<Work, TrainError> {
-        let splitter = &self.strategy.train_splitter;
-        let planner = match &mut self.planner {
-            Some(planner) => planner,
-            none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
-        };
-        let shape = Shape::of::<B, _, _>(Phase::Training, batch, items, splitter, planner);
-        let to_plan = self.to_plan(Phase::Training, shape);
-        if let Some(iterations) = to_plan {
-            let beside = self.beside(items);
-            let planner = self.planner.as_mut().expect("made above");
-            planner.beside = beside;
-            let learner = &self.learner;
-            let pages = !planner.memory.is_on_host();
-            let course = Course { iterations, batches: self.accumulation, pages };
-            let queue = queue::<B>(&self.training, &self.device);
-            let planned = planner.plan(Phase::Training, shape, iterations, |split, recorder| {
-                let rehearsed =
-                    rehearse_training(learner, splitter, batch, split, course, recorder);
-                queue.after_rehearsal(recorder);
-                rehearsed
-            })?;
-            let limit = planned.rehearsed.loader_limit;
-            self.unmeasured = MEASURED_BATCHES;
-            self.report(Phase::Training, shape);
-            self.let_loaders_ahead(limit);
-        }
-        self.latest = Some(shape);
-        let planner = self.planner.as_mut().expect("made above");
-        let planned = planner.planned(Phase::Training, shape).expect("made above");
-        if !planned.plan.is_whole() {
-            let settings = &self.strategy.settings;
-            let micro_batch = planned.plan.split().largest().get();
-            let to_split = ToSplit { batch, items, weight, micro_batch, splitter, settings };
-            let means = Means::of(planner, planner.held(planned));
-            let needed = means.ask(&mut self.known, &self.learner, &to_split)?;
-            planner.predicted = planner.predicted.max(needed);
-        }
-        let admission = planner.begin(Phase::Training, shape);
-        if admission == Admission::RunsOnceGivenBack {
-            self.unmeasured = self.unmeasured.max(1);
-        }
-        queue::<B>(&self.training, &self.device).prepare(admission);
-        let planned = planner.planned(Phase::Training, shape).expect("made above");
-        let sum = match planned.plan.accumulating() {
-            Accumulating::No if self.accumulation == 1 => {
-                summed_bytes::<B, M>(&self.learner.model())
-            }
-            _ => Bytes::ZERO,
-        };
-        self.watch.begin_batch(During::MicroSteps, items, &planned.plan);
-        let (ranges, held) = (planned.plan.ranges().collect(), planner.held(planned));
-        Ok(Work { shape, ranges, held, sum, rehearsed: to_plan.is_some() })
     }
 
     fn optimizer_step(

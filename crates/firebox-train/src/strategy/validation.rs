@@ -96,6 +96,7 @@ where
                 held,
                 sum: Bytes::ZERO,
                 queue: queue(&self.training, &self.device),
+                pooled: None,
             };
             let processor = &mut self.processor;
             let reduction = self.strategy.settings.reduction;

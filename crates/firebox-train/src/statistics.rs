@@ -1,0 +1,179 @@
+//! Running statistics of batch normalization over a batch that is run in parts: those of the whole batch.
+//!
+//! Each micro-step begins with the statistics of before the batch, and leaves `(1 - m)·before + m·own` for a momentum `m`. Of these, the
+//! whole batch's follow: the mean of its parts' means, and by the law of total variance the mean of their variances and the variance of
+//! their means, each part weighed by its items.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+
+const MEAN: &str = "running_mean";
+const VARIANCE: &str = "running_var";
+
+/// The statistics of one batch.
+#[derive(Debug)]
+pub(crate) struct Pooled<B: Backend> {
+    momentum: f64,
+    items: usize,
+    /// How many micro-steps are in it.
+    parts: usize,
+    /// By the paths of their modules.
+    of: BTreeMap<String, OfModule<B>>,
+}
+
+/// The statistics of one module.
+#[derive(Clone, Debug)]
+struct OfModule<B: Backend> {
+    before: Pair<B>,
+    /// The sum over the micro-steps, each times its share of the items: of how far the mean has moved, its square, and the variance.
+    moved: Tensor<B, 1>,
+    squares: Tensor<B, 1>,
+    variance: Tensor<B, 1>,
+}
+
+/// The mean and the variance that a module has.
+#[derive(Clone, Debug)]
+struct Pair<B: Backend> {
+    mean: Tensor<B, 1>,
+    variance: Tensor<B, 1>,
+}
+
+impl<B: Backend> Pooled<B> {
+    /// For a batch of `items` items.
+    pub(crate) fn new(momentum: f64, items: usize) -> Self {
+        Self { momentum, items, parts: 0, of: BTreeMap::new() }
+    }
+
+    /// Before a micro-step: it begins with what was there before the batch.
+    pub(crate) fn begin<M: Module<B>>(&mut self, module: &M) {
+        if self.of.is_empty() {
+            let of_module = |before: Pair<B>| {
+                let none = before.mean.zeros_like();
+                let [moved, squares, variance] = [none.clone(), none.clone(), none];
+                OfModule { before, moved, squares, variance }
+            };
+            let found = read(module).into_iter();
+            self.of = found.map(|(path, pair)| (path, of_module(pair))).collect();
+        } else {
+            let before = self.of.iter().map(|(path, of)| (path.clone(), of.before.clone()));
+            write(module, before.collect());
+        }
+    }
+
+    /// Behind a micro-step on so many items.
+    pub(crate) fn end<M: Module<B>>(&mut self, module: &M, items: usize) {
+        self.parts += 1;
+        let share = items as f64 / self.items as f64;
+        for (path, Pair { mean, variance }) in read(module) {
+            let Some(of) = self.of.get_mut(&path) else { continue };
+            let moved = mean - of.before.mean.clone();
+            of.moved = of.moved.clone() + moved.clone() * share;
+            of.squares = of.squares.clone() + moved.clone() * moved * share;
+            of.variance = of.variance.clone() + variance * share;
+        }
+    }
+
+    /// Behind the batch. One that ran whole has its statistics already.
+    pub(crate) fn finish<M: Module<B>>(self, module: &M) {
+        if self.parts < 2 {
+            return;
+        }
+        let momentum = self.momentum;
+        let pooled = self.of.into_iter().map(|(path, of)| {
+            let mean = of.before.mean + of.moved.clone();
+            let of_means = (of.squares - of.moved.clone() * of.moved) / momentum;
+            (path, Pair { mean, variance: of.variance + of_means })
+        });
+        write(module, pooled.collect());
+    }
+}
+
+/// Where a module visitor is.
+#[derive(Debug, Default)]
+struct Place(Vec<(String, bool)>);
+
+impl Place {
+    fn enter(&mut self, name: &str, container: &str) {
+        self.0.push((name.to_owned(), container == "Struct:BatchNorm"));
+    }
+
+    fn exit(&mut self) {
+        self.0.pop();
+    }
+
+    /// The path of the batch normalization that the tensor visited is a statistic of, and which.
+    fn statistic(&self) -> Option<(String, &str)> {
+        let ((name, of_batch_norm), above) = self.0.split_last()?;
+        let path: Vec<&str> = above.iter().map(|(name, _)| name.as_str()).collect();
+        let is_statistic = *of_batch_norm && (name == MEAN || name == VARIANCE);
+        is_statistic.then(|| (path.join("."), name.as_str()))
+    }
+}
+
+/// The statistics of a module, by the paths of its batch normalizations.
+fn read<B: Backend, M: Module<B>>(module: &M) -> BTreeMap<String, Pair<B>> {
+    struct Read<B: Backend> {
+        place: Place,
+        mean: Option<Tensor<B, 1>>,
+        found: BTreeMap<String, Pair<B>>,
+    }
+
+    impl<B: Backend> ModuleVisitor<B> for Read<B> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let Some((path, name)) = self.place.statistic() else { return };
+            let value = Tensor::<B, 1>::from_primitive(param.val().into_primitive());
+            if name == MEAN {
+                self.mean = Some(value);
+            } else if let Some(mean) = self.mean.take() {
+                self.found.insert(path, Pair { mean, variance: value });
+            }
+        }
+
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.place.enter(name, container);
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.place.exit();
+        }
+    }
+
+    // What is pending for this thread comes in when a record is made.
+    drop(module.clone().into_record());
+    let mut read = Read { place: Place::default(), mean: None, found: BTreeMap::new() };
+    module.visit(&mut read);
+    read.found
+}
+
+/// Gives a module these statistics.
+fn write<B: Backend, M: Module<B>>(module: &M, statistics: BTreeMap<String, Pair<B>>) {
+    struct Write<B: Backend> {
+        place: Place,
+        statistics: BTreeMap<String, Pair<B>>,
+    }
+
+    impl<B: Backend> ModuleMapper<B> for Write<B> {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            let statistic = self.place.statistic();
+            let pair = statistic.and_then(|(path, name)| Some((self.statistics.get(&path)?, name)));
+            let Some((pair, name)) = pair else { return param };
+            let value = if name == MEAN { &pair.mean } else { &pair.variance };
+            let value = Tensor::from_primitive(value.clone().into_primitive());
+            Param::initialized(param.id, value)
+        }
+
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.place.enter(name, container);
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.place.exit();
+        }
+    }
+
+    // Modules share their running statistics with their clones.
+    drop(module.clone().map(&mut Write { place: Place::default(), statistics }));
+}
