@@ -19,7 +19,7 @@ use burn::optim::{AdamConfig, AdamWConfig, Optimizer, SgdConfig};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{SupervisedTraining, TrainStep};
-use firebox::{Bytes, Lazy, Learner, Recorder};
+use firebox::{Bytes, Heap, Lazy, Learner, Recorder};
 use firebox_lazy::{HOST_BYTES_PER_CALL, host_bytes_of_descriptions};
 use models::{Kind, Model, Numbered};
 use peak_alloc::PeakAlloc;
@@ -49,7 +49,7 @@ struct Case {
 enum Split {
     Whole,
     Into(usize),
-    /// Into what fits in so many MiB, and more is an error.
+    /// Into what fits in so many MiB beside what [threads keep](Heap::kept), and more is an error.
     ToFit(u64),
     /// The same, and more is a warning.
     Loosely(u64),
@@ -95,11 +95,11 @@ cases! {
     lstm_of_160_split: Lstm, 160, Into(64), Momentum;
     detached_of_96: Detached, 96, Whole, Adam;
     detached_of_224_split: Detached, 224, Into(64), AdamW;
-    mlp_to_fit: Mlp, 1500, ToFit(48), Adam;
-    cnn_to_fit: Cnn, 150, ToFit(24), Adam;
-    encoder_to_fit: Encoder, 52, ToFit(24), AdamW;
-    lstm_to_fit: Lstm, 170, ToFit(24), Momentum;
-    long_lstm_to_fit: Long, 250, ToFit(12), Adam;
+    mlp_to_fit: Mlp, 1500, ToFit(46), Adam;
+    cnn_to_fit: Cnn, 150, ToFit(22), Adam;
+    encoder_to_fit: Encoder, 52, ToFit(22), AdamW;
+    lstm_to_fit: Lstm, 170, ToFit(22), Momentum;
+    long_lstm_to_fit: Long, 250, ToFit(10), Adam;
 }
 
 /// What no budget sees: the step takes 64 MiB itself.
@@ -183,7 +183,9 @@ fn check(name: &str) {
         mib(measured)
     );
     assert!(mib(measured) >= 8.0, "{name} is too small to tell: {} MiB", mib(measured));
-    assert!((0.98..=1.25).contains(&ratio), "{name}: {ratio:.3} of what was measured");
+    // What threads keep is counted for all of them, and depends on the machine.
+    let least = (predicted - Heap::flex().kept().get() as f64) / measured;
+    assert!(ratio >= 0.98 && least <= 1.15, "{name}: {ratio:.3} of what was measured");
 }
 
 #[test]
@@ -212,6 +214,11 @@ fn in_a_process_of_its_own() {
     println!("measured: {} {}", predicted.get(), measured.get());
 }
 
+/// What a case may use that is to fit into so many MiB: what threads keep depends on the machine.
+fn budget(mib: u64) -> Bytes {
+    Bytes::mib(mib) + Heap::flex().kept()
+}
+
 /// Trains for three iterations; gives the predicted and the measured peak.
 fn train(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Bytes, Bytes) {
     let device = Default::default();
@@ -234,13 +241,13 @@ fn train(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Byte
     let builder = match case.split {
         Whole => builder.memory(Bytes::gib(2)),
         Into(items) => builder.memory(Bytes::gib(2)).micro_batch(items),
-        ToFit(mib) => builder.memory(Bytes::mib(mib)).strict(),
-        Loosely(mib) => builder.memory(Bytes::mib(mib)),
+        ToFit(mib) => builder.memory(budget(mib)).strict(),
+        Loosely(mib) => builder.memory(budget(mib)),
     };
     let fitted = builder.build(model, optimizer, 1e-3).fit(training).expect("it fits");
     let measured = Bytes::new((HEAP.peak_usage() - level) as u64);
     if let (ToFit(mib), false) = (case.split, matches!(case.kind, Kind::Hoarding)) {
-        assert!(measured <= Bytes::mib(mib), "{measured} of {mib} MiB");
+        assert!(measured <= budget(mib), "{measured} of {}", budget(mib));
     }
     (fitted.report.expect("a plan was made").predicted(), measured)
 }

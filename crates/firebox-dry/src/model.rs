@@ -171,6 +171,7 @@ impl<B: DryTwin> Dry<B> {
             op: trace.steps.get(first).map(name_of).unwrap_or_default(),
             baseline,
             kept: Bytes::ZERO,
+            stays: Bytes::ZERO,
             categories: self.categories(trace, at, peak),
             timeline,
             estimate: if unaccounted.is_empty() { estimate } else { Estimate::Heuristic },

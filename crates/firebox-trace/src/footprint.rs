@@ -143,6 +143,9 @@ pub struct Footprint {
     /// threads of the backend keep for good once they have worked, such as the blocks of matrix products.
     #[serde(default)]
     pub kept: Bytes,
+    /// What they have kept when the run is over. Another run in the same process has it beside what it needs itself.
+    #[serde(default)]
+    pub stays: Bytes,
     /// The bytes at the peak, by what they are for. Sums to [`peak`](Self::peak).
     pub categories: CategoryBytes,
     /// The memory at each step, indexed by [`OpIndex`].

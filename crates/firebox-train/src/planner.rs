@@ -78,6 +78,9 @@ pub(crate) struct Planner {
     pub(crate) running_state: BTreeSet<String>,
     /// Whether the model is known to read values while it runs.
     reads: bool,
+    /// What threads keep for good after what has run so far, and that much of it as the batch that is run now was told of.
+    pub(crate) kept: Arc<AtomicU64>,
+    kept_in_held: Bytes,
     /// What the process takes of the host's memory, where that is what the budget is for.
     pub(crate) growth: Option<Growth>,
     /// The bytes that rehearsals needed, at most: those on the host, and those which ran parts of a step to read values.
@@ -120,6 +123,8 @@ impl Planned {
 #[derive(Clone, Debug)]
 struct Known {
     needed: Bytes,
+    /// What threads keep for good behind it.
+    stays: Bytes,
     /// The pages that it opens by itself, where pages count.
     pages: Option<Pages>,
 }
@@ -174,6 +179,8 @@ impl Planner {
             optimizer_state: Vec::new(),
             running_state: BTreeSet::new(),
             reads: false,
+            kept: Arc::default(),
+            kept_in_held: Bytes::ZERO,
             growth: None,
             rehearsed: Arc::default(),
         }
@@ -189,7 +196,16 @@ impl Planner {
     pub(crate) fn held(&self, planned: &Planned) -> Bytes {
         let more = self.batch - planned.batch;
         let parts = planned.plan.len() as f64;
-        planned.held + self.remembers + more + more.scale(1.0 / parts)
+        planned.held + self.kept_since(planned) + self.remembers + more + more.scale(1.0 / parts)
+    }
+
+    /// What threads keep for good since a plan was made: batches of other shapes have had them do so.
+    fn kept_since(&self, planned: &Planned) -> Bytes {
+        self.kept() - planned.rehearsed.kept
+    }
+
+    fn kept(&self) -> Bytes {
+        Bytes::new(self.kept.load(Relaxed))
     }
 
     /// For how many batches in a row batches of this shape are to be planned, if that is not done yet; `again` says that the last
@@ -404,7 +420,12 @@ impl Planner {
         let planned = self.plans.get_mut(&(phase, shape)).expect("it has a plan");
         planned.tuning.begin();
         let (peak, group) = (planned.plan.peak(), planned.group);
-        let Some(pages) = planned.pages() else {
+        let pages = planned.pages();
+        let kept = planned.rehearsed.kept;
+        self.kept.fetch_max(kept.get(), Relaxed);
+        self.kept_in_held = self.kept();
+        let peak = peak + (self.kept() - kept);
+        let Some(pages) = pages else {
             self.predicted = self.predicted.max(peak);
             return Admission::Runs;
         };
@@ -432,7 +453,8 @@ impl Planner {
         };
         let before = self.ran.iter().map(|(_, trace)| trace.as_ref()).collect();
         let memory = self.memory.as_ref();
-        Conditions { memory, budget, before, gives_back, beside: &self.beside, idle_state }
+        let kept = self.kept();
+        Conditions { memory, budget, before, gives_back, beside: &self.beside, idle_state, kept }
     }
 
     /// Whether planning has run parts of steps, which has opened pages.

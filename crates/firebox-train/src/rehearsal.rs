@@ -48,6 +48,8 @@ pub(crate) struct Conditions<'a> {
     pub(crate) beside: &'a Beside,
     /// The optimizer's state, for a phase that does not know of it.
     pub(crate) idle_state: &'a [TensorInfo],
+    /// What threads keep for good after what has run before.
+    pub(crate) kept: Bytes,
 }
 
 /// What a rehearsal showed.
@@ -66,6 +68,8 @@ pub(crate) struct Rehearsed {
     pub(crate) optimizer_state: Vec<TensorInfo>,
     /// The paths of the running statistics.
     pub(crate) running_state: Vec<String>,
+    /// What threads keep for good beside it, its own and what others have left.
+    pub(crate) kept: Bytes,
     /// What the rehearsal itself took of the memory.
     pub(crate) planning: Bytes,
     /// The operations recorded.
@@ -263,13 +267,18 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let recording = recording_bytes(*memory, &trace, longest_micro_step(&trace));
     footprint.peak += recording + loop_bytes(*memory);
     footprint.categories.add(Category::Temporary, recording + loop_bytes(*memory));
+    // What batches of other shapes have had threads keep.
+    let left = conditions.kept - footprint.stays;
+    footprint.peak += left;
+    footprint.categories.add(Category::Temporary, left);
     let before = |step: usize| match step {
         0 => footprint.baseline,
         step => footprint.timeline[step - 1].live,
     };
     let micro_steps = trace.steps.iter().enumerate().filter(|(_, step)| step.is_mark(MICRO_STEP));
     let held = micro_steps.map(|(at, _)| before(at)).max().unwrap_or(footprint.baseline)
-        + loop_bytes(*memory);
+        + loop_bytes(*memory)
+        + left;
     let planning = match memory.is_on_host() {
         true => footprint.baseline + host_bytes_of_rehearsal(&trace),
         false => Bytes::ZERO,
@@ -278,6 +287,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     footprint.timeline = Vec::new();
     Rehearsed {
         held,
+        kept: footprint.stays + left,
         planning,
         beside,
         loader_limit,

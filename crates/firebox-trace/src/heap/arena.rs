@@ -55,7 +55,7 @@ pub(crate) struct State {
     /// Who has what it keeps for good.
     keepers: Vec<Keeper>,
     /// The bytes that threads keep for good.
-    kept: u64,
+    pub(crate) kept: u64,
     /// The most that was live at once beside these.
     pub(crate) peak_beside_kept: u64,
 }

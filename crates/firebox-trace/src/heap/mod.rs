@@ -104,6 +104,12 @@ impl Heap {
         self
     }
 
+    /// What threads keep for good at most, once each of them has computed a product of matrices: those that an operation may use, and
+    /// the one that runs it.
+    pub fn kept(&self) -> Bytes {
+        self.kept_per_thread * (self.threads as u64 + 1)
+    }
+
     /// How many threads an operation may use at the same time.
     pub fn threads(&self) -> usize {
         self.threads

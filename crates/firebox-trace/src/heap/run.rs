@@ -214,6 +214,7 @@ impl<'a> Run<'a> {
             op: self.trace.steps.get(at as usize).map_or(String::new(), step_name),
             baseline: self.baseline,
             kept: self.arena.with_state(|state| Bytes::new(state.peak - state.peak_beside_kept)),
+            stays: self.arena.with_state(|state| Bytes::new(state.kept)),
             categories: attribution::at_peak(self.trace, &self.arena),
             timeline,
             estimate,

@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -83,6 +84,8 @@ pub(crate) struct Check<'a, LC: LearningComponentsTypes, S, I> {
     pub(crate) budget: Bytes,
     /// The most that one needed.
     pub(crate) needed: Cell<Bytes>,
+    /// What threads keep for good after what has run.
+    pub(crate) kept: Arc<AtomicU64>,
     /// Whether the model has running statistics.
     pub(crate) normalizes: bool,
     /// Where it is computed if not on the device of the batch, on which kernels would be compiled and tuned for a few items.
@@ -380,13 +383,17 @@ where
             (self.learner.train_step(micro).grads, weight)
         })?;
         let trace = recording.trace();
-        let needed = self.memory.footprint(trace).growth()
-            + recording_bytes(&*self.memory, trace, trace.calls().count());
+        let footprint = self.memory.footprint(trace);
+        let to_record = recording_bytes(&*self.memory, trace, trace.calls().count());
+        // What threads keep is there for good, and was not before.
+        let kept = Bytes::new(self.kept.load(Relaxed));
+        let needed = footprint.growth() + to_record + (footprint.stays - kept);
         if needed > self.budget {
             let why = format!("some items need {needed} where {} are allowed", self.budget);
             return Err(Failure::Impossible(why));
         }
         self.needed.set(self.needed.get().max(needed));
+        self.kept.fetch_max(footprint.stays.get(), Relaxed);
         let (grads, weight) = recording.run();
         let mut values = Values { grads, gradient: Vec::new() };
         self.learner.model().visit(&mut values);

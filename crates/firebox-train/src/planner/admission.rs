@@ -1,5 +1,7 @@
 //! Whether a micro-step may run: what it needs, against what is left beside what is held.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use firebox_trace::{Bytes, Trace};
 
 use super::{Known, Planner};
@@ -57,9 +59,13 @@ impl Planner {
         let known = self.known.entry(structure).or_insert_with(|| {
             let footprint = memory.footprint(trace);
             let recording = recording_bytes(memory, trace, trace.calls().count());
-            Known { needed: footprint.growth() + recording, pages: pages_of(&footprint) }
+            let (needed, stays) = (footprint.growth() + recording, footprint.stays);
+            Known { needed, stays, pages: pages_of(&footprint) }
         });
-        let Known { needed, pages } = known.clone();
+        let Known { needed, stays, pages } = known.clone();
+        // Threads keep more than the batch was told of, or will.
+        let kept = Bytes::new(self.kept.load(Relaxed)).max(stays);
+        let held = held + (kept - self.kept_in_held);
         let planned = self.plans.get_mut(&(phase, shape)).expect("a batch runs that is planned");
         let peak = planned.plan.peak();
         if rehearsed && pages.is_some() && needed <= peak {
@@ -70,8 +76,9 @@ impl Planner {
         if needed > budget {
             return Err(TrainError::GrewTooLarge { phase, needed, budget });
         }
+        self.kept.fetch_max(kept.get(), Relaxed);
         // Larger than what was planned, it may need more.
-        if pages.is_none() && self.batch > planned.batch {
+        if pages.is_none() && (self.batch > planned.batch || kept > planned.rehearsed.kept) {
             self.predicted = self.predicted.max(held + needed);
         }
         let Some(pages) = pages.filter(|_| needed > planned.standalone) else {

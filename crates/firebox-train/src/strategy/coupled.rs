@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
@@ -62,6 +63,7 @@ pub(super) struct Means {
     memory: Arc<dyn MemoryModel>,
     budget: Bytes,
     held: Bytes,
+    kept: Arc<AtomicU64>,
     normalizes: bool,
 }
 
@@ -72,6 +74,7 @@ impl Means {
             memory: planner.memory.clone(),
             budget: planner.budget - held,
             held,
+            kept: planner.kept.clone(),
             normalizes: !planner.running_state.is_empty(),
         }
     }
@@ -104,6 +107,7 @@ impl Means {
             memory: self.memory.clone(),
             budget: self.budget,
             needed: Cell::new(Bytes::ZERO),
+            kept: self.kept.clone(),
             normalizes: self.normalizes,
             host: (!self.memory.is_on_host()).then(Host::new),
         };

@@ -107,6 +107,9 @@ impl Product {
 
     /// Notes the blocks, each as large as the second-level cache, that the threads which compute the product keep for
     /// good.
+    ///
+    /// `gemm` does not use them where it packs its left operand as a whole, which follows from the shape. They are counted all the
+    /// same: the same model runs in other shapes too, as in validation, and what those have left stays.
     pub(super) fn keep_blocks(&self, arena: &Arena, runs: Runs) {
         if self.is_small() {
             return;
