@@ -182,7 +182,7 @@ fn check(loss: Loss, reduction: Reduction, expected: Option<Coupling>) {
     let cause = refused(loss, reduction);
     match (&cause, expected) {
         (None, None) => {}
-        (Some(TrainError::Coupled { coupling, by, parameter }), Some(expected)) => {
+        (Some(TrainError::Coupled { coupling, by, parameter, .. }), Some(expected)) => {
             assert_eq!(*coupling, expected, "{loss:?}: {by} in {parameter}");
             assert!(*by > 1e-3, "{loss:?}: {by}");
         }
@@ -210,6 +210,24 @@ fn unsound_losses_are_refused_by_what_they_look_like() {
     for loss in [Loss::RootOfMean, Loss::Largest, Loss::Hardest, Loss::Contrast, Loss::Variance] {
         check(loss, Reduction::Mean, Some(Coupling::Items));
     }
+}
+
+#[test]
+fn the_first_operation_that_differs_is_named() {
+    let first = |loss| match refused(loss, Reduction::Mean) {
+        Some(error @ TrainError::Coupled { .. }) => {
+            let text = error.to_string();
+            let TrainError::Coupled { first, .. } = error else { unreachable!("it is one") };
+            assert!(first.iter().all(|first| text.contains(first)), "{text}");
+            first
+        }
+        other => panic!("{loss:?}: {other:?}"),
+    };
+    let contrast = first(Loss::Contrast).expect("each output is multiplied by the others");
+    assert!(contrast.contains("`float_matmul` behind `judged.net."), "{contrast}");
+    let variance = first(Loss::Variance).expect("each output is compared with the mean");
+    assert!(variance.contains("`float_sub` behind `judged.net."), "{variance}");
+    assert_eq!(first(Loss::RootOfMean), None, "only the loss itself is of all items");
 }
 
 #[test]

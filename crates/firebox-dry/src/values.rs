@@ -13,7 +13,7 @@ use burn_ir::{
 use burn_router::{Runner, RunnerClient};
 use burn_std::future::block_on;
 use burn_std::{BoolStore, DType};
-use firebox_trace::{TensorIndex, Trace};
+use firebox_trace::{Call, Step, TensorIndex, Trace};
 
 use crate::device::panic_message;
 use crate::program::{Instruction, Leftovers, Program, Templates, unaccounted};
@@ -57,15 +57,33 @@ impl HostValues<'_> {
     ///
     /// If the trace contradicts itself, or a tensor that is wanted is gone at its end.
     pub fn compute(
+        self,
+        trace: &Trace,
+        wanted: &[TensorIndex],
+    ) -> Result<Vec<TensorData>, NotComputed> {
+        self.compute_observed(trace, wanted, &mut |_, _| ())
+    }
+
+    /// As [`compute`](Self::compute), and tells `observe` of each call once it is done, with what reads the tensors that it made.
+    ///
+    /// # Errors
+    ///
+    /// As [`compute`](Self::compute).
+    ///
+    /// # Panics
+    ///
+    /// As [`compute`](Self::compute).
+    pub fn compute_observed(
         mut self,
         trace: &Trace,
         wanted: &[TensorIndex],
+        observe: &mut dyn FnMut(&Call, &dyn Fn(TensorIndex) -> TensorData),
     ) -> Result<Vec<TensorData>, NotComputed> {
         let unknown = unaccounted(trace);
         if !unknown.is_empty() {
             return Err(NotComputed::Unknown(unknown));
         }
-        match catch_unwind(AssertUnwindSafe(|| self.run(trace, wanted))) {
+        match catch_unwind(AssertUnwindSafe(|| self.run(trace, wanted, observe))) {
             Ok(result) => result,
             Err(panic) => Err(NotComputed::Panicked(panic_message(&*panic))),
         }
@@ -75,6 +93,7 @@ impl HostValues<'_> {
         &mut self,
         trace: &Trace,
         wanted: &[TensorIndex],
+        observe: &mut dyn FnMut(&Call, &dyn Fn(TensorIndex) -> TensorData),
     ) -> Result<Vec<TensorData>, NotComputed> {
         let types = host_types();
         let mut templates = Templates::new();
@@ -103,13 +122,11 @@ impl HostValues<'_> {
                     Instruction::Read(_) | Instruction::Drain => {}
                 }
             }
+            if let Step::Call(call) = step {
+                observe(call, &|tensor| read(&runner, program.made(tensor)));
+            }
         }
-        let read = |tensor: &TensorIndex| {
-            let mut made = program.made(*tensor);
-            made.status = TensorStatus::ReadOnly;
-            block_on(runner.read_tensor_async(made)).expect("the host can be read")
-        };
-        Ok(wanted.iter().map(read).collect())
+        Ok(wanted.iter().map(|tensor| read(&runner, program.made(*tensor))).collect())
     }
 
     fn upload(
@@ -134,6 +151,11 @@ impl HostValues<'_> {
             None => runner.register_op(operation),
         }
     }
+}
+
+fn read(runner: &Runner<Flex>, mut made: TensorIr) -> TensorData {
+    made.status = TensorStatus::ReadOnly;
+    block_on(runner.read_tensor_async(made)).expect("the host can be read")
 }
 
 /// The draw of random numbers that an operation is.

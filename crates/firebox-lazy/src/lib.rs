@@ -32,7 +32,8 @@ pub use known::{forget_calls, remember_calls_within};
 pub use limits::{HOST_BYTES_PER_CALL, host_bytes_of_descriptions, host_bytes_of_rehearsal};
 pub use loaders::{LoaderGate, LoaderGuard, loader_streams};
 pub use module::{
-    Rehearsal, forget_graphs, initialize, is_rehearsal, rehearse, rehearsing, restore,
+    Rehearsal, forget_graphs, goes_on_with_zeros, initialize, is_rehearsal, rehearse, rehearsing,
+    restore,
 };
 pub use recording::{
     Discarded, RecordError, Recorder, Recording, Survivor, index_in_trace, label, mark,

@@ -9,7 +9,7 @@ use burn_std::{DType, Shape};
 use firebox_trace::{Bytes, Description, OpIndex, Step, Trace};
 
 use crate::kind::Kind;
-use crate::module::nothing_is_learned;
+use crate::module::read_is_refused;
 use crate::progress;
 use crate::recording::RecordError;
 use crate::session::Session;
@@ -101,7 +101,7 @@ impl<B: Backend> Session<B> {
             }
             let at = OpIndex(self.trace.steps.len() as u32);
             self.refused = Some(RecordError::ReadTooLarge { at, needed, budget });
-            nothing_is_learned();
+            read_is_refused();
         }
         self.refusals += 1;
         if self.refusals > PATIENCE {

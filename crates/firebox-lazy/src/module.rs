@@ -147,6 +147,8 @@ pub fn rehearse<B: LazyBackend, M: Module<B>>(
 
 thread_local! {
     static REHEARSES: Cell<bool> = const { Cell::new(false) };
+    /// Whether a read was refused to the program that is being recorded.
+    static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether this thread runs a step that nothing is learned from: while a batch is planned, or while it is found out whether it may be
@@ -182,17 +184,30 @@ pub(crate) fn nothing_is_learned() {
     REHEARSES.set(true);
 }
 
+/// From now on the program that is recorded on this thread computes with zeros.
+pub(crate) fn read_is_refused() {
+    REFUSED.set(true);
+    nothing_is_learned();
+}
+
+/// Whether the program that is being recorded on this thread goes on behind a read that was refused. What it makes of the zeros that it
+/// got says nothing, a panic included: for panic hooks.
+pub fn goes_on_with_zeros() -> bool {
+    REFUSED.try_with(Cell::get).unwrap_or(false)
+}
+
 /// Runs `program`, after which what is learned from is learned from again, whatever it said.
 pub(crate) fn rehearsing_as_before<R>(program: impl FnOnce() -> R) -> R {
-    struct Before(bool);
+    struct Before(bool, bool);
 
     impl Drop for Before {
         fn drop(&mut self) {
             REHEARSES.set(self.0);
+            REFUSED.set(self.1);
         }
     }
 
-    let _before = Before(REHEARSES.get());
+    let _before = Before(REHEARSES.get(), REFUSED.get());
     program()
 }
 

@@ -126,10 +126,10 @@ pub enum TrainError {
     },
     /// The gradients of a split batch would not be the whole batch's.
     #[error(
-        "a batch cannot be split: some items of it run one by one give another gradient than together, {by} in `{parameter}`; it \
-         looks as if {coupling}; or give the whole batch memory with `.memory(..)`, or split all the same with \
+        "a batch cannot be split: some items of it run one by one give another gradient than together, {by} in `{parameter}`{first}; \
+         it looks as if {coupling}; or give the whole batch memory with `.memory(..)`, or split all the same with \
          `.split_although(Coupling::{coupling:?})`",
-        by = percent(*by)
+        by = percent(*by), first = begins(first.as_deref())
     )]
     Coupled {
         /// What couples the items.
@@ -138,6 +138,9 @@ pub enum TrainError {
         by: f64,
         /// The path of the parameter that differs most, or what went wrong in a part.
         parameter: String,
+        /// The first operation that gives items other values together with others, where one does before the loss, and the last module
+        /// with parameters before it.
+        first: Option<String>,
     },
     /// A batch cannot be cut.
     #[error("cannot cut the batch: {0}")]
@@ -373,6 +376,10 @@ fn percent(share: f64) -> String {
     } else {
         "without a value".to_owned()
     }
+}
+
+fn begins(first: Option<&str>) -> String {
+    first.map_or_else(String::new, |first| format!(", first seen in {first}"))
 }
 
 /// That more was measured than training may use, and what a budget does not see.

@@ -264,6 +264,7 @@ where
     /// If the batch cannot be cut, or does not fit however it is cut.
     pub fn plan(&self, batch: &M::Input) -> Result<PlanReport, TrainError> {
         let held_for_others = make_ready::<B, M>(&self.model)?;
+        let _listener = Listener::of_all();
         let splitter = &self.builder.train_splitter;
         let items = splitter.items(batch)?;
         let (model, optim) = (self.model.clone(), self.optim.clone());
@@ -302,8 +303,8 @@ where
     ///
     /// # Panic hook
     ///
-    /// The first call puts a panic hook before the program's own, and calls that for every panic. It listens to threads
-    /// of the device while a Learner trains.
+    /// The first call puts a panic hook before the program's own, and calls that for every panic, but for those of a step that was given
+    /// zeros for a value which it must not read. It listens to threads of the device while a Learner trains.
     pub fn fit(
         self,
         training: SupervisedTraining<Components<B, LR, M, O>>,

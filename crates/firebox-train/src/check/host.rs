@@ -13,17 +13,21 @@ use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
 use burn::train::{LearningComponentsTypes, TrainStep};
 use firebox_dry::{HostValues, NotComputed};
 use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, fixed_draw, index_in_trace};
-use firebox_trace::{Bytes, TensorIndex};
+use firebox_trace::{Bytes, Call, TensorIndex, Trace};
 
 use super::sketch::{of_zeros, sketch};
 use super::verdict::Weighed;
 use super::{Check, Failure, Rows};
+use crate::labels::label_parameters;
 use crate::splitter::Splitter;
 
 /// How long the host may compute in all.
 const TIME: Duration = Duration::from_secs(20);
 /// How large the parameters may be that are brought to the host.
 const MOST: Bytes = Bytes::gib(2);
+
+/// Is told of a call of a trace, with what reads its results.
+pub(super) type Observe<'a> = dyn FnMut(&Trace, &Call, &dyn Fn(TensorIndex) -> TensorData) + 'a;
 
 /// What the gradients of a check have in common.
 pub(crate) struct Host {
@@ -63,12 +67,13 @@ where
     M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
     S: Splitter<I>,
 {
-    /// Runs the items in `range` of the chosen ones on the host.
+    /// Runs the items in `range` of the chosen ones on the host, and tells `observe` of each call.
     pub(super) fn run_on_host(
         &self,
         host: &Host,
         range: Range<usize>,
         rows: &Rows<'_>,
+        observe: &mut Observe<'_>,
     ) -> Result<Weighed, Failure> {
         // A weight may be read from the batch; that of a number of items asks nobody.
         let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
@@ -79,6 +84,7 @@ where
         let recorder = Recorder::new().fixed_draws().keep_uploads().refuse_reads();
         let model = self.learner.model();
         let recording = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
+            label_parameters(&model);
             let micro = self.splitter.range(self.batch, range);
             let grads = self.learner.train_step(micro).grads;
             let mut found = Found { grads: &grads, tensors: Vec::new() };
@@ -117,7 +123,11 @@ where
         let values = HostValues { value: &mut value, draw: &draw, deadline: host.deadline };
         let (gradients, _) = recording.result();
         let wanted: Vec<TensorIndex> = gradients.iter().filter_map(|grad| grad.ok()).collect();
-        let computed = values.compute(recording.trace(), &wanted).map_err(|error| match error {
+        let trace = recording.trace();
+        let computed = values.compute_observed(trace, &wanted, &mut |call, read| {
+            observe(trace, call, read);
+        });
+        let computed = computed.map_err(|error| match error {
             NotComputed::Panicked(message) => Failure::Undefined(message),
             error => Failure::Impossible(error.to_string()),
         })?;

@@ -27,6 +27,7 @@ use crate::splitter::Splitter;
 use crate::weights::differ;
 
 mod choice;
+mod first;
 mod host;
 mod sketch;
 mod verdict;
@@ -69,6 +70,8 @@ pub(crate) enum Outcome {
         by: f64,
         /// The path of the parameter that differs most.
         parameter: String,
+        /// The first operation that differs, where it could be found.
+        first: Option<String>,
     },
 }
 
@@ -161,7 +164,7 @@ where
     pub(crate) fn run(&self) -> Result<Outcome, TrainError> {
         let sizes: Vec<usize> = SIZES.into_iter().filter(|size| self.items / size >= 2).collect();
         let most = sizes.iter().map(|size| GROUPS.min(self.items / size) * size).max();
-        let (tensors, candidates) = self.look(most.unwrap_or_default());
+        let (tensors, candidates) = self.look(most.unwrap_or_default(), self.host.is_some());
         let mut found = None;
         let mut skipped = None;
         for (at, size) in sizes.iter().enumerate() {
@@ -183,9 +186,7 @@ where
                 }
                 // A loss may only need more items, and more items may show more.
                 outcome @ Outcome::NotEstablished(_) => found = Some(outcome),
-                Outcome::Differs { coupling, by, parameter } if by.is_infinite() => {
-                    found = Some(Outcome::Differs { coupling, by, parameter });
-                }
+                outcome @ Outcome::Differs { by: f64::INFINITY, .. } => found = Some(outcome),
                 // So many do not fit. Fewer may.
                 Outcome::NotCheckable(why) => {
                     let (Some((groups, size, choice)), None) = (skipped, &found) else {
@@ -206,7 +207,7 @@ where
         if self.items < groups * size {
             return Ok(Outcome::NotEstablished("there are too few items"));
         }
-        let (tensors, candidates) = self.look(groups * size);
+        let (tensors, candidates) = self.look(groups * size, self.host.is_some());
         let choice = candidates.first(groups * size);
         Ok(match self.compare(groups, size, &tensors, &choice)? {
             Outcome::Differs { by, .. } if by.is_infinite() => {
@@ -258,7 +259,7 @@ where
             Ok(parts) => parts,
             Err(Failure::Undefined(what)) => {
                 let (coupling, by) = (Coupling::Items, f64::INFINITY);
-                return Ok(Outcome::Differs { coupling, by, parameter: what });
+                return Ok(Outcome::Differs { coupling, by, parameter: what, first: None });
             }
             Err(Failure::Impossible(why)) => return Ok(Outcome::NotCheckable(why)),
         };
@@ -269,6 +270,7 @@ where
         let weights: Vec<f64> = singles.iter().map(|single| single.weight / size as f64).collect();
         let is_same = weights.iter().all(|weight| !differ(*weight, weights[0], 1));
         let each = (self.reduction == Reduction::Mean && is_same).then(|| weights[0]);
+        let share = singles[0].weight / whole.weight;
         let gradients = Gradients { whole, pair, singles, permuted };
         let (paths, dtype) = parameters::<LC::Backend, M>(&self.learner.model());
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
@@ -280,7 +282,11 @@ where
                 Outcome::NotCheckable(OF_STATISTICS.to_owned())
             }
             Verdict::Differs { coupling, by, parameter } => {
-                Outcome::Differs { coupling, by, parameter: paths[parameter].clone() }
+                let is_of_items = coupling == Coupling::Items;
+                let first =
+                    is_of_items.then(|| self.first_difference((groups, size), choice, share));
+                let parameter = paths[parameter].clone();
+                Outcome::Differs { coupling, by, parameter, first: first.flatten() }
             }
             Verdict::Nothing => Outcome::NotEstablished("the gradient is zero"),
             Verdict::Equal if !items_differ => {
@@ -290,8 +296,8 @@ where
         })
     }
 
-    /// The tensors of the batch, and what is known of its first items, `count` of them at least.
-    fn look(&self, count: usize) -> (Vec<OfBatch>, Candidates) {
+    /// The tensors of the batch, and what is known of its first items, `count` of them at least. Keeps the values of these, if asked to.
+    fn look(&self, count: usize, keeps: bool) -> (Vec<OfBatch>, Candidates) {
         let recorder = Recorder::new().refuse_reads();
         let cut = catch_unwind(AssertUnwindSafe(|| {
             recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
@@ -322,7 +328,7 @@ where
             candidates.add(data);
         }
         candidates.add_weights(self.weights(candidates.count).unwrap_or_default());
-        if self.host.is_none() {
+        if !keeps {
             tensors.iter_mut().for_each(|tensor| tensor.candidates = None);
         }
         (tensors, candidates)
@@ -341,16 +347,26 @@ where
 
     /// The gradient of the items in `range` of the chosen ones.
     fn gradient(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
+        self.gradient_by(range, rows, |range| match &self.host {
+            None => self.run_there(range, rows),
+            Some(host) => self.run_on_host(host, range, rows, &mut |_, _, _| ()),
+        })
+    }
+
+    /// The same, as `run` computes it.
+    fn gradient_by(
+        &self,
+        range: Range<usize>,
+        rows: &Rows<'_>,
+        run: impl FnOnce(Range<usize>) -> Result<Weighed, Failure>,
+    ) -> Result<Weighed, Failure> {
         let share = range.len() as f64 / rows.chosen.len() as f64;
         let range = range.start + rows.first()..range.end + rows.first();
         let model = self.learner.model();
         let snapshot = has_untrained::<LC::Backend, M>(&model).then(|| model.clone().into_record());
         let states = SavedStates::save();
-        let run = || match &self.host {
-            None => self.run_there(range, rows),
-            Some(host) => self.run_on_host(host, range, rows),
-        };
-        let run = catch_unwind(AssertUnwindSafe(|| rehearsing(|| with_share(share, run))));
+        let run =
+            catch_unwind(AssertUnwindSafe(|| rehearsing(|| with_share(share, || run(range)))));
         states.restore();
         if let Some(snapshot) = snapshot {
             let restored = restore::<LC::Backend, M>(&model, snapshot);

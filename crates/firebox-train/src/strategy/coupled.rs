@@ -132,8 +132,8 @@ impl Means {
                 Known::WhereItemsWeigh { each, asked }
             }
             Outcome::Agrees { .. } => Known::Enough,
-            Outcome::Differs { coupling, by, parameter } => {
-                let cause = TrainError::Coupled { coupling, by, parameter };
+            Outcome::Differs { coupling, by, parameter, first } => {
+                let cause = TrainError::Coupled { coupling, by, parameter, first };
                 if !settings.accepted.contains(&coupling) {
                     return Err(cause);
                 }
