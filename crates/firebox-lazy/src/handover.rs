@@ -34,7 +34,8 @@ const MOST_LEFT: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 thread_local! {
-    static IS_TRAINING: Cell<bool> = const { Cell::new(false) };
+    /// How many guards this thread has.
+    static GUARDS: Cell<usize> = const { Cell::new(0) };
     /// Whether this thread, the one that trains, has the turn.
     static HAS_TURN: Cell<bool> = const { Cell::new(false) };
     /// What the call that this thread is making uses.
@@ -63,7 +64,7 @@ impl TrainingGuard {
     /// ```
     pub fn enter<B: Backend>() -> Self {
         let backend = TypeId::of::<B>();
-        IS_TRAINING.set(true);
+        GUARDS.set(GUARDS.get() + 1);
         BACKENDS.write().push(backend);
         TRAINING.fetch_add(1, Ordering::Relaxed);
         Self { backend, thread: PhantomData }
@@ -88,8 +89,11 @@ impl TrainingGuard {
 
     /// Lets go of the tensors that other threads have left so far. Outside a recording.
     pub fn collect(&self) {
-        let _turn = TrainingTurn::take();
-        collect();
+        let turn = TrainingTurn::take();
+        if HAS_TURN.get() {
+            collect();
+        }
+        drop(turn);
     }
 }
 
@@ -97,7 +101,7 @@ impl Drop for TrainingGuard {
     fn drop(&mut self) {
         self.collect();
         TRAINING.fetch_sub(1, Ordering::Relaxed);
-        IS_TRAINING.set(false);
+        GUARDS.set(GUARDS.get() - 1);
         let mut backends = BACKENDS.write();
         let own = backends.iter().position(|backend| *backend == self.backend);
         own.map(|own| backends.swap_remove(own));
@@ -133,12 +137,13 @@ pub(crate) struct TrainingTurn {
 }
 
 impl TrainingTurn {
-    /// Takes the turn, if this is the training thread and has not taken it before.
+    /// Takes the turn, if this is a training thread and has not taken it before. None as well where another one has it for so long that it
+    /// may wait for this one.
     pub(crate) fn take() -> Option<Self> {
-        if !IS_TRAINING.get() || HAS_TURN.get() {
+        if GUARDS.get() == 0 || HAS_TURN.get() {
             return None;
         }
-        let _turn = TURN.lock();
+        let _turn = patient_turn()?;
         HAS_TURN.set(true);
         Some(Self { _turn })
     }
@@ -161,9 +166,17 @@ pub(crate) fn wait_for_turn<B: Backend>() -> Option<TheirTurn> {
 
 #[cold]
 fn theirs() -> Option<MutexGuard<'static, ()>> {
-    let calls = || CALLS.load(Ordering::Relaxed);
     // A training thread may wait for rayon's, as for an optimizer that uses them.
-    if rayon::current_thread_index().is_some() || WAITS.load(Ordering::Relaxed) == calls() {
+    match rayon::current_thread_index() {
+        Some(_) => TURN.try_lock(),
+        None => patient_turn(),
+    }
+}
+
+/// The turn, unless whoever has it has made no call for long.
+fn patient_turn() -> Option<MutexGuard<'static, ()>> {
+    let calls = || CALLS.load(Ordering::Relaxed);
+    if WAITS.load(Ordering::Relaxed) == calls() {
         return TURN.try_lock();
     }
     loop {
@@ -185,7 +198,8 @@ impl Drop for TheirTurn {
     /// Leaves what the call has used.
     fn drop(&mut self) {
         drop(Held(USED.take()));
-        if self.0.is_some() && LEFT.lock().len() > MOST_LEFT {
+        let is_over = TRAINING.load(Ordering::Relaxed) == 0;
+        if is_over || self.0.is_some() && LEFT.lock().len() > MOST_LEFT {
             collect();
         }
     }
@@ -200,7 +214,7 @@ pub(crate) fn is_elsewhere<B: Backend>() -> bool {
 #[cold]
 fn is_other_thread(backend: TypeId) -> bool {
     // A thread that ends has no such values any more, and is not a training thread, which outlives its guard.
-    let trains = IS_TRAINING.try_with(Cell::get).unwrap_or(false);
+    let trains = GUARDS.try_with(Cell::get).is_ok_and(|guards| guards > 0);
     if trains {
         tick();
     }

@@ -43,6 +43,11 @@ impl Resident {
         Some(Self { now: bytes("RssAnon")?, peak: bytes("VmHWM")?, files })
     }
 
+    /// This, with the most files of it and `later`, which may be gone when it is looked at again.
+    pub fn with_files_of(self, later: Self) -> Self {
+        Self { files: self.files.max(later.files), ..self }
+    }
+
     /// How much more there has been since `before`, at most. Where the process had its peak before, what it has now.
     pub fn growth_since(self, before: Self) -> Bytes {
         // Files that were let go of are no reason to take an old peak for a new one.
@@ -76,5 +81,7 @@ mod tests {
         assert_eq!(of(30, 101, 5).growth_since(before), mib(76));
         assert_eq!(of(30, 100, 1).growth_since(before), mib(10), "files were let go of");
         assert_eq!(of(10, 100, 5).growth_since(before), Bytes::ZERO);
+        let mapped = before.with_files_of(of(30, 150, 50));
+        assert_eq!(of(30, 150, 5).growth_since(mapped), mib(80), "nor were they then");
     }
 }

@@ -24,8 +24,9 @@ impl Growth {
     }
 
     /// The most so far.
-    pub(crate) fn measured(self) -> Option<Bytes> {
+    pub(crate) fn measured(&mut self) -> Option<Bytes> {
         let now = Resident::of_this_process()?;
+        self.before = self.before.with_files_of(now);
         Some(self.held + now.growth_since(self.before))
     }
 

@@ -137,8 +137,10 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Makes the running mean and variance of burn's [`BatchNorm`](burn::nn::BatchNorm) those of the whole batch where it is split: pooled
     /// over its micro-batches, with `momentum` applied once. Default: they follow each micro-batch, and the last one most.
     ///
-    /// `momentum` is that of the model's batch normalizations, 0.1 unless their config says another. What a step normalizes by, and with it
-    /// the gradient, stays a micro-batch's. The items of a batch count alike.
+    /// `momentum` is that of all of the model's batch normalizations, 0.1 unless their config says another, and each of them runs once in a
+    /// step: with another momentum, or one that runs twice, means are right and variances are not. What a step normalizes by, and with it
+    /// the gradient, stays a micro-batch's. The items of a batch count alike. It takes six times the bytes of these statistics, which no
+    /// plan counts.
     ///
     /// # Panics
     ///

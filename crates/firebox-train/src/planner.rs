@@ -96,6 +96,8 @@ pub(crate) struct Planned {
     /// Its rehearsal.
     pub(crate) rehearsed: Rehearsed,
     pub(crate) cost: PlanningCost,
+    /// What threads had kept for good when it was made.
+    kept: Bytes,
     /// What is alive beside a micro-step, and the bytes of the batch that it was planned on.
     held: Bytes,
     batch: Bytes,
@@ -191,23 +193,6 @@ impl Planner {
         self.plans.get(&(phase, shape))
     }
 
-    /// What is alive beside a micro-step of the batch that is run now. A batch that is larger than the one that was planned, as one of
-    /// longer sequences, is there whole and once more in parts.
-    pub(crate) fn held(&self, planned: &Planned) -> Bytes {
-        let more = self.batch - planned.batch;
-        let parts = planned.plan.len() as f64;
-        planned.held + self.kept_since(planned) + self.remembers + more + more.scale(1.0 / parts)
-    }
-
-    /// What threads keep for good since a plan was made: batches of other shapes have had them do so.
-    fn kept_since(&self, planned: &Planned) -> Bytes {
-        self.kept() - planned.rehearsed.kept
-    }
-
-    fn kept(&self) -> Bytes {
-        Bytes::new(self.kept.load(Relaxed))
-    }
-
     /// For how many batches in a row batches of this shape are to be planned, if that is not done yet; `again` says that the last
     /// batch was of this shape as well.
     ///
@@ -223,6 +208,14 @@ impl Planner {
         };
         let planned = self.planned(phase, shape);
         if let Some(planned) = planned.filter(|planned| planned.tuning.is_over()) {
+            return Some(planned.iterations);
+        }
+        // Threads have begun to keep what it has no room for.
+        let outgrown = planned.filter(|planned| {
+            let peak = planned.plan.peak() + self.kept_since(planned);
+            planned.kept < self.kept() && peak > self.budget.scale(self.share)
+        });
+        if let Some(planned) = outgrown {
             return Some(planned.iterations);
         }
         let planned = planned.map(|planned| planned.iterations);
@@ -281,9 +274,16 @@ impl Planner {
         // What ran for one batch may run for two, and what ran in parts of its micro-batches may do so again.
         let small = Shape::of_items(shape.items);
         let run = self.planned(phase, shape).or_else(|| self.planned(phase, small)).cloned();
-        if let (Err(TrainError::Plan { cause, .. }), Some(planned)) = (&found, run) {
+        let is_none = |error: &TrainError| {
+            let too_long = matches!(error, TrainError::Record(RecordError::TooLong { .. }));
+            too_long || matches!(error, TrainError::Plan { .. })
+        };
+        if let (Some(planned), Some(cause)) =
+            (run, found.as_ref().err().filter(|error| is_none(error)))
+        {
             log::warn!("batches keep the plan that they have, as there is no other: {cause}");
-            let planned = Planned { iterations, tuning: Tuning::Chosen, ..planned };
+            let kept = self.kept();
+            let planned = Planned { iterations, tuning: Tuning::Chosen, kept, ..planned };
             return Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut());
         }
         let (plan, mut rehearsed) = found?;
@@ -321,6 +321,7 @@ impl Planner {
             iterations,
             rehearsed,
             cost,
+            kept: self.kept(),
             held,
             batch: self.batch,
             standalone,

@@ -105,7 +105,7 @@ impl PlanReport {
             .collect();
         modules.dedup();
         let running = match self.pools_statistics {
-            true => "",
+            true => ", and running ones other than of `BatchNorm`,",
             false => ", and the running ones, unless `.pool_statistics(..)` is called,",
         };
         Some(format!(

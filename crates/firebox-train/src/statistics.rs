@@ -2,13 +2,14 @@
 //!
 //! Each micro-step begins with the statistics of before the batch, and leaves `(1 - m)·before + m·own` for a momentum `m`. Of these, the
 //! whole batch's follow: the mean of its parts' means, and by the law of total variance the mean of their variances and the variance of
-//! their means, each part weighed by its items.
+//! their means, each part weighed by its items. Sums are formed in 32 bit at least, and of how far the means are from the first part's,
+//! since large means that differ by little would cancel.
 
 use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor};
 
 const MEAN: &str = "running_mean";
 const VARIANCE: &str = "running_var";
@@ -28,7 +29,10 @@ pub(crate) struct Pooled<B: Backend> {
 #[derive(Clone, Debug)]
 struct OfModule<B: Backend> {
     before: Pair<B>,
-    /// The sum over the micro-steps, each times its share of the items: of how far the mean has moved, its square, and the variance.
+    /// The mean behind the first micro-step.
+    first: Option<Tensor<B, 1>>,
+    /// The sum over the micro-steps, each times its share of the items: of how far the mean is from the first one, its square, and the
+    /// variance.
     moved: Tensor<B, 1>,
     squares: Tensor<B, 1>,
     variance: Tensor<B, 1>,
@@ -51,9 +55,9 @@ impl<B: Backend> Pooled<B> {
     pub(crate) fn begin<M: Module<B>>(&mut self, module: &M) {
         if self.of.is_empty() {
             let of_module = |before: Pair<B>| {
-                let none = before.mean.zeros_like();
+                let none = wide(before.mean.zeros_like());
                 let [moved, squares, variance] = [none.clone(), none.clone(), none];
-                OfModule { before, moved, squares, variance }
+                OfModule { before, first: None, moved, squares, variance }
             };
             let found = read(module).into_iter();
             self.of = found.map(|(path, pair)| (path, of_module(pair))).collect();
@@ -69,7 +73,8 @@ impl<B: Backend> Pooled<B> {
         let share = items as f64 / self.items as f64;
         for (path, Pair { mean, variance }) in read(module) {
             let Some(of) = self.of.get_mut(&path) else { continue };
-            let moved = mean - of.before.mean.clone();
+            let (mean, variance) = (wide(mean), wide(variance));
+            let moved = mean.clone() - of.first.get_or_insert(mean).clone();
             of.moved = of.moved.clone() + moved.clone() * share;
             of.squares = of.squares.clone() + moved.clone() * moved * share;
             of.variance = of.variance.clone() + variance * share;
@@ -82,13 +87,20 @@ impl<B: Backend> Pooled<B> {
             return;
         }
         let momentum = self.momentum;
-        let pooled = self.of.into_iter().map(|(path, of)| {
-            let mean = of.before.mean + of.moved.clone();
-            let of_means = (of.squares - of.moved.clone() * of.moved) / momentum;
-            (path, Pair { mean, variance: of.variance + of_means })
+        let pooled = self.of.into_iter().filter_map(|(path, of)| {
+            let dtype = of.before.mean.dtype();
+            let mean = of.first? + of.moved.clone();
+            let of_means = (of.squares - of.moved.clone() * of.moved).clamp_min(0.0) / momentum;
+            let variance = of.variance + of_means;
+            Some((path, Pair { mean: mean.cast(dtype), variance: variance.cast(dtype) }))
         });
         write(module, pooled.collect());
     }
+}
+
+/// A tensor in 32 bit, or as it is.
+fn wide<B: Backend>(tensor: Tensor<B, 1>) -> Tensor<B, 1> {
+    if tensor.dtype() == DType::F64 { tensor } else { tensor.cast(DType::F32) }
 }
 
 /// Where a module visitor is.

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_trace::{Bytes, Trace};
 
-use super::{Known, Planner};
+use super::{Known, Planned, Planner};
+use crate::beside::BesideBytes;
 use crate::error::{Phase, TrainError};
 use crate::pages::{OpenPages, pages_of};
 use crate::rehearsal::recording_bytes;
@@ -33,6 +34,30 @@ pub(crate) enum Admission {
 }
 
 impl Planner {
+    /// What is alive beside a micro-step of the batch that is run now. A batch that is larger than the one that was planned, as one of
+    /// longer sequences, is there whole and once more in parts.
+    pub(crate) fn held(&self, planned: &Planned) -> Bytes {
+        let more = self.batch - planned.batch;
+        let parts = planned.plan.len() as f64;
+        // What loaders have prepared and what metrics hold is as much longer.
+        let BesideBytes { queued, outputs, .. } = planned.rehearsed.beside;
+        let beside = match planned.batch {
+            Bytes::ZERO => Bytes::ZERO,
+            batch => (queued + outputs).scale(more.ratio(batch)),
+        };
+        let more = more + more.scale(1.0 / parts) + beside;
+        planned.held + self.kept_since(planned) + self.remembers + more
+    }
+
+    /// What threads keep for good since a plan was made: batches of other shapes have had them do so.
+    pub(super) fn kept_since(&self, planned: &Planned) -> Bytes {
+        self.kept() - planned.rehearsed.kept
+    }
+
+    pub(super) fn kept(&self) -> Bytes {
+        Bytes::new(self.kept.load(Relaxed))
+    }
+
     /// Notes that a micro-step of the batch that is run now did not fit, although it was planned so. Where the batch is larger than the
     /// one that was planned, as one of longer sequences, those that are as large are planned anew.
     pub(crate) fn outgrow(&mut self, phase: Phase, shape: Shape) {
@@ -64,7 +89,7 @@ impl Planner {
         });
         let Known { needed, stays, pages } = known.clone();
         // Threads keep more than the batch was told of, or will.
-        let kept = Bytes::new(self.kept.load(Relaxed)).max(stays);
+        let kept = self.kept().max(stays);
         let held = held + (kept - self.kept_in_held);
         let planned = self.plans.get_mut(&(phase, shape)).expect("a batch runs that is planned");
         let peak = planned.plan.peak();

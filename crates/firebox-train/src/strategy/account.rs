@@ -72,7 +72,7 @@ where
         let others = settings.held_for_others;
         let (measured, limit) = match usage {
             Some(usage) => (Some(usage.reserved - others), budget),
-            None => (planner.growth.and_then(Growth::measured), Growth::limit(budget)),
+            None => (planner.growth.as_mut().and_then(Growth::measured), Growth::limit(budget)),
         };
         let known = memory.measured.unwrap_or_default();
         let Some(measured) = measured.filter(|measured| *measured > known) else { return Ok(()) };
