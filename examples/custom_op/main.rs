@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release --example custom_op
-//! cargo run --release --example custom_op -- --memory 3MiB
+//! cargo run --release --example custom_op -- --memory 4MiB
 //! ```
 //!
 //! The operation is in `op.rs`; the model learns a wave with it, and is asked how the wave goes on.
