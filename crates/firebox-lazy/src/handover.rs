@@ -1,4 +1,4 @@
-//! Tensors that other threads use while one trains: their ends are left to the training thread.
+//! Tensors that other threads use while some train: their ends are left to those that do.
 //!
 //! burn's fusion counts the owners of a tensor and decides by the count whether an operation is the last to use it. An
 //! operation lets go of its inputs before it is in the queue. If another thread lets go of the same tensor in between,
@@ -44,7 +44,7 @@ thread_local! {
 
 type Left = Box<dyn Any + Send>;
 
-/// Makes the calling thread the one that trains, until it is dropped: it alone ends the tensors of other threads.
+/// Makes the calling thread one that trains, until it is dropped: what other threads have used ends in its turn at the queue.
 ///
 /// For backends that queue operations and count the owners of tensors, as burn's fusion does; others need it not, and tensors
 /// would only live longer.
@@ -113,7 +113,7 @@ impl Drop for TrainingGuard {
     }
 }
 
-/// Lets go of what was left, with the turn.
+/// Lets go of what was left: with the turn, or where nobody trains any more.
 fn collect() {
     let left = std::mem::take(&mut *LEFT.lock());
     drop(left);

@@ -211,11 +211,11 @@ impl Planner {
             return Some(planned.iterations);
         }
         // Threads have begun to keep what it has no room for.
-        let outgrown = planned.filter(|planned| {
+        let has_no_room = planned.filter(|planned| {
             let peak = planned.plan.peak() + self.kept_since(planned);
             planned.kept < self.kept() && peak > self.budget.scale(self.share)
         });
-        if let Some(planned) = outgrown {
+        if let Some(planned) = has_no_room {
             return Some(planned.iterations);
         }
         let planned = planned.map(|planned| planned.iterations);

@@ -1,7 +1,7 @@
 //! Where the items of a batch first depend on each other: the first operation that gives some items other values together with others.
 //!
 //! A step on some items and one on more of them are computed on the host, and compared call by call. What has a row for each item
-//! is compared by its rows; a gradient may differ by the share of the weight, as that of a mean does.
+//! is compared by its rows, which may differ by the share of the weight, as losses of items do that are divided by their number.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -44,7 +44,7 @@ impl Made {
     }
 
     /// Whether the first rows of `whole`, of `groups` times as many items, are these, or these times `share`. What has no row for each
-    /// item says nothing; what has a column for each as well compares them with each other.
+    /// item says nothing; what has a column for each as well compares items with each other.
     fn is_in(&self, whole: &Self, groups: usize, share: f32) -> bool {
         let more = |dim: usize| whole.shape[dim] == groups * self.shape[dim];
         let has_rows = self.shape.len() == whole.shape.len() && !self.shape.is_empty() && more(0);
