@@ -115,4 +115,4 @@ pub use storage::DryStorage;
 pub use target::{Cuda, Target, Wgpu};
 pub use twin::{DryTwin, Mirrored};
 pub use usage::{Refusal, Usage};
-pub use values::{HostValues, NotComputed};
+pub use values::{HostValues, NotComputed, Observer};

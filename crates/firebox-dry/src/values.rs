@@ -36,6 +36,9 @@ pub enum NotComputed {
     Panicked(String),
 }
 
+/// Told of each call that was computed, with what reads the tensors that it made.
+pub type Observer<'a> = dyn FnMut(&Call, &dyn Fn(TensorIndex) -> TensorData) + 'a;
+
 /// What is needed to compute a trace.
 pub struct HostValues<'a> {
     /// The value of a tensor that existed before the trace, or that it makes from host data.
@@ -77,7 +80,7 @@ impl HostValues<'_> {
         mut self,
         trace: &Trace,
         wanted: &[TensorIndex],
-        observe: &mut dyn FnMut(&Call, &dyn Fn(TensorIndex) -> TensorData),
+        observe: &mut Observer<'_>,
     ) -> Result<Vec<TensorData>, NotComputed> {
         let unknown = unaccounted(trace);
         if !unknown.is_empty() {
@@ -93,7 +96,7 @@ impl HostValues<'_> {
         &mut self,
         trace: &Trace,
         wanted: &[TensorIndex],
-        observe: &mut dyn FnMut(&Call, &dyn Fn(TensorIndex) -> TensorData),
+        observe: &mut Observer<'_>,
     ) -> Result<Vec<TensorData>, NotComputed> {
         let types = host_types();
         let mut templates = Templates::new();
