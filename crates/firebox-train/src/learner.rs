@@ -13,7 +13,7 @@ use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy
 use firebox_lazy::{HiddenState, LazyBackend};
 use firebox_plan::{Budget, Cliffs, Sizing};
 
-use crate::check::Coupling;
+use crate::check::{Coupling, SplitCheck};
 use crate::checkpoints::unreadable_checkpoint;
 use crate::device::DeviceMemory;
 use crate::error::{FitError, Phase, TrainError, panic_message};
@@ -225,6 +225,8 @@ pub struct Fitted<M> {
     pub memory: Option<MemoryUse>,
     /// Why training stopped before its last epoch, if burn's interrupter was told: by the dashboard, by the program, or by ctrl-c.
     pub stopped: Option<String>,
+    /// Whether the gradients of split batches are known to be the whole batches'.
+    pub split_check: SplitCheck,
 }
 
 /// What [`Learner::fit`] gives: the trained model, or why training stopped and what is left.
@@ -239,6 +241,7 @@ impl<M: std::fmt::Debug> std::fmt::Debug for Fitted<M> {
             .field("model", &self.model)
             .field("report", &self.report)
             .field("memory", &self.memory)
+            .field("split_check", &self.split_check)
             .finish_non_exhaustive()
     }
 }
@@ -348,6 +351,7 @@ where
                 plans: std::mem::take(&mut outcome.plans),
                 memory: outcome.memory.take(),
                 stopped: outcome.stopped.take(),
+                split_check: std::mem::take(&mut outcome.split_check),
             }),
         }
     }

@@ -39,7 +39,7 @@ mod error;
 mod report;
 
 pub use beside::BesideBytes;
-pub use check::Coupling;
+pub use check::{Coupling, SplitCheck};
 pub use checkpoints::newest_checkpoint;
 pub use device::{DeviceMemory, PoolUsage, RuntimeMemory};
 pub use durable::DurableRecorder;

@@ -134,7 +134,7 @@ where
             batch_start: None,
             optimizer_lost: false,
             keeps_statistics,
-            known: Known::Nothing { asked: 0 },
+            known: Known::default(),
             signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
             phantom: PhantomData,
         };

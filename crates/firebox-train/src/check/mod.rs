@@ -35,7 +35,7 @@ mod verdict;
 use self::choice::{CANDIDATES, Candidates, Choice};
 pub(crate) use self::host::Host;
 use self::sketch::{of_zeros, sketch};
-pub use self::verdict::Coupling;
+pub use self::verdict::{Coupling, SplitCheck};
 use self::verdict::{Gradient, Gradients, Precision, Verdict, Weighed};
 
 /// The groups of items that are run together and apart.
@@ -46,6 +46,9 @@ const SIZES: [usize; 3] = [1, 2, 4];
 /// Why nothing can be said of a model that normalizes over the batch, wherever it is computed.
 pub(crate) const OF_STATISTICS: &str =
     "batch normalization makes the gradient of an item depend on the others";
+
+/// Why it is not known whether weights are right.
+const HIDDEN_WEIGHTS: &str = "what the items weigh does not show in their gradients";
 
 /// How much of a batch is looked at to choose items.
 const MOST_READ: Bytes = Bytes::mib(32);
@@ -81,6 +84,8 @@ pub(crate) struct Check<'a, LC: LearningComponentsTypes, S, I> {
     pub(crate) splitter: &'a S,
     pub(crate) batch: &'a I,
     pub(crate) items: usize,
+    /// What they weigh.
+    pub(crate) weight: f64,
     pub(crate) reduction: Reduction,
     pub(crate) memory: Arc<dyn MemoryModel>,
     /// What a run of some items may need.
@@ -268,14 +273,22 @@ where
             Err(_) => whole.gradient.clone(),
         };
         let weights: Vec<f64> = singles.iter().map(|single| single.weight / size as f64).collect();
-        let is_same = weights.iter().all(|weight| !differ(*weight, weights[0], 1));
-        let each = (self.reduction == Reduction::Mean && is_same).then(|| weights[0]);
         let share = singles[0].weight / whole.weight;
         let gradients = Gradients { whole, pair, singles, permuted };
         let (paths, dtype) = parameters::<LC::Backend, M>(&self.learner.model());
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
         let precision = Precision::of(dtype);
         let precision = if self.normalizes { precision.behind_equal_items() } else { precision };
+        let is_mean = self.reduction == Reduction::Mean;
+        // Weights that differ by less make no difference that would be seen.
+        let least = (10.0 * precision.tolerance).min(0.02) * weights[0].abs();
+        let is_same = weights.iter().all(|weight| (weight - weights[0]).abs() <= least);
+        let each = (is_mean && is_same).then(|| weights[0]);
+        let hides_weights = is_mean
+            && match is_same {
+                true => (self.weight / self.items as f64 - weights[0]).abs() > least,
+                false => !gradients.depends_on_weights(precision),
+            };
         Ok(match gradients.verdict(self.reduction, precision) {
             // That is what it does, and items of one input may be told apart by other tensors.
             Verdict::Differs { coupling: Coupling::Items, .. } if self.normalizes => {
@@ -292,6 +305,7 @@ where
             Verdict::Equal if !items_differ => {
                 Outcome::NotEstablished("the items are alike in a tensor of the batch")
             }
+            Verdict::Equal if hides_weights => Outcome::NotEstablished(HIDDEN_WEIGHTS),
             Verdict::Equal => Outcome::Agrees { each },
         })
     }

@@ -43,6 +43,21 @@ impl fmt::Display for Coupling {
     }
 }
 
+/// What is known, at the end of training, of whether the gradients of split batches were the whole batches'.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SplitCheck {
+    /// No batch was split.
+    #[default]
+    NotNeeded,
+    /// They agree, on items of this training.
+    Agrees,
+    /// They differ, and were split all the same, as `.split_although(..)` says.
+    Accepted(Coupling),
+    /// It could not be found out, for this reason.
+    Unknown(String),
+}
+
 /// A gradient, or its [sketch](super::sketch): one vector for each parameter, in the order of the model.
 pub(super) type Gradient = Vec<Vec<f64>>;
 
@@ -115,34 +130,52 @@ const ABOVE_PERMUTATION: f64 = 10.0;
 impl Gradients {
     /// Compares the whole with its parts, two and one, and one by one.
     pub(super) fn verdict(&self, reduction: Reduction, precision: Precision) -> Verdict {
-        let Precision { tolerance, epsilon, least } = precision;
-        let expected = self.expected(reduction);
-        let parameters = 0..self.whole.gradient.len();
-        let scales: Vec<f64> = parameters.clone().map(|at| self.scale(at)).collect();
+        let scales = self.scales();
         let most = scales.iter().copied().fold(0.0, f64::max);
-        if most <= least || !most.is_finite() {
+        if most <= precision.least || !most.is_finite() {
             return Verdict::Nothing;
         }
-        let mut worst = (0.0, 0);
-        for at in parameters {
+        match self.worst(&self.expected(reduction), precision) {
+            None => Verdict::Equal,
+            Some((by, parameter)) => {
+                let coupling = self.coupling(reduction, precision.tolerance * 3.0, most);
+                Verdict::Differs { coupling, by, parameter }
+            }
+        }
+    }
+
+    /// Whether a mean in which all parts count alike were another gradient. Where it is none, their weights may be any.
+    pub(super) fn depends_on_weights(&self, precision: Precision) -> bool {
+        let alike: Vec<Weighed> =
+            self.singles.iter().map(|single| Weighed { weight: 1.0, ..single.clone() }).collect();
+        let mean = joined(&alike.iter().collect::<Vec<_>>(), Reduction::Mean);
+        self.worst(&[mean], precision).is_some()
+    }
+
+    /// By how much a gradient differs most from the `expected`, relative to its size, and in which parameter; none where it is no
+    /// more than rounding.
+    fn worst(&self, expected: &[Gradient], precision: Precision) -> Option<(f64, usize)> {
+        let Precision { tolerance, epsilon, .. } = precision;
+        let scales = self.scales();
+        let most = scales.iter().copied().fold(0.0, f64::max);
+        let mut worst = None;
+        for (at, scale) in scales.into_iter().enumerate() {
             // A parameter whose gradient is rounding alone, such as a bias in front of a normalization, tells nothing.
-            let scale = scales[at].max(10.0 * epsilon / tolerance * most);
+            let scale = scale.max(10.0 * epsilon / tolerance * most);
             let apart = |other: &Gradient| apart(&self.whole.gradient[at], &other[at]) / scale;
             // What differs by more is no rounding: a batch may have an order, or more than tensors.
             let permuted = Some(apart(&self.permuted)).filter(|apart| *apart <= tolerance);
             let permuted = permuted.unwrap_or(0.0) * ABOVE_PERMUTATION;
             let differs = expected.iter().map(apart).fold(0.0, f64::max);
-            if differs > tolerance.max(permuted) && differs > worst.0 {
-                worst = (differs, at);
+            if differs > tolerance.max(permuted) && worst.is_none_or(|(most, _)| differs > most) {
+                worst = Some((differs, at));
             }
         }
-        match worst {
-            (0.0, _) => Verdict::Equal,
-            (by, parameter) => {
-                let coupling = self.coupling(reduction, tolerance * 3.0, most);
-                Verdict::Differs { coupling, by, parameter }
-            }
-        }
+        worst
+    }
+
+    fn scales(&self) -> Vec<f64> {
+        (0..self.whole.gradient.len()).map(|at| self.scale(at)).collect()
     }
 
     /// The most that any of the gradients of a parameter is: rounding is relative to that.
@@ -381,5 +414,17 @@ mod tests {
         let real =
             |items: &[usize]| weighted(items, weight, items.iter().map(|item| weight(*item)).sum());
         check(&gradients(real, weight), Reduction::Mean, None);
+        assert!(gradients(real, weight).depends_on_weights(EXACT));
+    }
+
+    #[test]
+    fn weights_show_only_where_parts_of_another_weight_have_a_gradient() {
+        // The last alone has a gradient, and weighs what it would in a mean over the items.
+        let last = |items: &[usize]| {
+            weighted(items, |item| f64::from(u8::from(item == 2)), items.len() as f64)
+        };
+        let found = gradients(last, |item| [2.0, 0.0, 1.0][item]);
+        check(&found, Reduction::Mean, None);
+        assert!(!found.depends_on_weights(EXACT));
     }
 }

@@ -10,7 +10,7 @@ use burn::train::{Learner, LearningComponentsTypes, TrainStep};
 use firebox_lazy::LazyBackend;
 use firebox_trace::{Bytes, MemoryModel};
 
-use crate::check::{Check, Host, OF_STATISTICS, Outcome};
+use crate::check::{Check, Host, OF_STATISTICS, Outcome, SplitCheck};
 use crate::device::DeviceMemory;
 use crate::error::TrainError;
 use crate::micro_step::give_back;
@@ -23,27 +23,39 @@ use crate::weights;
 const ATTEMPTS: usize = 8;
 
 /// What is known of whether batches may be split.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Known {
-    /// Nothing, on so many batches.
-    Nothing { asked: usize },
-    /// That they may, as long as each item weighs this: whether the weights are right where they differ was not seen, on so many
-    /// batches.
-    WhereItemsWeigh { each: f64, asked: usize },
-    /// All that can be known.
-    Enough,
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    /// On how many batches it was asked.
+    asked: usize,
+    asks: Asks,
+    found: SplitCheck,
+}
+
+/// Of which batches it is asked from now on.
+#[derive(Clone, Copy, Debug, Default)]
+enum Asks {
+    /// The next.
+    #[default]
+    Next,
+    /// One whose items weigh something else than this on average: whether the weights are right where they differ was not seen.
+    Unless { each: f64 },
+    /// None.
+    No,
 }
 
 impl Known {
     /// Whether a batch of `items` items that weigh `weight` tells more.
-    fn asks(self, items: usize, weight: f64) -> bool {
-        match self {
-            Self::Nothing { .. } => true,
-            Self::WhereItemsWeigh { each, .. } => {
-                weights::differ(each * items as f64, weight, items)
-            }
-            Self::Enough => false,
+    fn asks(&self, items: usize, weight: f64) -> bool {
+        match self.asks {
+            _ if self.asked >= ATTEMPTS => false,
+            Asks::Next => true,
+            Asks::Unless { each } => weights::differ(each * items as f64, weight, items),
+            Asks::No => false,
         }
+    }
+
+    pub(super) fn split_check(&self) -> SplitCheck {
+        self.found.clone()
     }
 }
 
@@ -103,6 +115,7 @@ impl Means {
             splitter,
             batch,
             items,
+            weight,
             reduction: settings.reduction,
             memory: self.memory.clone(),
             budget: self.budget,
@@ -122,42 +135,35 @@ impl Means {
                 give_back::<LC::Backend>(device);
             }
         }
+        known.asked += 1;
         let warn = |text: &str| settings.say(log::Level::Warn, &format!("warning: {text}"));
-        let asked = match *known {
-            Known::Nothing { asked } | Known::WhereItemsWeigh { asked, .. } => asked + 1,
-            Known::Enough => 1,
-        };
-        *known = match outcome {
-            Outcome::Agrees { each: Some(each) } if asked < ATTEMPTS => {
-                Known::WhereItemsWeigh { each, asked }
-            }
-            Outcome::Agrees { .. } => Known::Enough,
+        (known.asks, known.found) = match outcome {
+            Outcome::Agrees { each: Some(each) } => (Asks::Unless { each }, SplitCheck::Agrees),
+            Outcome::Agrees { each: None } => (Asks::No, SplitCheck::Agrees),
             Outcome::Differs { coupling, by, parameter, first } => {
                 let cause = TrainError::Coupled { coupling, by, parameter, first };
                 if !settings.accepted.contains(&coupling) {
                     return Err(cause);
                 }
                 log::warn!("{cause}");
-                Known::Enough
+                (Asks::No, SplitCheck::Accepted(coupling))
             }
             Outcome::NotCheckable(why) => {
                 warn(&format!("whether batches may be split is not known: {why}"));
-                Known::Enough
-            }
-            Outcome::NotEstablished(why) if asked >= ATTEMPTS => {
-                warn(&format!(
-                    "whether batches may be split is not known after {ATTEMPTS} of them: {why}"
-                ));
-                Known::Enough
+                (Asks::No, SplitCheck::Unknown(why))
             }
             Outcome::NotEstablished(why) => {
-                if asked == 1 {
+                if known.asked == ATTEMPTS {
+                    warn(&format!(
+                        "whether batches may be split is not known after {ATTEMPTS} of them: {why}"
+                    ));
+                } else if known.asked == 1 || known.found == SplitCheck::Agrees {
                     settings.say(
                         log::Level::Info,
                         &format!("whether batches may be split is not known yet: {why}; the next batches are asked"),
                     );
                 }
-                Known::Nothing { asked }
+                (Asks::Next, SplitCheck::Unknown(why.to_owned()))
             }
         };
         Ok(check.needed.get() + self.held)

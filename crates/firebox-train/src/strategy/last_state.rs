@@ -56,6 +56,7 @@ where
             Ok(()) => {
                 outcome.at_end = state;
                 outcome.stopped = stopped(&self.interrupter);
+                outcome.split_check = self.known.split_check();
             }
             Err(cause) => {
                 self.watch.come_to_rest_after(&cause);

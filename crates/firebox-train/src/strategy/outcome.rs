@@ -3,6 +3,7 @@
 use burn::lr_scheduler::LrScheduler;
 use burn::optim::Optimizer;
 
+use crate::check::SplitCheck;
 use crate::error::{LastState, TrainError};
 use crate::report::{MemoryUse, PlanReport};
 
@@ -18,6 +19,8 @@ pub(crate) struct Outcome<M, R, S> {
     pub(crate) at_end: Option<LastState<M, R, S>>,
     /// Why training stopped before its last epoch.
     pub(crate) stopped: Option<String>,
+    /// What is known of the gradients of split batches.
+    pub(crate) split_check: SplitCheck,
 }
 
 /// What a run of these leaves.
@@ -26,6 +29,13 @@ pub(crate) type OutcomeOf<B, LR, M, O> =
 
 impl<M, R, S> Default for Outcome<M, R, S> {
     fn default() -> Self {
-        Self { plans: Vec::new(), memory: None, failure: None, at_end: None, stopped: None }
+        Self {
+            plans: Vec::new(),
+            memory: None,
+            failure: None,
+            at_end: None,
+            stopped: None,
+            split_check: SplitCheck::NotNeeded,
+        }
     }
 }
