@@ -100,7 +100,7 @@ pub use firebox_train::{
     BesideBytes, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder,
     During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder, MemoryUse, Phase,
     PlanReport, PlanningCost, PoolUsage, Reduction, SplitCheck, Splitter, TrainError, batch_share,
-    newest_checkpoint,
+    join, newest_checkpoint,
 };
 
 #[cfg(feature = "cuda")]

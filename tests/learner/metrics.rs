@@ -7,7 +7,7 @@ use burn::prelude::*;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{LearnerSummary, SupervisedTraining};
-use firebox::{Bytes, Lazy, Learner};
+use firebox::{ByMicroBatch, Bytes, Lazy, Learner, LearnerBuilder, join};
 
 use crate::task::{Content, Net, files, loader, points, random_state};
 
@@ -27,6 +27,10 @@ struct Logged {
 /// One epoch on a batch of 36 items, and a validation on one of 24, in micro-batches of at most `items`: training's
 /// metrics and validation's.
 fn run(items: usize) -> [Logged; 2] {
+    run_with(Learner::builder().auto_batch(), items)
+}
+
+fn run_with(builder: LearnerBuilder<ByMicroBatch, ByMicroBatch>, items: usize) -> [Logged; 2] {
     let device = Default::default();
     Flex::seed(&device, 41);
     let model = Net::<B>::new(&device);
@@ -37,8 +41,7 @@ fn run(items: usize) -> [Logged; 2] {
         .with_application_logger(None)
         .renderer(CliMetricsRenderer::new())
         .num_epochs(1);
-    Learner::builder()
-        .auto_batch()
+    builder
         .memory(Bytes::gib(1))
         .micro_batch(items)
         .quiet()
@@ -126,4 +129,26 @@ fn the_loss_of_an_epoch_weighs_uneven_micro_batches_alike() {
     check_near(split.epoch[1], losses.iter().sum::<f64>() / 2.0);
     assert!((split.epoch[1] - whole.epoch[1]).abs() > 1e-5 * whole.epoch[1], "it differs slightly");
     check_near((25.0 * losses[0] + 11.0 * losses[1]) / 36.0, whole.epoch[1]);
+}
+
+#[test]
+fn metrics_see_whole_batches_if_told_so() {
+    let _lock = random_state();
+    let [whole, whole_valid] = run(36);
+    for items in [9, 25] {
+        let builder = Learner::builder()
+            .auto_batch()
+            .metrics_see_whole(join::classification::<B>)
+            .metrics_see_whole(join::classification::<Lazy<Flex>>);
+        let [split, valid] = run_with(builder, items);
+        for (split, whole) in [(split, &whole), (valid, &whole_valid)] {
+            assert_eq!(split.accuracy, whole.accuracy, "one event, of all items");
+            assert_eq!(split.loss.len(), 1);
+            check_near(split.loss[0].0, whole.loss[0].0);
+        }
+    }
+    // Of one of the two types alone.
+    let builder = Learner::builder().auto_batch().metrics_see_whole(join::classification::<B>);
+    let [split, valid] = run_with(builder, 9);
+    assert_eq!((sizes(&split.accuracy), sizes(&valid.accuracy)), (vec![36], vec![9, 9, 6]));
 }

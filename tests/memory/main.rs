@@ -19,7 +19,7 @@ use burn::optim::{AdamConfig, AdamWConfig, Optimizer, SgdConfig};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{SupervisedTraining, TrainStep};
-use firebox::{Bytes, Heap, Lazy, Learner, Recorder};
+use firebox::{Bytes, Heap, Lazy, Learner, Recorder, join};
 use firebox_lazy::{HOST_BYTES_PER_CALL, host_bytes_of_descriptions};
 use models::{Kind, Model, Numbered};
 use peak_alloc::PeakAlloc;
@@ -100,6 +100,8 @@ cases! {
     encoder_to_fit: Encoder, 52, ToFit(22), AdamW;
     lstm_to_fit: Lstm, 170, ToFit(22), Momentum;
     long_lstm_to_fit: Long, 250, ToFit(10), Adam;
+    wide_of_1500_split: Wide, 1500, Into(300), Adam;
+    wide_to_fit: Wide, 1500, ToFit(64), Adam;
 }
 
 /// What no budget sees: the step takes 64 MiB itself.
@@ -238,6 +240,12 @@ fn train(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Byte
         .renderer(CliMetricsRenderer::new())
         .num_epochs(1);
     let builder = Learner::builder().auto_batch();
+    let builder = match case.kind {
+        Kind::Wide => builder
+            .metrics_see_whole(join::classification::<B>)
+            .metrics_see_whole(join::classification::<Lazy<Flex>>),
+        _ => builder,
+    };
     let builder = match case.split {
         Whole => builder.memory(Bytes::gib(2)),
         Into(items) => builder.memory(Bytes::gib(2)).micro_batch(items),

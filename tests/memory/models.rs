@@ -32,6 +32,8 @@ pub enum Kind {
     Lengths,
     /// The convolutions with their output detached, so that only the head learns.
     Detached,
+    /// An MLP with many classes, whose metrics see whole batches.
+    Wide,
     /// An MLP whose step takes 64 MiB of the host's memory itself.
     Hoarding,
     /// A small LSTM on long sequences: few bytes and many operations.
@@ -42,7 +44,7 @@ impl Kind {
     /// The shape of one item.
     fn item(self) -> [usize; 2] {
         match self {
-            Self::Mlp | Self::Hoarding => [1, 512],
+            Self::Mlp | Self::Wide | Self::Hoarding => [1, 512],
             Self::Cnn | Self::Detached => [3, 32 * 32],
             Self::Encoder | Self::Lengths => [64, 64],
             Self::Lstm => [48, 32],
@@ -138,7 +140,7 @@ impl<B: Backend> Model<B> {
             Conv2dConfig::new(channels, [3, 3]).with_padding(PaddingConfig2d::Same).init(device)
         };
         let (body, features) = match kind {
-            Kind::Mlp | Kind::Hoarding => {
+            Kind::Mlp | Kind::Wide | Kind::Hoarding => {
                 let layer = |inputs| LinearConfig::new(inputs, 768).init(device);
                 let layers = vec![layer(512), layer(768), layer(768)];
                 (Body::Mlp(Mlp { layers, dropout: DropoutConfig::new(0.2).init() }), 768)
@@ -168,7 +170,8 @@ impl<B: Backend> Model<B> {
                 (Body::Lstm(Recurrent { lstm }), 16)
             }
         };
-        let head = LinearConfig::new(features, CLASSES).init(device);
+        let classes = if matches!(kind, Kind::Wide) { 1_000 } else { CLASSES };
+        let head = LinearConfig::new(features, classes).init(device);
         let hoards = if matches!(kind, Kind::Hoarding) { 64 << 20 } else { 0 };
         Self { body, head, is_detached: matches!(kind, Kind::Detached), hoards }
     }

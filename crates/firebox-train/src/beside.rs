@@ -116,7 +116,7 @@ fn beside_the_step(tensor: &TensorInfo, category: Category, name: &str) -> Tenso
     TensorInfo { origin: Origin::Existing, label: Some(label.into()), ..tensor.clone() }
 }
 
-/// What batchers take on the way to a batch.
+/// Bytes without a shape, such as what batchers take on the way to a batch.
 fn workspace(bytes: Bytes) -> TensorInfo {
     let shape = [bytes.get() as usize].into();
     TensorInfo::new(TensorType { shape, dtype: burn_backend::DType::U8 }.into(), Origin::Existing)
@@ -143,7 +143,13 @@ pub(crate) fn add_outputs_of_before(trace: &mut Trace) {
     }
 }
 
-fn is_output(tensor: &TensorInfo) -> bool {
+/// Outputs of so many bytes that are there all the time.
+pub(crate) fn earlier_outputs(bytes: Bytes) -> Option<TensorInfo> {
+    let tensor = || beside_the_step(&workspace(bytes), Category::Temporary, EARLIER_OUTPUT);
+    (bytes > Bytes::ZERO).then(tensor)
+}
+
+pub(crate) fn is_output(tensor: &TensorInfo) -> bool {
     match &tensor.label {
         None => matches!(tensor.origin, Origin::Made(_)),
         Some(label) => label.name == EARLIER_OUTPUT,

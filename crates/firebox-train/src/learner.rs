@@ -151,6 +151,30 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
+    /// Shows the metrics one output of this type for each batch, joined of those of its micro-batches, instead of one for each micro-batch:
+    /// for metrics that burn computes output by output and whose mean is then another number, such as AUROC, precision and recall. `join`
+    /// is given the outputs with what their micro-batches weigh; [`join`](mod@crate::join) has it for burn's own outputs.
+    ///
+    /// Outputs of training and of validation are of two types, on the backend with and without automatic differentiation, and each is
+    /// joined if it is told so. The outputs of the whole batch then lie on the device, for a while twice, which the plan counts.
+    ///
+    /// ```
+    /// # use burn::backend::{Autodiff, Flex};
+    /// # use firebox_lazy::Lazy;
+    /// # use firebox_train::{Learner, join};
+    /// # type B = Autodiff<Lazy<Flex>>;
+    /// let builder = Learner::builder()
+    ///     .metrics_see_whole(join::classification::<B>)
+    ///     .metrics_see_whole(join::classification::<Lazy<Flex>>);
+    /// ```
+    pub fn metrics_see_whole<T: 'static>(
+        mut self,
+        join: impl Fn(Vec<(T, f64)>) -> T + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.joins = self.settings.joins.with(join);
+        self
+    }
+
     /// Ends training with [`TrainError::OverBudget`] where more is measured than the budget, instead of warning of it: on devices what
     /// their allocator holds, on the CPU what the process has grown by (on Linux; a fifth and 8 MiB more are taken for what the
     /// system's allocator adds). It is measured behind the first batches of each plan and at the end of each epoch.
@@ -285,8 +309,17 @@ where
         let states = &settings.states;
         let planned = planner
             .plan(Phase::Training, Shape::of_items(items), course.iterations, |split, recorder| {
-                let rehearsed = states
-                    .kept(|| rehearse_training(&learner, splitter, batch, split, course, recorder));
+                let rehearsed = states.kept(|| {
+                    rehearse_training(
+                        &learner,
+                        splitter,
+                        batch,
+                        split,
+                        course,
+                        &settings.joins,
+                        recorder,
+                    )
+                });
                 if !recorder.refuses_reads() {
                     give_back::<B>(&self.model.devices()[0]);
                 }

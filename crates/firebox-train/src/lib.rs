@@ -22,6 +22,9 @@ mod share;
 mod splitter;
 mod statistics;
 mod weights;
+mod whole;
+
+pub mod join;
 
 mod panics;
 mod watch;

@@ -32,6 +32,7 @@ use crate::labels::{
 use crate::pieces::representative;
 use crate::splitter::Splitter;
 use crate::strategy::OUTPUTS_HELD;
+use crate::whole::{Join, Joins, add_outputs_of_others, joined};
 
 /// How many validated batches are rehearsed, so that the metrics hold the outputs of as many micro-steps as they may.
 const VALIDATED_BATCHES: usize = OUTPUTS_HELD + 1;
@@ -102,6 +103,7 @@ pub(crate) fn rehearse_training<LC, S>(
     batch: &<LC::TrainingModel as TrainStep>::Input,
     split: Split,
     course: Course,
+    joins: &Joins,
     recorder: &Recorder,
 ) -> Result<Rehearsal, TrainError>
 where
@@ -121,7 +123,7 @@ where
             if let Some(device) = model.devices().first() {
                 learner.fork(device);
             }
-            let mut outputs = VecDeque::new();
+            let mut outputs = Outputs::new(joins.of());
             label_parameters(model);
             let iterations = course.iterations as usize;
             for iteration in 1..=iterations {
@@ -137,7 +139,7 @@ where
                 for piece in pieces {
                     let micro = splitter.range(batch, piece.clone());
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
-                    end_outputs(&mut outputs);
+                    outputs.end_earlier();
                     mark::<<LC::Backend as LazyBackend>::Base>(MICRO_STEP);
                     let output = train_step(&learner, &current, micro);
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
@@ -148,8 +150,9 @@ where
                         label_gradients(model, sum, Category::AccumulatedGradient);
                     }
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
-                    outputs.push_back(output.item);
+                    outputs.add(output.item);
                 }
+                outputs.join();
                 // The device is asked before and after the optimizer step whether all went well.
                 mark::<<LC::Backend as LazyBackend>::Base>(Step::SETTLE);
                 mark::<<LC::Backend as LazyBackend>::Base>(OPTIMIZER_STEP);
@@ -162,6 +165,9 @@ where
         })
     })?;
     label_by_lifetime(&mut trace.trace);
+    if joins.of::<<LC::TrainingModel as TrainStep>::Output>().is_some() {
+        add_outputs_of_others(&mut trace.trace, split.ranges().count());
+    }
     retire_what_is_replaced(&mut trace.trace);
     Ok(trace)
 }
@@ -187,6 +193,7 @@ pub(crate) fn rehearse_validation<B, M, S>(
     splitter: &S,
     batch: &M::Input,
     split: Split,
+    joins: &Joins,
     recorder: &Recorder,
 ) -> Result<Rehearsal, TrainError>
 where
@@ -197,25 +204,59 @@ where
     let pieces = representative(split, VALIDATED_BATCHES, true);
     let mut trace = guard(Phase::Validation, split.largest(), || {
         rehearse::<B, _>(recorder, model, |model| {
-            let mut outputs = VecDeque::new();
+            let mut outputs = Outputs::new(joins.of());
             label_parameters(model);
             for piece in &pieces {
                 let micro = splitter.range(batch, piece.clone());
                 mark::<B::Base>(Step::DRAIN);
-                end_outputs(&mut outputs);
+                outputs.end_earlier();
                 mark::<B::Base>(MICRO_STEP);
-                outputs.push_back(model.step(micro));
+                outputs.add(model.step(micro));
                 mark::<B::Base>(Step::DRAIN);
             }
+            outputs.join();
         })
     })?;
     label_by_lifetime(&mut trace.trace);
+    if joins.of::<M::Output>().is_some() {
+        add_outputs_of_others(&mut trace.trace, split.ranges().count());
+    }
     Ok(trace)
 }
 
-/// Ends the outputs that the metrics have let go of when a micro-step begins.
-fn end_outputs<T>(outputs: &mut VecDeque<T>) {
-    outputs.drain(..outputs.len().saturating_sub(OUTPUTS_HELD));
+/// The outputs that the metrics hold in a rehearsal.
+struct Outputs<'a, T> {
+    /// One by one, or those of the batch so far.
+    latest: VecDeque<T>,
+    /// The joined one of the batch before.
+    earlier: Option<T>,
+    join: Option<&'a Join<T>>,
+}
+
+impl<'a, T> Outputs<'a, T> {
+    fn new(join: Option<&'a Join<T>>) -> Self {
+        Self { latest: VecDeque::new(), earlier: None, join }
+    }
+
+    /// Ends those that the metrics have let go of when a micro-step begins.
+    fn end_earlier(&mut self) {
+        match self.join {
+            None => drop(self.latest.drain(..self.latest.len().saturating_sub(OUTPUTS_HELD))),
+            Some(_) => self.earlier = None,
+        }
+    }
+
+    fn add(&mut self, output: T) {
+        self.latest.push_back(output);
+    }
+
+    /// At the end of a batch.
+    fn join(&mut self) {
+        if let Some(join) = self.join {
+            let parts = self.latest.drain(..).map(|output| (output, 1.0)).collect();
+            self.earlier = joined(join, parts);
+        }
+    }
 }
 
 /// Turns a panic of the user's step into an error, and hidden state into another.

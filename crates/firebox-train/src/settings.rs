@@ -14,6 +14,7 @@ use crate::gradients::Reduction;
 use crate::growth::Growth;
 use crate::planner::{Planned, Planner};
 use crate::report::PlanReport;
+use crate::whole::Joins;
 
 /// The options of a Learner.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) is_strict: bool,
     /// What the random numbers of each epoch are drawn from, if the user has said it.
     pub(crate) seed: Option<u64>,
+    /// How outputs of whole batches are made for the metrics, where that was asked for.
+    pub(crate) joins: Joins,
     /// What steps keep outside of the model.
     pub(crate) states: HiddenStates,
     /// Whether ctrl-c ends training behind the running optimizer step.

@@ -43,12 +43,13 @@ use crate::splitter::Splitter;
 use crate::statistics::Pooled;
 use crate::watch::Watch;
 use crate::weights;
+use crate::whole::joined;
 
 use self::accumulated::Accumulated;
 use self::again::{restored_scheduler, seed_epoch, skip_epochs};
 use self::coupled::{Known, Means, ToSplit};
 pub(crate) use self::metrics::OUTPUTS_HELD;
-use self::metrics::{Place, end_trained, send_trained};
+use self::metrics::{Place, catch_up, end_trained, send_trained};
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
 use self::work::Work;
 
@@ -356,7 +357,11 @@ where
         let at = Place { loader, epoch: epoch.clone(), iteration, lr: Some(learner.lr_current()) };
         // The output of the last micro-step is sent after the optimizer step, as burn does.
         let mut pending = None;
+        let (join, mut outputs) = (settings.joins.of(), Vec::new());
         let mut parts = 0.0;
+        if join.is_some() {
+            catch_up(processor);
+        }
         for range in ranges {
             if let Some(earlier) = pending.take() {
                 send_trained(processor, at.item(earlier));
@@ -370,7 +375,9 @@ where
                     // What does not count has no loss either: its mean is not a number.
                     let scale = weights::scale(weight, accumulated.reference, reduction);
                     let Some(scale) = scale else { return Ok(()) };
-                    if let Some(earlier) = pending.replace(output.item) {
+                    if join.is_some() {
+                        outputs.push((output.item, weight));
+                    } else if let Some(earlier) = pending.replace(output.item) {
                         send_trained(processor, at.item(earlier));
                     }
                     queue.alone(|| accumulated.sum.add(&model, output.grads, scale));
@@ -379,6 +386,9 @@ where
             )?;
         }
         micro_step.finish();
+        if let Some(join) = join {
+            pending = queue.alone(|| joined(join, outputs));
+        }
         drop(model);
         drop(batch);
         if reduction == Reduction::Mean && weights::differ(parts, total, items) {

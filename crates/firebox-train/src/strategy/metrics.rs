@@ -61,6 +61,8 @@ pub(super) fn end_validated<T, V>(
 /// would otherwise be a race, and outputs may be large.
 ///
 /// burn's channel to that thread has room for one event, and the start of validation is one with which it does nothing.
-fn catch_up<T, V>(processor: &mut impl EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>) {
+pub(super) fn catch_up<T, V>(
+    processor: &mut impl EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
+) {
     processor.process_valid(LearnerEvent::Start);
 }

@@ -9,7 +9,7 @@ use burn::train::{InferenceStep, TrainStep};
 use firebox_lazy::LazyBackend;
 use firebox_trace::Bytes;
 
-use super::metrics::{Place, end_validated, send_validated};
+use super::metrics::{Place, catch_up, end_validated, send_validated};
 use super::{MEASURED_BATCHES, Run, ValidInput, queue};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
@@ -19,6 +19,7 @@ use crate::rehearsal::{rehearse_validation, validation_model};
 use crate::shape::Shape;
 use crate::splitter::Splitter;
 use crate::weights;
+use crate::whole::joined;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
 where
@@ -58,10 +59,11 @@ where
                 let planner = self.planner.as_mut().expect("training comes before validation");
                 planner.beside = beside;
                 let queue = queue::<B::InnerBackend>(&self.training, &self.device);
+                let joins = &self.strategy.settings.joins;
                 let planned =
                     planner.plan(Phase::Validation, shape, iterations, |split, recorder| {
                         let rehearsed = rehearse_validation::<B::InnerBackend, _, _>(
-                            &model, splitter, &batch, split, recorder,
+                            &model, splitter, &batch, split, joins, recorder,
                         );
                         queue.after_rehearsal(recorder);
                         rehearsed
@@ -99,16 +101,28 @@ where
                 pooled: None,
             };
             let processor = &mut self.processor;
-            let reduction = self.strategy.settings.reduction;
+            let settings = &self.strategy.settings;
+            let (reduction, join) = (settings.reduction, settings.joins.of());
+            let mut parts = Vec::new();
+            if join.is_some() {
+                catch_up(processor);
+            }
             for range in ranges {
                 micro_step.run(range, &mut |micro| model.step(micro), &mut |output, weight| {
                     // What does not count has no loss: its mean is not a number.
                     if weights::scale(weight, 1.0, reduction).is_none() {
                         return Ok(());
                     }
-                    send_validated(processor, at.item(output));
+                    match join {
+                        None => send_validated(processor, at.item(output)),
+                        Some(_) => parts.push((output, weight)),
+                    }
                     Ok(())
                 })?;
+            }
+            let queue = queue::<B::InnerBackend>(&self.training, &self.device);
+            if let Some(output) = join.and_then(|join| queue.alone(|| joined(join, parts))) {
+                send_validated(processor, at.item(output));
             }
             planner.has_run(Phase::Validation);
             if self.should_stop() {

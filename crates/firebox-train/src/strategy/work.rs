@@ -62,13 +62,13 @@ where
             let beside = self.beside(items);
             let planner = self.planner.as_mut().expect("made above");
             planner.beside = beside;
-            let learner = &self.learner;
+            let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
             let pages = !planner.memory.is_on_host();
             let course = Course { iterations, batches: self.accumulation, pages };
             let queue = queue::<B>(&self.training, &self.device);
             let planned = planner.plan(Phase::Training, shape, iterations, |split, recorder| {
                 let rehearsed =
-                    rehearse_training(learner, splitter, batch, split, course, recorder);
+                    rehearse_training(learner, splitter, batch, split, course, joins, recorder);
                 queue.after_rehearsal(recorder);
                 rehearsed
             })?;
