@@ -28,7 +28,7 @@ use crate::error::TrainError;
 ///
 /// Implemented for burn's CUDA and wgpu backends (features `cuda`, `wgpu` and `vulkan`), Flex (`flex`) and NdArray
 /// (`ndarray`). Another backend can implement it with a [`MemoryModel`] of its own, such as
-/// [`Heap::simple`](firebox_trace::Heap::simple).
+/// [`Heap::simple`](firebox_trace::Heap::simple), and tells its own errors as [`TrainError::Device`].
 #[diagnostic::on_unimplemented(
     message = "memory cannot be predicted on the devices of `{Self}`",
     note = "switch on the feature of firebox that has the backend's name: `cuda`, `wgpu`, `vulkan`, `flex` or `ndarray`"
@@ -39,7 +39,7 @@ pub trait DeviceMemory: Backend {
     ///
     /// # Errors
     ///
-    /// What is missing, and how to get it.
+    /// What is missing, and how to get it: [`TrainError::Device`], from another crate.
     fn prerequisites() -> Result<(), TrainError> {
         Ok(())
     }
@@ -51,7 +51,7 @@ pub trait DeviceMemory: Backend {
     ///
     /// # Errors
     ///
-    /// [`TrainError::UnknownMemory`] where there is nobody to ask, which is so on wgpu.
+    /// [`TrainError::UnknownMemory`] where there is nobody to ask, which is so on wgpu; [`TrainError::Device`] where asking fails.
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
 
     /// Whether operations are queued and run together, as burn's fusion does. Default: no.

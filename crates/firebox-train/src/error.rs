@@ -182,6 +182,9 @@ pub enum TrainError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Nvidia(#[from] crate::nvidia::NvidiaError),
+    /// What a backend of another crate says of its devices: what is not installed, or why their memory is not known.
+    #[error("the device cannot be used: {0}")]
+    Device(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The memory of the host cannot be read.
     #[error(transparent)]
     HostMemory(#[from] HostMemoryError),

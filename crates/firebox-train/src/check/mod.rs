@@ -5,11 +5,12 @@
 //! classes a wrong weight is not seen. Where a model normalizes over the batch, whose gradients differ from part to part anyway, all
 //! items get the inputs of one, so that statistics agree, and only what is no number of the input differs.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -29,11 +30,13 @@ use crate::weights::differ;
 mod choice;
 mod first;
 mod host;
+mod pace;
 mod sketch;
 mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
 pub(crate) use self::host::Host;
+pub(crate) use self::pace::Pace;
 use self::sketch::{of_zeros, sketch};
 pub use self::verdict::{Coupling, SplitCheck};
 use self::verdict::{Gradient, Gradients, Precision, Verdict, Weighed};
@@ -92,6 +95,8 @@ pub(crate) struct Check<'a, LC: LearningComponentsTypes, S, I> {
     pub(crate) budget: Bytes,
     /// The most that one needed.
     pub(crate) needed: Cell<Bytes>,
+    /// How long steps took on the device of the batch.
+    pub(crate) pace: RefCell<Pace>,
     /// What threads keep for good after what has run.
     pub(crate) kept: Arc<AtomicU64>,
     /// Whether the model has running statistics.
@@ -403,6 +408,7 @@ where
 
     /// Runs them on the device of the batch.
     fn run_there(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
+        let (begin, items) = (Instant::now(), range.len());
         let memory = self.memory.clone();
         let needs = move |trace: &Trace| memory.footprint(trace).growth();
         let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
@@ -427,6 +433,7 @@ where
         let (grads, weight) = recording.run();
         let mut values = Values { grads, gradient: Vec::new() };
         self.learner.model().visit(&mut values);
+        self.pace.borrow_mut().add(items, begin.elapsed());
         Ok(Weighed { gradient: values.gradient, weight })
     }
 }

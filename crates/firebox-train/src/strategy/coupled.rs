@@ -1,6 +1,6 @@
 //! Asks before a batch is split for the first time whether its gradient is the sum over its parts.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -21,6 +21,9 @@ use crate::weights;
 
 /// On how many batches it is asked before it is given up.
 const ATTEMPTS: usize = 8;
+
+/// How many times as long a batch may take that is split, without a warning.
+const SLOW: f64 = 2.0;
 
 /// What is known of whether batches may be split.
 #[derive(Clone, Debug, Default)]
@@ -120,6 +123,7 @@ impl Means {
             memory: self.memory.clone(),
             budget: self.budget,
             needed: Cell::new(Bytes::ZERO),
+            pace: RefCell::default(),
             kept: self.kept.clone(),
             normalizes: self.normalizes,
             host: (!self.memory.is_on_host()).then(Host::new),
@@ -166,6 +170,17 @@ impl Means {
                 (Asks::Next, SplitCheck::Unknown(why.to_owned()))
             }
         };
+        // Kernels that are compiled and tuned on first use say nothing of a device's pace.
+        let is_first = known.asked == 1 && self.memory.is_on_host();
+        if let Some(slowdown) = check.pace.borrow().slowdown(items, micro_batch)
+            && is_first
+            && slowdown > SLOW
+        {
+            warn(&format!(
+                "in micro-batches of {micro_batch} of {items} items a step takes about {slowdown:.1} times as long as at once, by what a \
+                 few items took: more memory or smaller batches are faster"
+            ));
+        }
         Ok(check.needed.get() + self.held)
     }
 }
