@@ -1,141 +1,20 @@
 //! Devices that a Learner cannot train on: two at once, and one that is not there.
 //!
-//! The CPU backends have one device each. A backend of several is made of Flex and burn-router: every place is a
-//! runner of its own.
+//! The CPU backends have one device each, and the places of the tests two.
 
 use std::collections::BTreeMap;
 
-use burn::backend::flex::FlexDevice;
-use burn::backend::{Autodiff, Flex};
+use burn::backend::Autodiff;
 use burn::optim::AdamConfig;
-use burn::tensor::{DType, Shape, TensorData};
 use burn::train::SupervisedTraining;
 use burn::train::renderer::CliMetricsRenderer;
-use burn_backend::DTypeUsageSet;
-use burn_backend::backend::{Device, DeviceId, DeviceOps, ExecutionError};
-use burn_ir::{HandleKind, OperationIr, TensorId, TensorIr};
-use burn_router::{
-    BackendRouter, MultiBackendBridge, RouterTensor, Runner, RunnerChannel, RunnerClient,
-};
-use burn_std::future::DynFut;
+use burn_router::BackendRouter;
 use firebox::{Bytes, Lazy, Learner, TrainError};
 
+use crate::places::{Place, Places};
 use crate::task::{Given, Net, batch, files, random_state};
 
 type B = Autodiff<Lazy<BackendRouter<Places>>>;
-
-/// A device by its number. There are two.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Place(u16);
-
-impl Device for Place {
-    fn from_id(id: DeviceId) -> Self {
-        Self(id.index_id)
-    }
-
-    fn to_id(&self) -> DeviceId {
-        DeviceId::new(0, self.0)
-    }
-}
-
-impl DeviceOps for Place {}
-
-#[derive(Clone)]
-struct Places;
-
-#[derive(Clone)]
-struct AtPlace {
-    runner: Runner<Flex>,
-    place: Place,
-}
-
-impl RunnerChannel for Places {
-    type Device = Place;
-    type Bridge = SharedMemory;
-    type Client = AtPlace;
-    type FloatElem = f32;
-    type IntElem = i32;
-    type BoolElem = u8;
-
-    fn name(device: &Place) -> String {
-        format!("place {}", device.0)
-    }
-
-    fn init_client(device: &Place) -> AtPlace {
-        assert!(device.0 < 2, "there is no place {}", device.0);
-        AtPlace { runner: Runner::new(FlexDevice), place: device.clone() }
-    }
-
-    fn get_tensor_handle(tensor: &TensorIr, client: &AtPlace) -> HandleKind<Flex> {
-        client.runner.get_tensor_handle(tensor)
-    }
-
-    fn register_tensor(
-        client: &AtPlace,
-        handle: HandleKind<Flex>,
-        shape: Shape,
-        dtype: DType,
-    ) -> RouterTensor<AtPlace> {
-        client.runner.register_tensor(handle, shape, dtype, client.clone())
-    }
-}
-
-impl RunnerClient for AtPlace {
-    type Device = Place;
-
-    fn register_op(&self, operation: OperationIr) {
-        self.runner.register_op(operation);
-    }
-
-    fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
-        self.runner.read_tensor_async(tensor)
-    }
-
-    fn sync(&self) -> Result<(), ExecutionError> {
-        self.runner.sync()
-    }
-
-    fn create_empty_handle(&self) -> TensorId {
-        self.runner.create_empty_handle()
-    }
-
-    fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
-        let tensor = self.runner.register_tensor_data_desc(data);
-        RouterTensor::new(tensor.id, tensor.shape, tensor.dtype, self.clone())
-    }
-
-    fn device(&self) -> Place {
-        self.place.clone()
-    }
-
-    fn seed(&self, seed: u64) {
-        self.runner.seed(seed);
-    }
-
-    fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
-        self.runner.dtype_usage(dtype)
-    }
-}
-
-/// All places are in the same memory.
-struct SharedMemory;
-
-impl MultiBackendBridge for SharedMemory {
-    type TensorHandle = HandleKind<Flex>;
-    type Device = Place;
-
-    fn change_backend_float(tensor: HandleKind<Flex>, _: Shape, _: &Place) -> HandleKind<Flex> {
-        tensor
-    }
-
-    fn change_backend_int(tensor: HandleKind<Flex>, _: Shape, _: &Place) -> HandleKind<Flex> {
-        tensor
-    }
-
-    fn change_backend_bool(tensor: HandleKind<Flex>, _: Shape, _: &Place) -> HandleKind<Flex> {
-        tensor
-    }
-}
 
 /// Trains a model for an epoch; gives the cause if it fails, and whether there is a state to go on from.
 fn train(model: Net<B>) -> Result<(), (TrainError, bool)> {

@@ -10,6 +10,7 @@ mod coupling;
 mod custom_ops;
 mod devices;
 mod equal_to_burn;
+mod faults;
 mod gradients;
 mod hangs;
 mod metrics;
@@ -18,6 +19,7 @@ mod micro_batch;
 mod models;
 #[path = "../../examples/custom_op/op.rs"]
 mod op;
+mod places;
 mod planning;
 mod rehearsals;
 mod shapes;

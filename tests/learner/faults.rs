@@ -1,0 +1,124 @@
+//! A device that fails, at each of its calls in turn: training ends with an error and the state after the last whole optimizer step, or
+//! goes on where nothing was lost; it does not hang.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use burn::backend::Autodiff;
+use burn::optim::AdamConfig;
+use burn::prelude::*;
+use burn::record::CompactRecorder;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::SupervisedTraining;
+use burn::train::metric::LossMetric;
+use burn::train::renderer::CliMetricsRenderer;
+use burn_router::BackendRouter;
+use firebox::{Bytes, Lazy, Learner, TrainError};
+
+use crate::places::{Place, Places, with_fault};
+use crate::task::{Given, Net, batch, random_state, weights};
+
+type B = Autodiff<Lazy<BackendRouter<Places>>>;
+type Inner = <B as AutodiffBackend>::InnerBackend;
+
+/// The items of the batches of an epoch; they are cut into micro-batches of three.
+const SIZES: [usize; 2] = [7, 6];
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    Trained,
+    Before,
+    /// With an error, after so many optimizer steps.
+    After(usize),
+    /// The optimizer's own state is gone, and the model's with it.
+    Optimizer,
+}
+
+/// Trains on the first of the batches, with a fault; gives the weights of the model, or the cause and the state that is left.
+fn train(
+    batches: usize,
+    fault: usize,
+) -> (Result<Vec<Vec<f32>>, (TrainError, Option<(usize, Vec<Vec<f32>>)>)>, usize) {
+    B::seed(&Place(0), 61);
+    let model = Net::<B>::new(&Place(0));
+    firebox::initialize(&model);
+    let sizes = &SIZES[..batches];
+    let folder = tempfile::tempdir().expect("a folder");
+    let training = SupervisedTraining::new(
+        folder.path(),
+        Given::loader(sizes.iter().map(|items| batch::<B>(*items)).collect()),
+        Given::loader(vec![batch::<Inner>(4)]),
+    )
+    .metrics((LossMetric::new(),))
+    .with_file_checkpointer(CompactRecorder::new())
+    .with_application_logger(None)
+    .renderer(CliMetricsRenderer::new())
+    .num_epochs(1);
+    let learner = Learner::builder()
+        .auto_batch()
+        .memory(Bytes::gib(1))
+        .micro_batch(3)
+        .quiet()
+        .build(model, AdamConfig::new().init(), 1e-2);
+    let (result, calls) = with_fault(fault, || learner.fit(training));
+    let result = match result {
+        Ok(fitted) => Ok(weights::<Inner, _>(&fitted.model)),
+        Err(error) => {
+            let (cause, state) = error.into_parts();
+            Err((cause, state.map(|state| (state.iteration, weights::<B, _>(&state.model)))))
+        }
+    };
+    (result, calls)
+}
+
+/// Runs all faults; gives how often training ended how.
+fn inject() -> BTreeMap<End, usize> {
+    let trained: Vec<_> =
+        (1..=SIZES.len()).map(|batches| train(batches, usize::MAX).0.expect("no fault")).collect();
+    let (_, calls) = train(SIZES.len(), usize::MAX);
+    assert!(calls > 200, "{calls} calls are few");
+    let mut ends = BTreeMap::new();
+    for fault in 1..=calls {
+        let end = match train(SIZES.len(), fault).0 {
+            Ok(weights) => {
+                assert_eq!(weights, trained[SIZES.len() - 1], "fault {fault} is lost");
+                End::Trained
+            }
+            Err((cause, state)) => {
+                let says = format!("fault {fault} in");
+                assert!(cause.to_string().contains(&says), "fault {fault}: {cause}");
+                match (cause, state) {
+                    (TrainError::OptimizerPanicked { .. }, _) => End::Optimizer,
+                    (_, None) => End::Before,
+                    (_, Some((0, _))) => End::After(0),
+                    (cause, Some((steps, weights))) => {
+                        assert_eq!(weights, trained[steps - 1], "fault {fault}: {cause}");
+                        End::After(steps)
+                    }
+                }
+            }
+        };
+        *ends.entry(end).or_default() += 1;
+    }
+    ends
+}
+
+#[test]
+fn a_fault_at_any_call_of_the_device_loses_nothing() {
+    let _lock = random_state();
+    let (tell, ends) = mpsc::channel();
+    let run = std::thread::spawn(move || tell.send(inject()));
+    let ends = match ends.recv_timeout(Duration::from_secs(300)) {
+        Ok(ends) => ends,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("training hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(run.join().expect_err("it did not tell"))
+        }
+    };
+    println!("{ends:?}");
+    for end in [End::Trained, End::After(0), End::After(1), End::After(2), End::Optimizer] {
+        assert!(ends.contains_key(&end), "no fault ended as {end:?}: {ends:?}");
+    }
+}
