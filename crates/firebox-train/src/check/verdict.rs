@@ -407,6 +407,24 @@ mod tests {
     }
 
     #[test]
+    fn what_another_order_changes_is_rounding_as_far_as_it_is_little() {
+        let one = |_| 1.0;
+        let root = |by: f64| {
+            move |items: &[usize]| mean(items).map(|value| value * (1.0 + by * items.len() as f64))
+        };
+        let ordered = |mut gradients: Gradients, by: f64| {
+            let values = gradients.permuted.iter_mut().flatten();
+            values.for_each(|value| *value *= 1.0 + by);
+            gradients
+        };
+        let noisy = |by| ordered(gradients(root(1e-3), one), by);
+        check(&noisy(1e-3), Reduction::Mean, None);
+        check(&noisy(1e-5), Reduction::Mean, Some(Coupling::Items));
+        // So much is no rounding: the loss depends on the order of the items.
+        check(&ordered(gradients(root(0.02), one), 0.5), Reduction::Mean, Some(Coupling::Items));
+    }
+
+    #[test]
     fn no_gradient_tells_nothing() {
         let none = gradients(|_| [0.0; 6], |_| 1.0);
         assert_eq!(none.verdict(Reduction::Mean, EXACT), Verdict::Nothing);
