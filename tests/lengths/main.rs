@@ -2,6 +2,7 @@
 //! room for both. Without a device one line says what was not run.
 
 mod model;
+mod soak;
 
 use std::panic::catch_unwind;
 use std::time::{Duration, Instant};
@@ -29,10 +30,18 @@ fn run(lengths: &[usize], budget: Bytes) -> Trained {
     trained
 }
 
+/// Whether there is a device; says what is not run where there is none.
+fn is_there(test: &str) -> bool {
+    let found = catch_unwind(|| Vulkan::<f32, i32>::sync(&Default::default())).is_ok();
+    if !found {
+        println!("not run: {test} (no Vulkan device)");
+    }
+    found
+}
+
 #[test]
 fn two_lengths() {
-    if catch_unwind(|| Vulkan::<f32, i32>::sync(&Default::default())).is_err() {
-        println!("not run: two_lengths (no Vulkan device)");
+    if !is_there("two_lengths") {
         return;
     }
     // Where there is room the pages of both stay open.

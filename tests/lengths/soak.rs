@@ -1,0 +1,73 @@
+//! Two thousand batches of sequences of twenty lengths on a Vulkan device, in a budget that holds the pages of few of them: what is
+//! reserved is flat.
+
+use std::sync::{Arc, Mutex};
+
+use burn::backend::Vulkan;
+use burn::train::metric::MetricDefinition;
+use burn::train::renderer::{
+    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
+    MetricsRendererTraining, ProgressType, TrainingProgress,
+};
+use firebox::{Bytes, DeviceMemory};
+
+use crate::model::{Trained, trained};
+use crate::{B, WIDTH, give_back, is_there, run};
+
+/// The batches of an optimizer step each.
+const BATCHES: usize = 2_000;
+
+/// Looks at what is reserved, behind each batch.
+#[derive(Clone, Default)]
+struct Sampling(Arc<Mutex<Vec<Bytes>>>);
+
+impl MetricsRendererTraining for Sampling {
+    fn update_train(&mut self, _: MetricState) {}
+    fn update_valid(&mut self, _: MetricState) {}
+
+    fn render_train(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {
+        let usage = <Vulkan as DeviceMemory>::pool_usage(&Default::default());
+        let reserved = usage.expect("the device has an allocator").reserved;
+        self.0.lock().expect("nobody panics with it").push(reserved);
+    }
+
+    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRendererEvaluation for Sampling {
+    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
+    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRenderer for Sampling {
+    fn manual_close(&mut self) {}
+    fn register_metric(&mut self, _: MetricDefinition) {}
+}
+
+#[test]
+#[ignore = "takes half an hour"]
+fn two_thousand_batches_of_twenty_lengths() {
+    if !is_there("two_thousand_batches_of_twenty_lengths") {
+        return;
+    }
+    let longest = run(&[200; 3], Bytes::gib(1));
+    let budget = longest.predicted.scale(1.3);
+    // Ten to two hundred, in an order without a pattern.
+    let length = |batch: usize| 10 * (1 + batch * 7919 % 1013 % 20);
+    let lengths: Vec<usize> = (0..BATCHES).map(length).collect();
+    let samples = Sampling::default();
+    let Trained { predicted, measured, .. } =
+        trained::<B>(WIDTH, &lengths, budget, samples.clone(), &Default::default());
+    give_back();
+    let samples = samples.0.lock().expect("nobody panics with it");
+    assert!(samples.len() >= BATCHES, "{} samples", samples.len());
+    let (first, rest) = samples.split_at(samples.len() / 10);
+    let most = |of: &[Bytes]| of.iter().copied().max().unwrap_or_default();
+    println!(
+        "{BATCHES} batches in {budget}: predicted {predicted}, reserved {measured}, at most {} in the first tenth and {} behind it",
+        most(first),
+        most(rest)
+    );
+    assert!(most(rest) <= budget && measured <= budget, "{measured} of {budget}");
+    assert!(most(rest) <= most(first).scale(1.05), "what is reserved grows");
+}
