@@ -31,7 +31,8 @@ use crate::error::TrainError;
 /// [`Heap::simple`](firebox_trace::Heap::simple), and tells its own errors as [`TrainError::Device`].
 #[diagnostic::on_unimplemented(
     message = "memory cannot be predicted on the devices of `{Self}`",
-    note = "switch on the feature of firebox that has the backend's name: `cuda`, `wgpu`, `vulkan`, `flex` or `ndarray`"
+    note = "switch on the feature of firebox that has the backend's name: `cuda`, `wgpu`, `vulkan`, `flex` or `ndarray`",
+    note = "automatic differentiation goes around the recording: `Autodiff<Lazy<Flex>>`, not `Lazy<Autodiff<Flex>>`"
 )]
 pub trait DeviceMemory: Backend {
     /// Looks whether what the backend needs is installed: a driver, a compiler, headers. Asked before the first use of a device,
