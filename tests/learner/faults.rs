@@ -36,11 +36,14 @@ enum End {
     Optimizer,
 }
 
-/// Trains on the first of the batches, with a fault; gives the weights of the model, or the cause and the state that is left.
-fn train(
-    batches: usize,
-    fault: usize,
-) -> (Result<Vec<Vec<f32>>, (TrainError, Option<(usize, Vec<Vec<f32>>)>)>, usize) {
+/// The values of all parameters.
+type Weights = Vec<Vec<f32>>;
+
+/// Why training ended, and after so many optimizer steps with which weights.
+type Failure = (TrainError, Option<(usize, Weights)>);
+
+/// Trains on the first of the batches, with a fault; gives the trained model or what went wrong, and how many calls there were.
+fn train(batches: usize, fault: usize) -> (Result<Weights, Failure>, usize) {
     B::seed(&Place(0), 61);
     let model = Net::<B>::new(&Place(0));
     firebox::initialize(&model);
