@@ -1,4 +1,5 @@
 //! What the Learner's steps cost on a card without memory where each is another: with random crops, and with values that are read.
+//! Steps that come for the first time are predicted anew, and do not count: the crops are of 81 places, all of which have come before.
 //!
 //! The card computes nothing, so that all of the time is the host's: recording, hashing, predicting and burn's own work.
 
@@ -62,7 +63,7 @@ struct Cropping<B: Backend> {
     way: Way,
 }
 
-/// The steps of the running turn, and when the first of those that count began.
+/// The steps of the running turn.
 static STEPS: AtomicUsize = AtomicUsize::new(0);
 
 impl<B: Backend> Cropping<B> {
@@ -108,7 +109,7 @@ impl<B: Backend> InferenceStep for Cropping<B> {
     }
 }
 
-/// Makes images of 36 by 36 pixels, and notes when it is asked for the first batch that counts.
+/// Makes images of 36 by 36 pixels, and notes when it is asked for a batch.
 #[derive(Clone)]
 struct Blank(Arc<std::sync::Mutex<Vec<Instant>>>);
 

@@ -11,7 +11,8 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
-    Bytes, Coupling, Lazy, Learner, MicroBatch, Reduction, TrainError, batch_share, weight,
+    Bytes, Coupling, Lazy, Learner, MicroBatch, Reduction, SplitCheck, TrainError, batch_share,
+    weight,
 };
 
 use crate::task::{Given, Net, Points, batch, random_state, weights};
@@ -132,7 +133,7 @@ macro_rules! learns_from {
 learns_from!(Plain, Points, |batch| batch);
 learns_from!(ByClass, Weighted, |batch: Weighted<B>| batch.0);
 
-/// Trains on a batch in micro-batches of four; gives the error, and whether the model changed.
+/// Trains on a batch in micro-batches of four; gives what is known of its gradient, or the error.
 macro_rules! train {
     ($model:ident, $net:expr, $loss:expr, $batch:expr, $reduction:expr, $accepted:expr) => {{
         let _lock = random_state();
@@ -155,13 +156,13 @@ macro_rules! train {
         match fitted {
             Ok(fitted) => {
                 assert_ne!(weights::<Lazy<Flex>, _>(&fitted.model), start, "it was trained");
-                None
+                Ok(fitted.split_check)
             }
             Err(error) => {
                 let (cause, state) = error.into_parts();
                 let state = state.expect("a model");
                 assert_eq!(weights::<B, _>(&state.model), start, "nothing was learned: {cause}");
-                Some(cause)
+                Err(cause)
             }
         }
     }};
@@ -173,16 +174,15 @@ fn net() -> Net<B> {
 }
 
 /// What is said of a loss whose batch weighs its number of items.
-fn refused(loss: Loss, reduction: Reduction) -> Option<TrainError> {
+fn said(loss: Loss, reduction: Reduction) -> Result<SplitCheck, TrainError> {
     train!(Plain, net(), loss, batch::<B>(12), reduction, &[])
 }
 
 #[track_caller]
 fn check(loss: Loss, reduction: Reduction, expected: Option<Coupling>) {
-    let cause = refused(loss, reduction);
-    match (&cause, expected) {
-        (None, None) => {}
-        (Some(TrainError::Coupled { coupling, by, parameter, .. }), Some(expected)) => {
+    match (&said(loss, reduction), expected) {
+        (Ok(SplitCheck::Agrees), None) => {}
+        (Err(TrainError::Coupled { coupling, by, parameter, .. }), Some(expected)) => {
             assert_eq!(*coupling, expected, "{loss:?}: {by} in {parameter}");
             assert!(*by > 1e-3, "{loss:?}: {by}");
         }
@@ -196,8 +196,8 @@ fn sound_losses_are_split() {
     check(Loss::Sum, Reduction::Sum, None);
     check(Loss::Shared, Reduction::Sum, None);
     let batch = Weighted(batch::<B>(12));
-    let refused = train!(ByClass, net(), Loss::ByClass, batch, Reduction::Mean, &[]);
-    assert!(refused.is_none(), "{refused:?}");
+    let said = train!(ByClass, net(), Loss::ByClass, batch, Reduction::Mean, &[]);
+    assert_eq!(said.expect("it is sound"), SplitCheck::Agrees);
 }
 
 #[test]
@@ -214,8 +214,8 @@ fn unsound_losses_are_refused_by_what_they_look_like() {
 
 #[test]
 fn the_first_operation_that_differs_is_named() {
-    let first = |loss| match refused(loss, Reduction::Mean) {
-        Some(error @ TrainError::Coupled { .. }) => {
+    let first = |loss| match said(loss, Reduction::Mean) {
+        Err(error @ TrainError::Coupled { .. }) => {
             let text = error.to_string();
             let TrainError::Coupled { first, .. } = error else { unreachable!("it is one") };
             assert!(first.iter().all(|first| text.contains(first)), "{text}");
@@ -234,9 +234,10 @@ fn the_first_operation_that_differs_is_named() {
 fn a_wrong_weight_is_refused_behind_batch_normalization() {
     let coupled = || Net::<B>::coupled(&Default::default(), true);
     let of = |loss| train!(Plain, coupled(), loss, batch::<B>(12), Reduction::Mean, &[]);
-    assert!(of(Loss::Mean).is_none(), "what normalizes over the batch is warned of");
+    let said = of(Loss::Mean).expect("what normalizes over the batch is warned of");
+    assert!(!matches!(said, SplitCheck::NotNeeded | SplitCheck::Accepted(_)), "{said:?}");
     let refused = of(Loss::ByClass);
-    assert!(matches!(refused, Some(TrainError::Coupled { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(TrainError::Coupled { .. })), "{refused:?}");
 }
 
 #[test]
@@ -244,8 +245,9 @@ fn what_is_accepted_is_split_all_the_same() {
     let train = |accepted: &[Coupling]| {
         train!(Plain, net(), Loss::RootOfMean, batch::<B>(12), Reduction::Mean, accepted)
     };
-    assert!(train(&[Coupling::Items]).is_none());
-    let refused = train(&[Coupling::Weights]).expect("that is not accepted");
+    let said = train(&[Coupling::Items]).expect("that is accepted");
+    assert_eq!(said, SplitCheck::Accepted(Coupling::Items));
+    let refused = train(&[Coupling::Weights]).expect_err("that is not accepted");
     let text = refused.to_string();
     assert!(text.contains("split_although(Coupling::Items)"), "{text}");
 }
@@ -254,8 +256,9 @@ fn what_is_accepted_is_split_all_the_same() {
 fn items_that_do_not_differ_establish_nothing() {
     let mut alike = batch::<B>(12);
     alike.targets = alike.targets.zeros_like();
-    let refused = train!(Plain, net(), Loss::ByClass, alike, Reduction::Mean, &[]);
-    assert!(refused.is_none(), "with one class every weight is right: {refused:?}");
+    let said = train!(Plain, net(), Loss::ByClass, alike, Reduction::Mean, &[]);
+    let said = said.expect("with one class every weight is right");
+    assert!(matches!(said, SplitCheck::Unknown(_)), "{said:?}");
 }
 
 #[test]

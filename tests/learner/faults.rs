@@ -42,11 +42,16 @@ type Weights = Vec<Vec<f32>>;
 /// Why training ended, and after so many optimizer steps with which weights.
 type Failure = (TrainError, Option<(usize, Weights)>);
 
+fn model() -> Net<B> {
+    B::seed(&Place(0), 61);
+    let model = Net::new(&Place(0));
+    firebox::initialize(&model);
+    model
+}
+
 /// Trains on the first of the batches, with a fault; gives the trained model or what went wrong, and how many calls there were.
 fn train(batches: usize, fault: usize) -> (Result<Weights, Failure>, usize) {
-    B::seed(&Place(0), 61);
-    let model = Net::<B>::new(&Place(0));
-    firebox::initialize(&model);
+    let model = model();
     let sizes = &SIZES[..batches];
     let folder = tempfile::tempdir().expect("a folder");
     let training = SupervisedTraining::new(
@@ -77,11 +82,12 @@ fn train(batches: usize, fault: usize) -> (Result<Weights, Failure>, usize) {
 }
 
 /// Runs all faults; gives how often training ended how.
-fn inject() -> BTreeMap<End, usize> {
+fn inject(tell: &mpsc::Sender<Option<BTreeMap<End, usize>>>) {
     let trained: Vec<_> =
         (1..=SIZES.len()).map(|batches| train(batches, usize::MAX).0.expect("no fault")).collect();
     let (_, calls) = train(SIZES.len(), usize::MAX);
     assert!(calls > 200, "{calls} calls are few");
+    let initial = weights::<B, _>(&model());
     let mut ends = BTreeMap::new();
     for fault in 1..=calls {
         let end = match train(SIZES.len(), fault).0 {
@@ -94,8 +100,15 @@ fn inject() -> BTreeMap<End, usize> {
                 assert!(cause.to_string().contains(&says), "fault {fault}: {cause}");
                 match (cause, state) {
                     (TrainError::OptimizerPanicked { .. }, _) => End::Optimizer,
-                    (_, None) => End::Before,
-                    (_, Some((0, _))) => End::After(0),
+                    (cause, None) => {
+                        let has_begun = ends.contains_key(&End::After(0));
+                        assert!(!has_begun, "fault {fault} loses the state: {cause}");
+                        End::Before
+                    }
+                    (cause, Some((0, weights))) => {
+                        assert_eq!(weights, initial, "fault {fault}: {cause}");
+                        End::After(0)
+                    }
                     (cause, Some((steps, weights))) => {
                         assert_eq!(weights, trained[steps - 1], "fault {fault}: {cause}");
                         End::After(steps)
@@ -104,20 +117,25 @@ fn inject() -> BTreeMap<End, usize> {
             }
         };
         *ends.entry(end).or_default() += 1;
+        tell.send(None).expect("the test waits");
     }
-    ends
+    tell.send(Some(ends)).expect("the test waits");
 }
 
 #[test]
 fn a_fault_at_any_call_of_the_device_loses_nothing() {
     let _lock = random_state();
     let (tell, ends) = mpsc::channel();
-    let run = std::thread::spawn(move || tell.send(inject()));
-    let ends = match ends.recv_timeout(Duration::from_secs(300)) {
-        Ok(ends) => ends,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("training hangs"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => {
-            std::panic::resume_unwind(run.join().expect_err("it did not tell"))
+    let run = std::thread::spawn(move || inject(&tell));
+    let ends = loop {
+        // One training takes a tenth of a second.
+        match ends.recv_timeout(Duration::from_secs(60)) {
+            Ok(Some(ends)) => break ends,
+            Ok(None) => {}
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("training hangs"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                std::panic::resume_unwind(run.join().expect_err("it did not tell"))
+            }
         }
     };
     println!("{ends:?}");

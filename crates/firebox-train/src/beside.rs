@@ -149,7 +149,7 @@ pub(crate) fn earlier_outputs(bytes: Bytes) -> Option<TensorInfo> {
     (bytes > Bytes::ZERO).then(tensor)
 }
 
-pub(crate) fn is_output(tensor: &TensorInfo) -> bool {
+fn is_output(tensor: &TensorInfo) -> bool {
     match &tensor.label {
         None => matches!(tensor.origin, Origin::Made(_)),
         Some(label) => label.name == EARLIER_OUTPUT,
@@ -160,10 +160,12 @@ pub(crate) fn is_output(tensor: &TensorInfo) -> bool {
 pub(crate) fn outputs_held(trace: &Trace) -> Bytes {
     let is_mark = |step: &Step| step.is_mark(MICRO_STEP);
     let marks = trace.steps.iter().enumerate().filter(|(_, step)| is_mark(step));
-    let held = marks.map(|(at, _)| {
-        let alive = trace.alive_before(OpIndex(at as u32)).into_iter();
-        let outputs = alive.map(|tensor| trace.tensor(tensor)).filter(|tensor| is_output(tensor));
-        outputs.map(TensorInfo::bytes).sum()
-    });
-    held.max().unwrap_or_default()
+    marks.map(|(at, _)| outputs_alive(trace, at)).max().unwrap_or_default()
+}
+
+/// The outputs that are alive before a step.
+pub(crate) fn outputs_alive(trace: &Trace, step: usize) -> Bytes {
+    let alive = trace.alive_before(OpIndex(step as u32)).into_iter();
+    let outputs = alive.map(|tensor| trace.tensor(tensor)).filter(|tensor| is_output(tensor));
+    outputs.map(TensorInfo::bytes).sum()
 }

@@ -1,7 +1,7 @@
 //! The output of a whole batch of those of its micro-batches, for burn's own outputs: what
 //! [`LearnerBuilder::metrics_see_whole`](crate::LearnerBuilder::metrics_see_whole) asks for.
 //!
-//! Rows stand in the order of the batch. The loss is the mean, weighted by what the micro-batches weigh.
+//! Rows stand in the order of the batch. The loss is that of the batch: the sum over the parts, each times its share.
 
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
@@ -19,10 +19,10 @@ pub fn classification<B: Backend>(
 ) -> ClassificationOutput<B> {
     let (losses, rows): (Vec<_>, Vec<_>) = parts
         .into_iter()
-        .map(|(part, weight)| ((part.loss, weight), (part.output, part.targets)))
+        .map(|(part, share)| ((part.loss, share), (part.output, part.targets)))
         .unzip();
     let (outputs, targets): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-    ClassificationOutput::new(mean(losses), floats(outputs), Tensor::cat(targets, 0))
+    ClassificationOutput::new(loss(losses), floats(outputs), Tensor::cat(targets, 0))
 }
 
 /// Joins outputs of a classification with several labels.
@@ -35,10 +35,10 @@ pub fn multi_label<B: Backend>(
 ) -> MultiLabelClassificationOutput<B> {
     let (losses, rows): (Vec<_>, Vec<_>) = parts
         .into_iter()
-        .map(|(part, weight)| ((part.loss, weight), (part.output, part.targets)))
+        .map(|(part, share)| ((part.loss, share), (part.output, part.targets)))
         .unzip();
     let (outputs, targets): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-    MultiLabelClassificationOutput::new(mean(losses), floats(outputs), Tensor::cat(targets, 0))
+    MultiLabelClassificationOutput::new(loss(losses), floats(outputs), Tensor::cat(targets, 0))
 }
 
 /// Joins outputs of a regression.
@@ -49,10 +49,10 @@ pub fn multi_label<B: Backend>(
 pub fn regression<B: Backend>(parts: Vec<(RegressionOutput<B>, f64)>) -> RegressionOutput<B> {
     let (losses, rows): (Vec<_>, Vec<_>) = parts
         .into_iter()
-        .map(|(part, weight)| ((part.loss, weight), (part.output, part.targets)))
+        .map(|(part, share)| ((part.loss, share), (part.output, part.targets)))
         .unzip();
     let (outputs, targets): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-    RegressionOutput::new(mean(losses), floats(outputs), floats(targets))
+    RegressionOutput::new(loss(losses), floats(outputs), floats(targets))
 }
 
 /// Joins outputs of a prediction of sequences of one length. Predictions are kept where all parts have them.
@@ -65,8 +65,8 @@ pub fn sequence<B: Backend>(parts: Vec<(SequenceOutput<B>, f64)>) -> SequenceOut
     let mut logits = Vec::new();
     let mut targets = Vec::new();
     let mut predictions = Some(Vec::new());
-    for (part, weight) in parts {
-        losses.push((part.loss, weight));
+    for (part, share) in parts {
+        losses.push((part.loss, share));
         logits.push(part.logits);
         targets.push(part.targets);
         predictions = predictions.zip(part.predictions).map(|(mut all, of)| {
@@ -75,7 +75,7 @@ pub fn sequence<B: Backend>(parts: Vec<(SequenceOutput<B>, f64)>) -> SequenceOut
         });
     }
     let predictions = predictions.map(|all| Tensor::cat(all, 0));
-    SequenceOutput::new(mean(losses), floats(logits), predictions, Tensor::cat(targets, 0))
+    SequenceOutput::new(loss(losses), floats(logits), predictions, Tensor::cat(targets, 0))
 }
 
 /// Without the graph of the step, which has been run backward.
@@ -83,8 +83,7 @@ fn floats<B: Backend, const D: usize>(parts: Vec<Tensor<B, D>>) -> Tensor<B, D> 
     Tensor::cat(parts.into_iter().map(Tensor::detach).collect(), 0)
 }
 
-fn mean<B: Backend>(losses: Vec<(Tensor<B, 1>, f64)>) -> Tensor<B, 1> {
-    let total: f64 = losses.iter().map(|(_, weight)| weight).sum();
-    let weighted = losses.into_iter().map(|(loss, weight)| loss.detach() * (weight / total));
-    weighted.reduce(|sum, loss| sum + loss).expect("a batch has a part")
+fn loss<B: Backend>(losses: Vec<(Tensor<B, 1>, f64)>) -> Tensor<B, 1> {
+    let shares = losses.into_iter().map(|(loss, share)| loss.detach() * share);
+    shares.reduce(|sum, share| sum + share).expect("a batch has a part")
 }

@@ -153,10 +153,12 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
 
     /// Shows the metrics one output of this type for each batch, joined of those of its micro-batches, instead of one for each micro-batch:
     /// for metrics that burn computes output by output and whose mean is then another number, such as AUROC, precision and recall. `join`
-    /// is given the outputs with what their micro-batches weigh; [`join`](mod@crate::join) has it for burn's own outputs.
+    /// is given the outputs with their shares in the batch's loss (which add up to one, or under [`Reduction::Sum`] are one each), and
+    /// detaches what it keeps of them; [`join`](mod@crate::join) has it for burn's own outputs.
     ///
     /// Outputs of training and of validation are of two types, on the backend with and without automatic differentiation, and each is
-    /// joined if it is told so. The outputs of the whole batch then lie on the device, for a while twice, which the plan counts.
+    /// joined if it is told so. The outputs of the whole batch then lie on the device, for a while twice, which the plan counts; not
+    /// where a batch is halved while it runs, as a longer sequence may be on the CPU.
     ///
     /// ```
     /// # use burn::backend::{Autodiff, Flex};

@@ -6,6 +6,7 @@
 //! the last one of an epoch, is rehearsed as it comes: one iteration, in a process that has trained before.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use firebox_trace::{
 
 use crate::beside::{Beside, BesideBytes, add_outputs_of_before, outputs_held};
 use crate::error::{Phase, TrainError, panic_message};
-use crate::gradients::{GradientSum, forget_graphs_without};
+use crate::gradients::{GradientSum, Reduction, forget_graphs_without};
 use crate::labels::{
     ITERATION_END, MICRO_STEP, OPTIMIZER_STEP, label_by_lifetime, label_gradients,
     label_parameters, retire_what_is_replaced,
@@ -137,6 +138,7 @@ where
                 learner.lr_step();
                 let current = learner.model();
                 for piece in pieces {
+                    outputs.begin(piece);
                     let micro = splitter.range(batch, piece.clone());
                     mark::<<LC::Backend as LazyBackend>::Base>(Step::DRAIN);
                     outputs.end_earlier();
@@ -166,7 +168,7 @@ where
     })?;
     label_by_lifetime(&mut trace.trace);
     if joins.of::<<LC::TrainingModel as TrainStep>::Output>().is_some() {
-        add_outputs_of_others(&mut trace.trace, split.ranges().count());
+        add_outputs_of_others(&mut trace.trace, missing(split, &pieces));
     }
     retire_what_is_replaced(&mut trace.trace);
     Ok(trace)
@@ -207,6 +209,7 @@ where
             let mut outputs = Outputs::new(joins.of());
             label_parameters(model);
             for piece in &pieces {
+                outputs.begin(piece);
                 let micro = splitter.range(batch, piece.clone());
                 mark::<B::Base>(Step::DRAIN);
                 outputs.end_earlier();
@@ -219,9 +222,15 @@ where
     })?;
     label_by_lifetime(&mut trace.trace);
     if joins.of::<M::Output>().is_some() {
-        add_outputs_of_others(&mut trace.trace, split.ranges().count());
+        add_outputs_of_others(&mut trace.trace, missing(split, &pieces));
     }
     Ok(trace)
+}
+
+/// How many micro-batches of a batch are not among the first pieces that stand for it.
+fn missing(split: Split, pieces: &[Range<usize>]) -> usize {
+    let of_batch = pieces.iter().skip(1).take_while(|piece| piece.start > 0).count() + 1;
+    split.ranges().count().saturating_sub(of_batch)
 }
 
 /// The outputs that the metrics hold in a rehearsal.
@@ -236,6 +245,13 @@ struct Outputs<'a, T> {
 impl<'a, T> Outputs<'a, T> {
     fn new(join: Option<&'a Join<T>>) -> Self {
         Self { latest: VecDeque::new(), earlier: None, join }
+    }
+
+    /// The micro-batch `piece` is next: the first of a batch begins where the last ended.
+    fn begin(&mut self, piece: &Range<usize>) {
+        if piece.start == 0 && !self.latest.is_empty() {
+            self.join();
+        }
     }
 
     /// Ends those that the metrics have let go of when a micro-step begins.
@@ -254,7 +270,7 @@ impl<'a, T> Outputs<'a, T> {
     fn join(&mut self) {
         if let Some(join) = self.join {
             let parts = self.latest.drain(..).map(|output| (output, 1.0)).collect();
-            self.earlier = joined(join, parts);
+            self.earlier = joined(join, Reduction::Mean, parts);
         }
     }
 }

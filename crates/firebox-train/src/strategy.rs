@@ -172,8 +172,11 @@ where
             Ok(result) => result.map_err(|error| run.watch.explain(error)),
             Err(panic) => Err(run.watch.panicked(&*panic)),
         };
-        end_checkpoints(checkpointer, result.is_err() && run.watch.may_have_lost_checkpointers());
-        let result = result.and_then(|()| checkpoint_written(&components.interrupter));
+        let lost = result.is_err() && run.watch.may_have_lost_checkpointers();
+        let ended = catch_unwind(AssertUnwindSafe(|| end_checkpoints(checkpointer, lost)));
+        let result = result
+            .and_then(|()| ended.map_err(|panic| run.watch.panicked(&*panic)))
+            .and_then(|()| checkpoint_written(&components.interrupter));
         run.leave(result, &store);
         (run.learner.model(), run.processor)
     }
@@ -387,7 +390,7 @@ where
         }
         micro_step.finish();
         if let Some(join) = join {
-            pending = queue.alone(|| joined(join, outputs));
+            pending = queue.alone(|| joined(join, reduction, outputs));
         }
         drop(model);
         drop(batch);

@@ -4,12 +4,13 @@ use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::Arc;
 
-use firebox_trace::{Bytes, OpIndex, Step, TensorInfo, Trace};
+use firebox_trace::{Bytes, Step, Trace};
 
-use crate::beside::{earlier_outputs, is_output};
+use crate::beside::{earlier_outputs, outputs_alive};
+use crate::gradients::Reduction;
 use crate::labels::{ITERATION_END, MICRO_STEP};
 
-/// Makes one output of those of the micro-batches, each with what its micro-batch weighs.
+/// Makes one output of those of the micro-batches, each with its share in the loss of the batch.
 pub(crate) type Join<T> = Box<dyn Fn(Vec<(T, f64)>) -> T + Send + Sync>;
 
 /// How outputs are joined, by their type; those of other types go to the metrics one by one.
@@ -40,37 +41,34 @@ impl fmt::Debug for Joins {
     }
 }
 
-/// The output of a batch, of those of its micro-batches; none if it has none. A single one stays as it is.
-pub(crate) fn joined<T>(join: &Join<T>, mut parts: Vec<(T, f64)>) -> Option<T> {
-    match parts.len() {
-        0 | 1 => parts.pop().map(|(output, _)| output),
-        _ => Some(join(parts)),
+/// The output of a batch, of those of its micro-batches with what they weigh; none if it has none. A single one stays as it is.
+pub(crate) fn joined<T>(
+    join: &Join<T>,
+    reduction: Reduction,
+    mut parts: Vec<(T, f64)>,
+) -> Option<T> {
+    if parts.len() < 2 {
+        return parts.pop().map(|(output, _)| output);
     }
+    let total: f64 = parts.iter().map(|(_, weight)| weight).sum();
+    let share = |weight| match reduction {
+        Reduction::Mean => weight / total,
+        Reduction::Sum => 1.0,
+    };
+    Some(join(parts.into_iter().map(|(output, weight)| (output, share(weight))).collect()))
 }
 
-/// Adds to a rehearsal, which runs few of the `micro_batches` of a batch, what the outputs of the others take: as parts and joined.
-pub(crate) fn add_outputs_of_others(trace: &mut Trace, micro_batches: usize) {
+/// Adds to a rehearsal what the outputs of `missing` micro-batches of a batch take, which it does not run: as parts and joined.
+pub(crate) fn add_outputs_of_others(trace: &mut Trace, missing: usize) {
     let is_end = |step: &Step| step.is_mark(ITERATION_END);
-    let iterations: Vec<&[Step]> = trace.steps.split(is_end).collect();
-    let mut begin = 0;
-    let mut marks: Vec<usize> = Vec::new();
-    for steps in iterations {
-        let of = steps.iter().enumerate().filter(|(_, step)| step.is_mark(MICRO_STEP));
-        let of: Vec<usize> = of.map(|(at, _)| begin + at).collect();
-        begin += steps.len() + 1;
-        // What comes behind the last iteration has none.
-        if !of.is_empty() {
-            marks = of;
-        }
-    }
-    let missing = micro_batches.saturating_sub(marks.len()) as u64;
-    let alive = |mark: &usize| -> Bytes {
-        let alive = trace.alive_before(OpIndex(*mark as u32)).into_iter();
-        let outputs = alive.map(|tensor| trace.tensor(tensor)).filter(|tensor| is_output(tensor));
-        outputs.map(TensorInfo::bytes).sum()
-    };
-    let alive: Vec<Bytes> = marks.iter().map(alive).collect();
+    let ends = trace.steps.iter().enumerate().filter(|(_, step)| is_end(step));
+    let ends: Vec<usize> = ends.map(|(at, _)| at).collect();
+    // The last iteration, or all of a validation.
+    let begin = ends.len().checked_sub(2).map_or(0, |last| ends[last]);
+    let marks = trace.steps.iter().enumerate().skip(begin);
+    let marks = marks.filter(|(_, step)| step.is_mark(MICRO_STEP));
+    let alive: Vec<Bytes> = marks.map(|(at, _)| outputs_alive(trace, at)).collect();
     let part = alive.windows(2).map(|two| two[1] - two[0]).max().unwrap_or_default();
-    let others = earlier_outputs(part * missing * 2);
+    let others = earlier_outputs(part * missing as u64 * 2);
     trace.tensors.extend(others);
 }

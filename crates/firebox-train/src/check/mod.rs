@@ -25,7 +25,6 @@ use crate::gradients::{Reduction, has_untrained};
 use crate::rehearsal::recording_bytes;
 use crate::share::with_share;
 use crate::splitter::Splitter;
-use crate::weights::differ;
 
 mod choice;
 mod first;
@@ -51,7 +50,7 @@ pub(crate) const OF_STATISTICS: &str =
     "batch normalization makes the gradient of an item depend on the others";
 
 /// Why it is not known whether weights are right.
-const HIDDEN_WEIGHTS: &str = "what the items weigh does not show in their gradients";
+pub(crate) const HIDDEN_WEIGHTS: &str = "what the items weigh does not show in their gradients";
 
 /// How much of a batch is looked at to choose items.
 const MOST_READ: Bytes = Bytes::mib(32);
@@ -289,7 +288,9 @@ where
         let least = (10.0 * precision.tolerance).min(0.02) * weights[0].abs();
         let is_same = weights.iter().all(|weight| (weight - weights[0]).abs() <= least);
         let each = (is_mean && is_same).then(|| weights[0]);
+        // In 16 bit no gradient tells weights apart.
         let hides_weights = is_mean
+            && precision.tolerance <= 0.01
             && match is_same {
                 true => (self.weight / self.items as f64 - weights[0]).abs() > least,
                 false => !gradients.depends_on_weights(precision),
@@ -418,6 +419,7 @@ where
             let weight = self.splitter.weight(&micro);
             (self.learner.train_step(micro).grads, weight)
         })?;
+        let recorded = begin.elapsed();
         let trace = recording.trace();
         let footprint = self.memory.footprint(trace);
         let to_record = recording_bytes(&*self.memory, trace, trace.calls().count());
@@ -430,10 +432,11 @@ where
         }
         self.needed.set(self.needed.get().max(needed));
         self.kept.fetch_max(footprint.stays.get(), Relaxed);
+        let begin = Instant::now();
         let (grads, weight) = recording.run();
+        self.pace.borrow_mut().add(items, recorded + begin.elapsed());
         let mut values = Values { grads, gradient: Vec::new() };
         self.learner.model().visit(&mut values);
-        self.pace.borrow_mut().add(items, begin.elapsed());
         Ok(Weighed { gradient: values.gradient, weight })
     }
 }
@@ -442,10 +445,8 @@ where
 fn confirmed(each: Option<f64>, more: Outcome) -> Outcome {
     match more {
         differs @ Outcome::Differs { .. } => differs,
-        Outcome::Agrees { each: more } => {
-            let is_same = |each: &f64| more.is_some_and(|more| !differ(more, *each, 1));
-            Outcome::Agrees { each: each.filter(is_same) }
-        }
+        // Weights were seen where either has seen some that differ.
+        Outcome::Agrees { each: more } => Outcome::Agrees { each: each.and(more) },
         Outcome::NotEstablished(_) | Outcome::NotCheckable(_) => Outcome::Agrees { each },
     }
 }

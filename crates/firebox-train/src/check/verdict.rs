@@ -52,7 +52,7 @@ pub enum SplitCheck {
     NotNeeded,
     /// They agree, on items of this training.
     Agrees,
-    /// They differ, and were split all the same, as `.split_although(..)` says.
+    /// They differ, and batches were split all the same, as `.split_although(..)` says.
     Accepted(Coupling),
     /// It could not be found out, for this reason.
     Unknown(String),
@@ -148,7 +148,7 @@ impl Gradients {
         }
     }
 
-    /// Whether a mean in which all parts count alike were another gradient. Where it is none, their weights may be any.
+    /// Whether the gradient would be another if all parts counted alike. If not, a wrong weight does not show.
     pub(super) fn depends_on_weights(&self, precision: Precision) -> bool {
         let alike: Vec<Weighed> =
             self.singles.iter().map(|single| Weighed { weight: 1.0, ..single.clone() }).collect();
@@ -168,7 +168,8 @@ impl Gradients {
             let scale = scale.max(10.0 * epsilon / tolerance * most);
             let apart = |other: &Gradient| apart(&self.whole.gradient[at], &other[at]) / scale;
             // What differs by more is no rounding: a batch may have an order, or more than tensors.
-            let permuted = Some(apart(&self.permuted)).filter(|apart| *apart <= MOST_ROUNDING);
+            let permuted =
+                Some(apart(&self.permuted)).filter(|apart| *apart <= MOST_ROUNDING.max(tolerance));
             let permuted = permuted.unwrap_or(0.0) * ABOVE_PERMUTATION;
             let differs = expected.iter().map(apart).fold(0.0, f64::max);
             if differs > tolerance.max(permuted) && worst.is_none_or(|(most, _)| differs > most) {

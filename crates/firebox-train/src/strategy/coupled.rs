@@ -10,7 +10,7 @@ use burn::train::{Learner, LearningComponentsTypes, TrainStep};
 use firebox_lazy::LazyBackend;
 use firebox_trace::{Bytes, MemoryModel};
 
-use crate::check::{Check, Host, OF_STATISTICS, Outcome, SplitCheck};
+use crate::check::{Check, HIDDEN_WEIGHTS, Host, OF_STATISTICS, Outcome, SplitCheck};
 use crate::device::DeviceMemory;
 use crate::error::TrainError;
 use crate::micro_step::give_back;
@@ -59,6 +59,13 @@ impl Known {
 
     pub(super) fn split_check(&self) -> SplitCheck {
         self.found.clone()
+    }
+}
+
+impl SplitCheck {
+    /// Whether it is not known because weights made no difference.
+    fn hides_weights(&self) -> bool {
+        matches!(self, Self::Unknown(why) if why == HIDDEN_WEIGHTS)
     }
 }
 
@@ -142,7 +149,12 @@ impl Means {
         known.asked += 1;
         let warn = |text: &str| settings.say(log::Level::Warn, &format!("warning: {text}"));
         (known.asks, known.found) = match outcome {
-            Outcome::Agrees { each: Some(each) } => (Asks::Unless { each }, SplitCheck::Agrees),
+            Outcome::Agrees { each: Some(each) } => {
+                // Items that weigh alike say nothing of a batch before whose weights were not seen.
+                let earlier = std::mem::take(&mut known.found);
+                let hidden = Some(earlier).filter(|found| found.hides_weights());
+                (Asks::Unless { each }, hidden.unwrap_or(SplitCheck::Agrees))
+            }
             Outcome::Agrees { each: None } => (Asks::No, SplitCheck::Agrees),
             Outcome::Differs { coupling, by, parameter, first } => {
                 let cause = TrainError::Coupled { coupling, by, parameter, first };
@@ -157,11 +169,7 @@ impl Means {
                 (Asks::No, SplitCheck::Unknown(why))
             }
             Outcome::NotEstablished(why) => {
-                if known.asked == ATTEMPTS {
-                    warn(&format!(
-                        "whether batches may be split is not known after {ATTEMPTS} of them: {why}"
-                    ));
-                } else if known.asked == 1 || known.found == SplitCheck::Agrees {
+                if known.asked == 1 || known.found == SplitCheck::Agrees {
                     settings.say(
                         log::Level::Info,
                         &format!("whether batches may be split is not known yet: {why}; the next batches are asked"),
@@ -170,6 +178,13 @@ impl Means {
                 (Asks::Next, SplitCheck::Unknown(why.to_owned()))
             }
         };
+        if let (ATTEMPTS, Asks::Next | Asks::Unless { .. }, SplitCheck::Unknown(why)) =
+            (known.asked, known.asks, &known.found)
+        {
+            warn(&format!(
+                "whether batches may be split is not known after {ATTEMPTS} of them: {why}"
+            ));
+        }
         // Kernels that are compiled and tuned on first use say nothing of a device's pace.
         let is_first = known.asked == 1 && self.memory.is_on_host();
         if let Some(slowdown) = check.pace.borrow().slowdown(items, micro_batch)
@@ -178,7 +193,7 @@ impl Means {
         {
             warn(&format!(
                 "in micro-batches of {micro_batch} of {items} items a step takes about {slowdown:.1} times as long as at once, by what a \
-                 few items took: more memory or smaller batches are faster"
+                 few items took: a larger budget is faster"
             ));
         }
         Ok(check.needed.get() + self.held)

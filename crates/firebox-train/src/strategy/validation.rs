@@ -121,7 +121,9 @@ where
                 })?;
             }
             let queue = queue::<B::InnerBackend>(&self.training, &self.device);
-            if let Some(output) = join.and_then(|join| queue.alone(|| joined(join, parts))) {
+            if let Some(output) =
+                join.and_then(|join| queue.alone(|| joined(join, reduction, parts)))
+            {
                 send_validated(processor, at.item(output));
             }
             planner.has_run(Phase::Validation);
