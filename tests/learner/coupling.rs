@@ -262,6 +262,22 @@ fn items_that_do_not_differ_establish_nothing() {
 }
 
 #[test]
+fn items_are_chosen_that_differ() {
+    // Sorted by their classes, so that those in a row have one.
+    let all = batch::<B>(36);
+    let rows: Vec<i32> = (0..3).flat_map(|class| (0..12).map(move |at| class + 3 * at)).collect();
+    let rows = Tensor::<B, 1, Int>::from_ints(&rows[..], &Default::default());
+    let sorted =
+        Points { inputs: all.inputs.select(0, rows.clone()), targets: all.targets.select(0, rows) };
+    let said = train!(Plain, net(), Loss::ByClass, sorted, Reduction::Mean, &[]);
+    let coupling = said.expect_err("classes weigh otherwise than the batch says");
+    assert!(
+        matches!(coupling, TrainError::Coupled { coupling: Coupling::Weights, .. }),
+        "{coupling}"
+    );
+}
+
+#[test]
 fn a_penalty_is_counted_once_for_each_batch() {
     let _lock = random_state();
     let train = |items: usize| {
