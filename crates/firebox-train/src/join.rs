@@ -17,12 +17,8 @@ use burn::train::{
 pub fn classification<B: Backend>(
     parts: Vec<(ClassificationOutput<B>, f64)>,
 ) -> ClassificationOutput<B> {
-    let (losses, rows): (Vec<_>, Vec<_>) = parts
-        .into_iter()
-        .map(|(part, share)| ((part.loss, share), (part.output, part.targets)))
-        .unzip();
-    let (outputs, targets): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-    ClassificationOutput::new(loss(losses), floats(outputs), Tensor::cat(targets, 0))
+    let (loss, outputs, targets) = columns(parts, |part| (part.loss, part.output, part.targets));
+    ClassificationOutput::new(loss, floats(outputs), Tensor::cat(targets, 0))
 }
 
 /// Joins outputs of a classification with several labels.
@@ -33,12 +29,8 @@ pub fn classification<B: Backend>(
 pub fn multi_label<B: Backend>(
     parts: Vec<(MultiLabelClassificationOutput<B>, f64)>,
 ) -> MultiLabelClassificationOutput<B> {
-    let (losses, rows): (Vec<_>, Vec<_>) = parts
-        .into_iter()
-        .map(|(part, share)| ((part.loss, share), (part.output, part.targets)))
-        .unzip();
-    let (outputs, targets): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-    MultiLabelClassificationOutput::new(loss(losses), floats(outputs), Tensor::cat(targets, 0))
+    let (loss, outputs, targets) = columns(parts, |part| (part.loss, part.output, part.targets));
+    MultiLabelClassificationOutput::new(loss, floats(outputs), Tensor::cat(targets, 0))
 }
 
 /// Joins outputs of a regression.
@@ -47,12 +39,8 @@ pub fn multi_label<B: Backend>(
 ///
 /// If there is none, or the numbers of targets differ.
 pub fn regression<B: Backend>(parts: Vec<(RegressionOutput<B>, f64)>) -> RegressionOutput<B> {
-    let (losses, rows): (Vec<_>, Vec<_>) = parts
-        .into_iter()
-        .map(|(part, share)| ((part.loss, share), (part.output, part.targets)))
-        .unzip();
-    let (outputs, targets): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-    RegressionOutput::new(loss(losses), floats(outputs), floats(targets))
+    let (loss, outputs, targets) = columns(parts, |part| (part.loss, part.output, part.targets));
+    RegressionOutput::new(loss, floats(outputs), floats(targets))
 }
 
 /// Joins outputs of a prediction of sequences of one length. Predictions are kept where all parts have them.
@@ -78,6 +66,23 @@ pub fn sequence<B: Backend>(parts: Vec<(SequenceOutput<B>, f64)>) -> SequenceOut
     SequenceOutput::new(loss(losses), floats(logits), predictions, Tensor::cat(targets, 0))
 }
 
+/// The loss of a batch, and the outputs and targets of its parts.
+fn columns<B: Backend, T, O, R>(
+    parts: Vec<(T, f64)>,
+    of: impl Fn(T) -> (Tensor<B, 1>, O, R),
+) -> (Tensor<B, 1>, Vec<O>, Vec<R>) {
+    let mut losses = Vec::new();
+    let mut outputs = Vec::new();
+    let mut targets = Vec::new();
+    for (part, share) in parts {
+        let (loss, output, target) = of(part);
+        losses.push((loss, share));
+        outputs.push(output);
+        targets.push(target);
+    }
+    (loss(losses), outputs, targets)
+}
+
 /// Without the graph of the step, which has been run backward.
 fn floats<B: Backend, const D: usize>(parts: Vec<Tensor<B, D>>) -> Tensor<B, D> {
     Tensor::cat(parts.into_iter().map(Tensor::detach).collect(), 0)
@@ -86,4 +91,73 @@ fn floats<B: Backend, const D: usize>(parts: Vec<Tensor<B, D>>) -> Tensor<B, D> 
 fn loss<B: Backend>(losses: Vec<(Tensor<B, 1>, f64)>) -> Tensor<B, 1> {
     let shares = losses.into_iter().map(|(loss, share)| loss.detach() * share);
     shares.reduce(|sum, share| sum + share).expect("a batch has a part")
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn::prelude::*;
+
+    use super::*;
+
+    const SHARES: [f64; 2] = [0.25, 0.75];
+
+    fn floats_of<const D: usize>(values: [f32; 2], shape: [usize; D]) -> Tensor<Flex, D> {
+        Tensor::<Flex, 1>::from_floats(values, &Default::default()).reshape(shape)
+    }
+
+    fn ints_of<const D: usize>(values: [i32; 2], shape: [usize; D]) -> Tensor<Flex, D, Int> {
+        Tensor::<Flex, 1, Int>::from_ints(values, &Default::default()).reshape(shape)
+    }
+
+    fn losses() -> [Tensor<Flex, 1>; 2] {
+        [2.0, 6.0].map(|loss| Tensor::from_floats([loss], &Default::default()))
+    }
+
+    #[track_caller]
+    fn check<const D: usize>(loss: Tensor<Flex, 1>, output: Tensor<Flex, D>, targets: Vec<i64>) {
+        assert_eq!(loss.into_scalar(), 5.0, "each loss by its share");
+        let output: Vec<f32> = output.into_data().to_vec().expect("it is f32");
+        assert_eq!((output, targets), (vec![1.0, 2.0, 3.0, 4.0], vec![0, 1, 1, 0]));
+    }
+
+    #[test]
+    fn outputs_stand_in_the_order_of_their_parts() {
+        let [first, second] = losses();
+        let parts = [(first, [1.0, 2.0], [0, 1]), (second, [3.0, 4.0], [1, 0])];
+        let with = |index: usize| (parts[index].0.clone(), parts[index].1, parts[index].2);
+        let ints = |data: TensorData| data.iter::<i64>().collect::<Vec<_>>();
+        let of = |index: usize| {
+            let (loss, output, targets) = with(index);
+            ClassificationOutput::new(loss, floats_of(output, [2, 1]), ints_of(targets, [2]))
+        };
+        let whole = classification(vec![(of(0), SHARES[0]), (of(1), SHARES[1])]);
+        check(whole.loss, whole.output, ints(whole.targets.into_data()));
+        let of = |index: usize| {
+            let (loss, output, targets) = with(index);
+            let targets = ints_of(targets, [1, 2]);
+            MultiLabelClassificationOutput::new(loss, floats_of(output, [1, 2]), targets)
+        };
+        let whole = multi_label(vec![(of(0), SHARES[0]), (of(1), SHARES[1])]);
+        check(whole.loss, whole.output, ints(whole.targets.into_data()));
+        let of = |index: usize| {
+            let (loss, output, targets) = with(index);
+            let targets = ints_of(targets, [2, 1]).float();
+            RegressionOutput::new(loss, floats_of(output, [2, 1]), targets)
+        };
+        let whole = regression(vec![(of(0), SHARES[0]), (of(1), SHARES[1])]);
+        check(whole.loss, whole.output, ints(whole.targets.into_data()));
+        let of = |index: usize, predicts: bool| {
+            let (loss, output, targets) = with(index);
+            let predictions = predicts.then(|| ints_of(targets, [1, 2]));
+            let targets = ints_of(targets, [1, 2]);
+            SequenceOutput::new(loss, floats_of(output, [1, 2, 1]), predictions, targets)
+        };
+        let whole = sequence(vec![(of(0, true), SHARES[0]), (of(1, true), SHARES[1])]);
+        let predictions = whole.predictions.expect("both have some").into_data();
+        assert_eq!(ints(predictions), [0, 1, 1, 0]);
+        check(whole.loss, whole.logits, ints(whole.targets.into_data()));
+        let whole = sequence(vec![(of(0, true), SHARES[0]), (of(1, false), SHARES[1])]);
+        assert!(whole.predictions.is_none(), "one part has none");
+    }
 }
