@@ -31,9 +31,13 @@ pub use firebox_dry::{
     Capability, Card, Cuda, Dry, DryDevice, DryRuntime, DryTwin, Lease, LeaseError, MAX_DEVICES,
     MAX_DEVICES_PER_CARD, Mirrored, Panicked, Refusal, ReplayError, Target, Usage, Wgpu,
 };
+use firebox_pool::Pooled;
 
 /// burn's `Cuda` with fusion, without memory. A trace that is recorded on it needs no weights on the host either.
 pub type DryCuda = Fusion<CubeBackend<DryRuntime<Cuda>, f32, i32, u8>>;
+
+/// [`firebox::Cuda`](crate::Pooled), without memory.
+pub type DryPooledCuda = Fusion<CubeBackend<Pooled<DryRuntime<Cuda>>, f32, i32, u8>>;
 
 /// burn's `Wgpu` with fusion, without memory.
 pub type DryWgpu = Fusion<CubeBackend<DryRuntime<Wgpu>, f32, i32, u32>>;

@@ -103,6 +103,23 @@ pub use firebox_train::{
     join, newest_checkpoint,
 };
 
+pub use firebox_pool::Pooled;
+
+/// burn's CUDA backend with fusion, on a pool of our own: a batch a fourth larger fits the same card, and what it needs is known to the
+/// byte. Devices, kernels and the tuner's choices are burn's.
+#[cfg(feature = "cuda")]
+pub type Cuda<F = f32, I = i32> =
+    burn_fusion::Fusion<burn_cubecl::CubeBackend<Pooled<cubecl::cuda::CudaRuntime>, F, I, u8>>;
+
+/// burn's wgpu backend with fusion, on a pool of our own, as [`Cuda`] is.
+#[cfg(feature = "wgpu")]
+pub type Wgpu<F = f32, I = i32, B = u32> =
+    burn_fusion::Fusion<burn_cubecl::CubeBackend<Pooled<cubecl::wgpu::WgpuRuntime>, F, I, B>>;
+
+/// burn's Vulkan backend with fusion, on a pool of our own, as [`Cuda`] is.
+#[cfg(feature = "vulkan")]
+pub type Vulkan<F = f32, I = i32, B = u8> = Wgpu<F, I, B>;
+
 #[cfg(feature = "cuda")]
 pub use firebox_train::{DeviceUsage, NvidiaError, check_cuda, cuda_memory};
 

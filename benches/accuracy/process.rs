@@ -216,6 +216,7 @@ fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
 }
 
 fn measure<M: Subject>(case: &Case, setup: Setup, left: bool) -> anyhow::Result<Found> {
+    let _awake = Training::name(&Default::default());
     Training::seed(&Default::default(), SEED);
     // This makes the driver's context, which no prediction contains.
     Base::sync(&Default::default()).map_err(|error| anyhow::anyhow!("{error}"))?;

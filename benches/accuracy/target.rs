@@ -10,15 +10,17 @@ use cubecl::ir::DeviceProperties;
 use cubecl::stream_id::StreamId;
 use cubecl_runtime::config::cache::CacheConfig;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
-use firebox::{Bytes, Lazy};
+use firebox::{Bytes, DeviceMemory as _, Lazy};
 
 pub use crate::backend::{Base, Runtime, held_by_driver, name};
 
 /// What the models of the zoo are trained on.
 pub type Training = Autodiff<Lazy<Base>>;
 
-/// The streams that CubeCL has. Each has pools of its own.
-const STREAMS: u64 = 128;
+/// The streams that CubeCL has, each with pools of its own. On a pool of ours all have one.
+fn streams() -> u64 {
+    if Base::own_pool(&Default::default()).is_some() { 1 } else { 128 }
+}
 
 /// What a process holds on the device, over all of its streams.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +37,7 @@ pub fn held() -> Held {
     Base::sync(&device).expect("the device is healthy");
     let client = client();
     let mut held = Held::default();
-    for value in 0..STREAMS {
+    for value in 0..streams() {
         let usage = StreamId { value }.executes(|| client.memory_usage());
         let usage = usage.expect("the device is healthy");
         held.reserved += Bytes::new(usage.bytes_reserved);

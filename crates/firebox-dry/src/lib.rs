@@ -102,6 +102,7 @@ mod tuning;
 mod twin;
 
 mod model;
+mod pooled;
 mod program;
 mod translate;
 mod values;
@@ -113,6 +114,6 @@ pub use runtime::{DryCompiler, DryRuntime, NoCode};
 pub use server::{DryInfo, DryServer, max_streams};
 pub use storage::DryStorage;
 pub use target::{Cuda, Target, Wgpu};
-pub use twin::{DryTwin, Mirrored};
+pub use twin::{DryTwin, Mirrored, Pooling};
 pub use usage::{Refusal, Usage};
 pub use values::{HostValues, NotComputed, Observer};

@@ -128,6 +128,9 @@ impl<B: DryTwin> Dry<B> {
     /// The footprint of the last trace of a life, which ends at the first round that reserves more than `enough`.
     fn replay_until(&self, mut life: Life, enough: Bytes) -> Result<Footprint, ReplayError> {
         let trace = life.last();
+        if B::POOLED {
+            return self.replay_on_pool(trace);
+        }
         let lease = Lease::<B::Target>::take(&self.properties)?;
         let mut lease = lease.with_choices_of(self.tuned.as_deref());
         let mut last: Option<Replay> = None;
@@ -148,10 +151,29 @@ impl<B: DryTwin> Dry<B> {
         Ok(self.report(trace, most, Estimate::Heuristic))
     }
 
-    fn report(&self, trace: &Trace, replay: Replay, estimate: Estimate) -> Footprint {
+    pub(crate) fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    pub(crate) fn types(&self) -> &Types {
+        &self.types
+    }
+
+    pub(crate) fn tuned(&self) -> Option<&str> {
+        self.tuned.as_deref()
+    }
+
+    pub(crate) fn count_replay(&self) {
+        self.replays.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn report(&self, trace: &Trace, replay: Replay, estimate: Estimate) -> Footprint {
         let unaccounted = unaccounted(trace);
         let Replay { baseline, timeline, usage, .. } = replay;
-        let page = self.properties.memory.max_page_size;
+        let page = match B::POOLED && !<B::Target as Target>::LIMITS_BINDINGS {
+            true => u64::MAX,
+            false => self.properties.memory.max_page_size,
+        };
         let alignment = self.properties.memory.alignment;
         let paging = Paging {
             reserved: usage.peak,
@@ -161,6 +183,7 @@ impl<B: DryTwin> Dry<B> {
             largest_buffer: usage.largest,
             largest_page: Bytes::new(page / alignment * alignment),
             tunes: usage.tuned > 0,
+            pool: None,
         };
         let peak = if paging.is_refused() { Bytes::MAX } else { usage.peak };
         let first = timeline.iter().position(|moment| moment.peak >= usage.peak).unwrap_or(0);
@@ -231,13 +254,13 @@ fn guess(trace: &Trace, error: &ReplayError) -> Footprint {
 
 /// What one replay measured.
 #[derive(Clone)]
-struct Replay {
+pub(crate) struct Replay {
     /// The buffers of what existed before.
-    baseline: Bytes,
-    timeline: Vec<Moment>,
-    usage: Usage,
+    pub(crate) baseline: Bytes,
+    pub(crate) timeline: Vec<Moment>,
+    pub(crate) usage: Usage,
     /// Whether every round was run in the same way: fusion had nothing to learn.
-    settled: bool,
+    pub(crate) settled: bool,
 }
 
 /// The life of a process: traces, one after the other and round and round, as training and validation follow each other.
@@ -434,15 +457,15 @@ fn pass<B: DryTwin>(
     Passed { baseline, timeline, calls, left }
 }
 
-fn is_settle(step: &Step) -> bool {
+pub(crate) fn is_settle(step: &Step) -> bool {
     step.is_mark(Step::SETTLE)
 }
 
-fn is_drain(step: &Step) -> bool {
+pub(crate) fn is_drain(step: &Step) -> bool {
     step.is_mark(Step::DRAIN)
 }
 
-fn execute<B: DryTwin>(
+pub(crate) fn execute<B: DryTwin>(
     runner: &Runner<B::Twin>,
     device: &DryDevice<B::Target>,
     instruction: Instruction,
@@ -457,7 +480,7 @@ fn execute<B: DryTwin>(
 
 /// Makes a tensor as burn's backend makes one from host data: the buffer is asked for at once, not when fusion gets to
 /// it. The data itself is not looked at on a dry device, and so there is none.
-fn upload<B: BackendIr>(runner: &Runner<B>, tensor: &TensorIr) {
+pub(crate) fn upload<B: BackendIr>(runner: &Runner<B>, tensor: &TensorIr) {
     let (shape, dtype) = (tensor.shape.clone(), tensor.dtype);
     let bytes = HostBytes::from_bytes_vec(Vec::new());
     runner.register_tensor_data_id(tensor.id, TensorData { bytes, shape, dtype });

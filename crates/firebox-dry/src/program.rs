@@ -108,6 +108,11 @@ impl<'a> Program<'a> {
         (program, Begin { discarded, existing })
     }
 
+    /// Whether a tensor that exists before the trace is what an earlier program has left.
+    pub(crate) fn is_taken_over(&self, tensor: TensorIndex) -> bool {
+        self.taken_over.contains_key(&tensor)
+    }
+
     fn global(&self, tensor: TensorIndex) -> TensorId {
         let own = || TensorId::new(self.first + u64::from(tensor.0));
         self.taken_over.get(&tensor).copied().unwrap_or_else(own)

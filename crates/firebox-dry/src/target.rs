@@ -45,6 +45,9 @@ pub trait Target:
     /// rounds have beginnings of their own.
     const BEGINNINGS: &'static [usize];
 
+    /// Whether a kernel can be given no more than the largest page at once, wherever its buffers lie.
+    const LIMITS_BINDINGS: bool;
+
     /// Whether runs of one program were found to take a page for small buffers more or less, so that a replay asks whether there is
     /// room for one more.
     const SMALL_PAGE_VARIES: bool;
@@ -82,6 +85,7 @@ impl Target for Cuda {
     const BEGINNINGS: &'static [usize] = &[5, 10];
     // Of 308 cases on the blank driver two were a page short in one of two processes; with it every third would be a page too high.
     const SMALL_PAGE_VARIES: bool = false;
+    const LIMITS_BINDINGS: bool = false;
 
     fn layout(alignment: u64) -> Self::Layout {
         PitchedMemoryLayoutPolicy::new(alignment as usize)
@@ -127,6 +131,7 @@ impl Target for Wgpu {
     const MAX_CUBE_COUNT: (u32, u32, u32) = (u16::MAX as u32, u16::MAX as u32, u16::MAX as u32);
     const BEGINNINGS: &'static [usize] = &[];
     const SMALL_PAGE_VARIES: bool = true;
+    const LIMITS_BINDINGS: bool = true;
 
     fn layout(alignment: u64) -> Self::Layout {
         ContiguousMemoryLayoutPolicy::new(alignment as usize)

@@ -7,6 +7,7 @@ use burn_fusion::Fusion;
 use burn_fusion::client::GlobalFusionClient;
 use burn_ir::BackendIr;
 use burn_std::{BoolStore, DType};
+use firebox_pool::{Control, Pooled};
 
 use crate::device::DryDevice;
 use crate::runtime::DryRuntime;
@@ -18,20 +19,55 @@ use crate::target::Target;
 pub trait Mirrored: CubeRuntime {
     /// What the dry runtime has to be like.
     type Target: Target;
+    /// The dry runtime.
+    type Dry: CubeRuntime<CubeDevice = DryDevice<Self::Target>> + Pooling<Self::Target>;
+}
+
+/// A dry runtime, and the pool that it has in front if its buffers lie on one.
+pub trait Pooling<T: Target>: CubeRuntime {
+    /// Whether there is a pool.
+    const POOLED: bool;
+    /// The pool of a device, if there is one.
+    fn pool(device: &DryDevice<T>) -> Option<Control<DryRuntime<T>>>;
+}
+
+impl<T: Target> Pooling<T> for DryRuntime<T> {
+    const POOLED: bool = false;
+
+    fn pool(_device: &DryDevice<T>) -> Option<Control<Self>> {
+        None
+    }
+}
+
+impl<T: Target> Pooling<T> for Pooled<DryRuntime<T>> {
+    const POOLED: bool = true;
+
+    fn pool(device: &DryDevice<T>) -> Option<Control<DryRuntime<T>>> {
+        Some(Control::of(device))
+    }
+}
+
+/// The same with a pool of our own.
+impl<R: Mirrored> Mirrored for Pooled<R> {
+    type Target = R::Target;
+    type Dry = Pooled<DryRuntime<R::Target>>;
 }
 
 #[cfg(feature = "cuda")]
 impl Mirrored for cubecl::cuda::CudaRuntime {
     type Target = crate::target::Cuda;
+    type Dry = DryRuntime<crate::target::Cuda>;
 }
 
 #[cfg(feature = "wgpu")]
 impl Mirrored for cubecl::wgpu::WgpuRuntime {
     type Target = crate::target::Wgpu;
+    type Dry = DryRuntime<crate::target::Wgpu>;
 }
 
 impl<T: Target> Mirrored for DryRuntime<T> {
     type Target = T;
+    type Dry = Self;
 }
 
 /// A backend whose memory a dry backend can tell: burn's CUDA and wgpu backends, with fusion and without.
@@ -60,6 +96,12 @@ pub trait DryTwin: Backend {
     /// Runs what the twin has queued for this thread on `device`. Does not wait for the device.
     fn drain(device: &DryDevice<Self::Target>);
 
+    /// Whether buffers lie on a pool of our own.
+    const POOLED: bool;
+
+    /// That pool.
+    fn pool(device: &DryDevice<Self::Target>) -> Option<Control<DryRuntime<Self::Target>>>;
+
     /// How the backend stores booleans.
     fn bool_store() -> BoolStore {
         match <Self::BoolElem as Element>::dtype() {
@@ -78,7 +120,12 @@ where
     B: BoolElement,
 {
     type Target = R::Target;
-    type Twin = CubeBackend<DryRuntime<R::Target>, F, I, B>;
+    type Twin = CubeBackend<R::Dry, F, I, B>;
+    const POOLED: bool = <R::Dry as Pooling<R::Target>>::POOLED;
+
+    fn pool(device: &DryDevice<Self::Target>) -> Option<Control<DryRuntime<Self::Target>>> {
+        <R::Dry as Pooling<R::Target>>::pool(device)
+    }
 
     fn drain(_device: &DryDevice<Self::Target>) {}
 }
@@ -91,9 +138,14 @@ where
     B: BoolElement,
 {
     type Target = R::Target;
-    type Twin = Fusion<CubeBackend<DryRuntime<R::Target>, F, I, B>>;
+    type Twin = Fusion<CubeBackend<R::Dry, F, I, B>>;
+    const POOLED: bool = <R::Dry as Pooling<R::Target>>::POOLED;
+
+    fn pool(device: &DryDevice<Self::Target>) -> Option<Control<DryRuntime<Self::Target>>> {
+        <R::Dry as Pooling<R::Target>>::pool(device)
+    }
 
     fn drain(device: &DryDevice<Self::Target>) {
-        GlobalFusionClient::<FusionCubeRuntime<DryRuntime<R::Target>>>::load(device).sync(|| ());
+        GlobalFusionClient::<FusionCubeRuntime<R::Dry>>::load(device).sync(|| ());
     }
 }

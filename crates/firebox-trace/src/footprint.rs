@@ -179,6 +179,42 @@ pub struct Paging {
     /// memory is counted.
     #[serde(default)]
     pub tunes: bool,
+    /// The pages to ask for, where they are of the size that a plan says.
+    #[serde(default)]
+    pub pool: Option<PoolPages>,
+}
+
+/// The pages of a pool that has one for each kind of buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolPages {
+    /// For what outlives steps: parameters, the optimizer's state.
+    pub lasting: Bytes,
+    /// For what micro-steps make.
+    pub step: Bytes,
+    /// For small buffers.
+    pub small: Bytes,
+    /// For what other threads make.
+    pub beside: Bytes,
+    /// What the runtime below takes for itself.
+    pub below: Bytes,
+}
+
+impl PoolPages {
+    /// The bytes of all.
+    pub fn total(&self) -> Bytes {
+        self.lasting + self.step + self.small + self.beside + self.below
+    }
+
+    /// The larger one of each.
+    pub fn larger(&self, other: &Self) -> Self {
+        Self {
+            lasting: self.lasting.max(other.lasting),
+            step: self.step.max(other.step),
+            small: self.small.max(other.small),
+            beside: self.beside.max(other.beside),
+            below: self.below.max(other.below),
+        }
+    }
 }
 
 impl Paging {

@@ -10,7 +10,7 @@ mod dump;
 mod footprint;
 mod heap;
 
-pub use footprint::{CategoryBytes, Estimate, Footprint, MemoryModel, Moment, Paging};
+pub use footprint::{CategoryBytes, Estimate, Footprint, MemoryModel, Moment, Paging, PoolPages};
 pub use heap::Heap;
 pub use quantity::{Bytes, Items, OpIndex, ParseBytesError};
 pub use structure::StructuralHash;

@@ -238,6 +238,10 @@ impl Step {
     pub const DRAIN: &str = "drain";
     /// The text of a [`Mark`](Self::Mark) that says: here the program waits until the device has taken all that was issued.
     pub const SETTLE: &str = "settle";
+    /// A mark behind which the optimizer works, up to an [`ITERATION_END`](Self::ITERATION_END): what it makes outlives the step.
+    pub const OPTIMIZER_STEP: &str = "optimizer step";
+    /// A mark at the end of an iteration.
+    pub const ITERATION_END: &str = "end of iteration";
 
     /// Whether the step is the [`Mark`](Self::Mark) of this text.
     pub fn is_mark(&self, text: &str) -> bool {

@@ -20,9 +20,11 @@ use cubecl::client::ComputeClient;
 use cubecl_common::stream_id::StreamId;
 use firebox_dry::{Dry, DryRuntime, DryTwin, Mirrored, Target};
 use firebox_plan::MemoryInfo;
+use firebox_pool::{Control, Pooled, has_exact_pages};
 use firebox_trace::{Bytes, MemoryModel};
 
 use crate::error::TrainError;
+use crate::own_pool::OwnPool;
 
 /// A backend on whose devices memory can be predicted.
 ///
@@ -74,6 +76,11 @@ pub trait DeviceMemory: Backend {
     /// A backend whose memory model tells [pages](firebox_trace::Footprint::paging) must do so; batches of other shapes are planned
     /// on it. Default: nothing, for backends without pages.
     fn give_back(_device: &Self::Device) {}
+
+    /// The pool of `device`, where buffers lie on pages of our own. Default: none.
+    fn own_pool(_device: &Self::Device) -> Option<Box<dyn OwnPool>> {
+        None
+    }
 }
 
 /// What an allocator holds for this process on a device.
@@ -106,6 +113,39 @@ pub trait RuntimeMemory: Mirrored {
 
     /// The memory of `device`, as it is now.
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
+
+    /// As [`DeviceMemory::pool_usage`].
+    fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
+        pool_usage(&Self::client(device))
+    }
+
+    /// As [`DeviceMemory::own_pool`].
+    fn own_pool(_device: &Self::Device) -> Option<Box<dyn OwnPool>> {
+        None
+    }
+}
+
+/// The same devices with a pool of our own, which has one stream for all threads.
+impl<R: RuntimeMemory> RuntimeMemory for Pooled<R> {
+    fn prerequisites() -> Result<(), TrainError> {
+        R::prerequisites()?;
+        if has_exact_pages() { Ok(()) } else { Err(TrainError::NoExactPages) }
+    }
+
+    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
+        R::memory_info(device)
+    }
+
+    fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
+        let client = Self::client(device);
+        let usage = catch_unwind(AssertUnwindSafe(|| client.memory_usage())).ok()?.ok()?;
+        let reserved = Bytes::new(usage.bytes_reserved);
+        Some(PoolUsage { reserved, in_use: Bytes::new(usage.bytes_in_use), own: reserved })
+    }
+
+    fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
+        Some(Box::new(Control::<R>::of(device)))
+    }
 }
 
 #[cfg(feature = "cuda")]
@@ -154,7 +194,11 @@ where
     }
 
     fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
-        pool_usage(&R::client(device))
+        R::pool_usage(device)
+    }
+
+    fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
+        R::own_pool(device)
     }
 
     fn give_back(device: &Self::Device) {
@@ -188,7 +232,11 @@ where
     }
 
     fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
-        pool_usage(&R::client(device))
+        R::pool_usage(device)
+    }
+
+    fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
+        R::own_pool(device)
     }
 
     fn give_back(device: &Self::Device) {

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use firebox_batch::MicroBatchError;
 use firebox_lazy::{RecordError, Survivor};
 use firebox_plan::{BudgetError, HostMemoryError, Plan, PlanError};
+use firebox_pool::NoPlace;
 use firebox_trace::{Bytes, Items};
 
 use crate::check::Coupling;
@@ -175,6 +176,15 @@ pub enum TrainError {
         /// The device, by the name of its backend.
         device: String,
     },
+    /// CubeCL's configuration forbids pages of an exact size.
+    #[error(
+        "pages of an exact size cannot be had: remove `persistent_memory = \"disabled\"` from cubecl.toml, or train on burn's own \
+         backend, as in `Autodiff<Lazy<burn::backend::Cuda>>`"
+    )]
+    NoExactPages,
+    /// The pages that a plan needs cannot be had. Nothing has run on them.
+    #[error("the pages for a plan cannot be had: {0}")]
+    NoPlace(#[from] NoPlace),
     /// The budget is none.
     #[error(transparent)]
     Budget(#[from] BudgetError),

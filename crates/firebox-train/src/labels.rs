@@ -12,9 +12,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// The mark before every micro-step.
 pub(crate) const MICRO_STEP: &str = "micro-step";
 /// The mark before the optimizer step.
-pub(crate) const OPTIMIZER_STEP: &str = "optimizer step";
+pub(crate) const OPTIMIZER_STEP: &str = Step::OPTIMIZER_STEP;
 /// The mark at the end of an iteration.
-pub(crate) const ITERATION_END: &str = "end of iteration";
+pub(crate) const ITERATION_END: &str = Step::ITERATION_END;
 
 /// Labels the tensors of a module as parameters.
 pub(crate) fn label_parameters<B: LazyBackend, M: Module<B>>(module: &M) {

@@ -31,6 +31,7 @@ mod watch;
 
 #[cfg(feature = "cuda")]
 mod nvidia;
+mod own_pool;
 #[cfg(feature = "cuda")]
 mod prerequisites;
 

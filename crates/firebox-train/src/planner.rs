@@ -10,7 +10,7 @@ use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls, remember_call
 use firebox_plan::{
     Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Sizing, Split, plan_at_once,
 };
-use firebox_trace::{Bytes, Items, MemoryModel, StructuralHash, TensorInfo, Trace};
+use firebox_trace::{Bytes, Items, MemoryModel, PoolPages, StructuralHash, TensorInfo, Trace};
 
 use crate::beside::Beside;
 use crate::error::{Phase, TrainError};
@@ -456,6 +456,14 @@ impl Planner {
         let memory = self.memory.as_ref();
         let kept = self.kept();
         Conditions { memory, budget, before, gives_back, beside: &self.beside, idle_state, kept }
+    }
+
+    /// The pages that all plans together need on a pool of ours, the largest of each kind, and those of one plan.
+    pub(crate) fn pool_pages(&self, phase: Phase, shape: Shape) -> Option<[PoolPages; 2]> {
+        let pages = |planned: &Planned| planned.rehearsed.footprint.paging.as_ref()?.pool;
+        let of_one = pages(self.planned(phase, shape)?)?;
+        let all = self.plans.values().filter_map(pages);
+        Some([all.fold(of_one, |one, other| one.larger(&other)), of_one])
     }
 
     /// Whether planning has run parts of steps, which has opened pages.

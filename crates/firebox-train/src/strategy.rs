@@ -34,6 +34,7 @@ use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError, panic_message};
 use crate::gradients::{Reduction, has_untrained};
 use crate::micro_step::{MicroStep, Queue};
+use crate::own_pool::TrainingPool;
 use crate::planner::Planner;
 use crate::rehearsal::train_step;
 use crate::settings::Settings;
@@ -136,6 +137,7 @@ where
             optimizer_lost: false,
             keeps_statistics,
             known: Known::default(),
+            pool: None,
             signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
             phantom: PhantomData,
         };
@@ -237,6 +239,8 @@ where
     /// Whether the model has tensors that may be running statistics.
     keeps_statistics: bool,
     known: Known,
+    /// The device's pool, where it is one of ours; there from the first plan on.
+    pool: Option<TrainingPool>,
     signals: Option<Signals>,
     phantom: PhantomData<B>,
 }
@@ -419,9 +423,12 @@ where
         let done = std::mem::replace(accumulated, Accumulated::new());
         let Accumulated { mut sum, reference, weight, .. } = done;
         let rest = weights::rest(reference, weight, self.strategy.settings.reduction);
-        queue::<B>(&self.training, &self.device).alone(|| {
+        let pool = self.pool.as_ref();
+        let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
+        let stepped = queue::<B>(&self.training, &self.device).alone(|| {
             let grads = sum.finish(&self.learner.model(), rest);
             self.watch.check()?;
+            lasting(true);
             self.watch.begin(During::OptimizerStep);
             let learner = &mut self.learner;
             catch_unwind(AssertUnwindSafe(|| learner.optimizer_step(grads))).map_err(|panic| {
@@ -429,7 +436,9 @@ where
                 TrainError::OptimizerPanicked { message: panic_message(&*panic) }
             })?;
             self.watch.check()
-        })?;
+        });
+        lasting(false);
+        stepped?;
         self.watch.begin(During::MicroSteps);
         if let Some(planner) = &mut self.planner {
             planner.has_run(Phase::Training);

@@ -79,6 +79,9 @@ where
                 self.unmeasured = self.unmeasured.max(1);
             }
             queue::<B::InnerBackend>(&self.training, &self.device).prepare(admission);
+            self.prepare_pool(Phase::Validation, shape)?;
+            let splitter = &self.strategy.valid_splitter;
+            let planner = self.planner.as_mut().expect("training comes before validation");
             let planned = planner.planned(Phase::Validation, shape).expect("made above");
             let held = planner.held(planned);
             let ranges = planned.plan.ranges().collect::<Vec<_>>();

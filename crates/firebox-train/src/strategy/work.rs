@@ -57,6 +57,7 @@ where
             none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
         };
         let shape = Shape::of::<B, _, _>(Phase::Training, batch, items, splitter, planner);
+        self.begin_on_pool();
         let to_plan = self.to_plan(Phase::Training, shape);
         if let Some(iterations) = to_plan {
             let beside = self.beside(items);
@@ -93,6 +94,8 @@ where
             self.unmeasured = self.unmeasured.max(1);
         }
         queue::<B>(&self.training, &self.device).prepare(admission);
+        self.prepare_pool(Phase::Training, shape)?;
+        let planner = self.planner.as_mut().expect("made above");
         let planned = planner.planned(Phase::Training, shape).expect("made above");
         let sum = match planned.plan.accumulating() {
             Accumulating::No if self.accumulation == 1 => {

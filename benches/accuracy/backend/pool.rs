@@ -1,0 +1,17 @@
+//! firebox's CUDA backend, on an NVIDIA device or on the blank driver.
+
+pub type Base = firebox::Cuda;
+pub type Runtime = firebox::Pooled<cubecl::cuda::CudaRuntime>;
+
+/// Whether the blank driver can stand in for the device.
+pub const CAN_BE_BLANK: bool = true;
+
+/// The name of the first device, or nothing if there is none.
+pub fn name() -> Option<String> {
+    crate::machine::has_nvidia().then(|| "cuda".to_owned())
+}
+
+/// What the driver says that this process holds on the first device, if it tells.
+pub fn held_by_driver() -> Option<firebox::Bytes> {
+    firebox::cuda_memory(0).ok()?.held_by_process
+}

@@ -1,0 +1,176 @@
+//! The memory model of backends whose buffers lie on a pool of our own: the same pool in front of a dry device, with pages that
+//! have no end.
+//!
+//! What is used of each page is the size that it has to have. The pool of the real device places the same requests in the same
+//! order the same way.
+
+use burn_backend::Backend;
+use burn_router::Runner;
+use cubecl_common::stream_id::StreamId;
+use firebox_pool::{Control, Pages, Region};
+use firebox_trace::{
+    Bytes, Category, Estimate, Footprint, Label, Moment, PoolPages, Step, TensorIndex, Trace,
+};
+
+use crate::device::{DryDevice, Lease, Monitor, stream_of};
+use crate::model::{Dry, MOST_REPLAYS, Replay, ReplayError, execute, is_drain, is_settle, upload};
+use crate::program::{Begin, End, Leftovers, Program, Templates};
+use crate::runtime::DryRuntime;
+use crate::twin::DryTwin;
+use crate::usage::Usage;
+
+/// How often a trace is run in one life: behind the first time, what it leaves lies where steps have put it.
+const ROUNDS: usize = 2;
+
+impl<B: DryTwin> Dry<B> {
+    /// The footprint of `trace`, run over and over on a pool.
+    pub(crate) fn replay_on_pool(&self, trace: &Trace) -> Result<Footprint, ReplayError> {
+        let lease = Lease::<B::Target>::take(self.properties())?;
+        let mut lease = lease.with_choices_of(self.tuned());
+        let mut templates = Templates::new();
+        let mut last: Option<(Replay, Pages)> = None;
+        let mut estimate = Estimate::Heuristic;
+        for _ in 0..MOST_REPLAYS {
+            self.count_replay();
+            let (lived, below) = lease.run(|device| self.live(device, trace, &mut templates))?;
+            let (replay, high) = lived.with(below);
+            let is_same = last.as_ref().is_some_and(|(_, last)| *last == high);
+            let settled = replay.settled;
+            last = Some((replay, high));
+            if settled || is_same {
+                estimate = Estimate::Exact;
+                break;
+            }
+        }
+        let (replay, high) = last.expect("a trace is replayed at least once");
+        let bytes = |region| Bytes::new(high.of(region));
+        let pool = PoolPages {
+            lasting: bytes(Region::Lasting),
+            step: bytes(Region::Step),
+            small: bytes(Region::Small),
+            beside: bytes(Region::Beside),
+            below: replay.usage.peak - Bytes::new(high.total()),
+        };
+        let mut footprint = self.report(trace, replay, estimate);
+        if let Some(paging) = &mut footprint.paging {
+            paging.pool = Some(pool);
+        }
+        Ok(footprint)
+    }
+
+    fn live(
+        &self,
+        device: &DryDevice<B::Target>,
+        trace: &Trace,
+        templates: &mut Templates,
+    ) -> Lived {
+        let pool = B::pool(device).expect("the twin has a pool");
+        pool.measure();
+        pool.begin(stream_of(None), u64::MAX);
+        let monitor = Monitor::of(device);
+        let runner = Runner::<B::Twin>::new(device.clone());
+        let mut left = Leftovers::default();
+        let mut rounds = Vec::new();
+        let (mut baseline, mut timeline) = (Bytes::ZERO, Vec::new());
+        for round in 0..ROUNDS {
+            let (program, begin) = Program::new(trace, self.types(), templates, left);
+            let before = monitor.calls();
+            let passed = pass::<B>(device, &runner, &pool, trace, round == 0, (program, begin));
+            (baseline, timeline, left) = passed;
+            rounds.push(monitor.calls() - before);
+        }
+        drop(runner);
+        B::Twin::sync(device).expect("a dry device does not fail");
+        let settled = rounds.windows(2).all(|rounds| rounds[0] == rounds[1]);
+        let (memory, high) = (pool.memory(), pool.high());
+        Lived {
+            baseline,
+            timeline,
+            settled,
+            high,
+            most_in_use: Bytes::new(memory.most_in_use),
+            largest: Bytes::new(memory.largest),
+        }
+    }
+}
+
+/// What one life measured of the pool.
+struct Lived {
+    baseline: Bytes,
+    timeline: Vec<Moment>,
+    settled: bool,
+    high: Pages,
+    most_in_use: Bytes,
+    largest: Bytes,
+}
+
+impl Lived {
+    /// With what the runtime below has reserved.
+    fn with(self, below: Usage) -> (Replay, Pages) {
+        let Self { baseline, timeline, settled, high, most_in_use, largest } = self;
+        let peak = Bytes::new(high.total()) + below.peak;
+        let most_in_use = most_in_use + below.most_in_use;
+        let usage = Usage { reserved: peak, peak, most_in_use, largest, ..below };
+        (Replay { baseline, timeline, usage, settled }, high)
+    }
+}
+
+type Passed = (Bytes, Vec<Moment>, Leftovers);
+
+/// Runs a program. Before the first one, what lasts is put in order, as it is when training begins.
+fn pass<B: DryTwin>(
+    device: &DryDevice<B::Target>,
+    runner: &Runner<B::Twin>,
+    pool: &Control<DryRuntime<B::Target>>,
+    trace: &Trace,
+    is_first: bool,
+    (mut program, begin): (Program, Begin),
+) -> Passed {
+    begin.discarded.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+    let existing = trace.existing().filter(|tensor| !program.is_taken_over(*tensor));
+    for (index, (tensor, worker)) in existing.zip(&begin.existing) {
+        pool.enter(if lasts(trace, index) { Region::Lasting } else { Region::Step });
+        on_stream(*worker, || upload(runner, tensor));
+    }
+    pool.enter(Region::Step);
+    B::Twin::sync(device).expect("a dry device does not fail");
+    if is_first {
+        pool.settle();
+    }
+    let baseline = Bytes::new(pool.memory().in_use);
+    let mut timeline = Vec::with_capacity(trace.steps.len());
+    let mut live = baseline;
+    for step in &trace.steps {
+        let instructions = program.step(step);
+        instructions.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+        if is_settle(step) || is_drain(step) {
+            B::Twin::sync(device).expect("a dry device does not fail");
+            live = Bytes::new(pool.memory().in_use);
+        }
+        if step.is_mark(Step::OPTIMIZER_STEP) {
+            pool.enter(Region::Lasting);
+        } else if step.is_mark(Step::ITERATION_END) {
+            pool.enter(Region::Step);
+        }
+        timeline.push(Moment { live, peak: Bytes::new(pool.high().total()) });
+    }
+    B::Twin::sync(device).expect("a dry device does not fail");
+    let End { freed, left } = program.end();
+    freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+    pool.enter(Region::Step);
+    B::Twin::sync(device).expect("a dry device does not fail");
+    (baseline, timeline, left)
+}
+
+fn on_stream(worker: Option<u16>, work: impl FnOnce()) {
+    let stream: StreamId = stream_of(worker);
+    stream.executes(work);
+}
+
+/// Whether a tensor that exists before a step was there before training, or is kept from step to step.
+fn lasts(trace: &Trace, tensor: TensorIndex) -> bool {
+    let label = trace.tensor(tensor).label.as_deref();
+    label.is_some_and(|Label { category, .. }| {
+        matches!(category, Category::Parameter | Category::OptimizerState)
+    })
+}

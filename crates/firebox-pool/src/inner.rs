@@ -1,0 +1,123 @@
+//! The runtime below: its server, which owns the device, and how pages are asked of it.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+
+use cubecl_common::device::{Device, DeviceId};
+use cubecl_common::device_handle::DeviceHandle;
+use cubecl_common::stream_id::StreamId;
+use cubecl_runtime::client::ComputeClient;
+use cubecl_runtime::config::memory::PersistentMemory;
+use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
+use cubecl_runtime::memory_management::{ManagedMemoryHandle, MemoryAllocationMode};
+use cubecl_runtime::runtime::Runtime;
+use cubecl_runtime::server::{Binding, ComputeServer, Handle, ServerUtilities};
+use parking_lot::RwLock;
+
+/// The server of the runtime below on one device.
+pub(crate) struct Inner<R: Runtime> {
+    pub(crate) server: DeviceHandle<R::Server>,
+    pub(crate) client: ComputeClient<R>,
+    pub(crate) utilities: Arc<ServerUtilities<R::Server>>,
+    /// The one stream on which everything runs there.
+    pub(crate) stream: StreamId,
+}
+
+impl<R: Runtime> Clone for Inner<R> {
+    fn clone(&self) -> Self {
+        Self {
+            server: self.server.clone(),
+            client: self.client.clone(),
+            utilities: self.utilities.clone(),
+            stream: self.stream,
+        }
+    }
+}
+
+impl<R: Runtime> fmt::Debug for Inner<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("properties", &self.utilities.properties).finish()
+    }
+}
+
+type Known = HashMap<(TypeId, DeviceId), Box<dyn Any + Send + Sync>>;
+
+/// CubeCL makes a server from a device's number alone, and while it does so no other server can be asked for.
+static KNOWN: LazyLock<RwLock<Known>> = LazyLock::new(RwLock::default);
+
+impl<R: Runtime> Inner<R> {
+    /// The server below on `device`, which is made if there is none yet.
+    pub(crate) fn make_known(device: &R::Device) {
+        let key = (TypeId::of::<R>(), device.to_id());
+        if KNOWN.read().contains_key(&key) {
+            return;
+        }
+        let client = R::client(device);
+        let server = DeviceHandle::<R::Server>::new(device.to_id());
+        let utilities = server.utilities().downcast();
+        let utilities = utilities.expect("a server's utilities are of its own type");
+        // The last one is the least likely to be some thread's, should burn's own backend be used on the device as well.
+        let streams = u64::from(CubeClRuntimeConfig::get().streaming.max_streams);
+        let stream = StreamId { value: streams.saturating_sub(1) };
+        let inner = Self { server, client, utilities, stream };
+        KNOWN.write().insert(key, Box::new(inner));
+    }
+
+    /// The server below on a device that was made known.
+    pub(crate) fn of(device: DeviceId) -> Self {
+        let known = KNOWN.read();
+        let inner = known.get(&(TypeId::of::<R>(), device));
+        let inner = inner.unwrap_or_else(|| panic!("{device} is used through `Runtime::client`"));
+        inner.downcast_ref::<Self>().expect("the key has its type").clone()
+    }
+
+    /// Asks for a page of exactly `size` bytes.
+    ///
+    /// In its usual mode the allocator below would take a page of one of its own sizes.
+    pub(crate) fn open(&self, size: u64) -> Option<Page> {
+        let memory = ManagedMemoryHandle::new();
+        let (stream, asked) = (self.stream, memory.clone());
+        let opened = self.server.submit_blocking(move |server| {
+            server.allocation_mode(MemoryAllocationMode::Persistent, stream);
+            server.initialize_memory(asked, size, stream);
+            server.allocation_mode(MemoryAllocationMode::Auto, stream);
+        });
+        if opened.is_err() {
+            // It panicked, as CubeCL's servers do when the driver refuses.
+            self.server.submit(move |server| {
+                server.allocation_mode(MemoryAllocationMode::Auto, stream);
+            });
+            return None;
+        }
+        Some(Page { memory: Handle::from_memory(memory, stream, size), size })
+    }
+
+    /// Has the allocator below give back what it has free.
+    pub(crate) fn clean(&self) {
+        let stream = self.stream;
+        self.server.submit(move |server| server.memory_cleanup(stream));
+    }
+}
+
+/// Whether pages of an exact size can be had: not if CubeCL's configuration switches that mode off.
+pub fn has_exact_pages() -> bool {
+    !matches!(CubeClRuntimeConfig::get().memory.persistent_memory, PersistentMemory::Disabled)
+}
+
+/// A page: a buffer of the runtime below.
+pub(crate) struct Page {
+    memory: Handle,
+    pub(crate) size: u64,
+}
+
+impl Page {
+    /// `size` bytes of it from `offset` on.
+    pub(crate) fn binding(&self, offset: u64, size: u64) -> Binding {
+        let mut binding = self.memory.clone().binding();
+        binding.offset_start = Some(offset);
+        binding.offset_end = Some(self.size - offset - size);
+        binding
+    }
+}

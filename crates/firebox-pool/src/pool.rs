@@ -1,0 +1,356 @@
+//! The pool: which buffer lies where, without a device.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use rustc_hash::FxHashMap;
+
+use crate::space::{Fit, Space};
+
+/// What a buffer is asked for. Each has pages of its own, so that what lives long does not lie between what is soon gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Region {
+    /// What outlives steps: parameters, the optimizer's state, everything that is made outside of training.
+    Lasting,
+    /// What the micro-steps of training make.
+    Step,
+    /// What is small, whatever it is for: losses, running statistics, biases.
+    Small,
+    /// What other threads make while one trains.
+    Beside,
+}
+
+impl Region {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Lasting, Self::Step, Self::Small, Self::Beside];
+}
+
+/// What is smaller than this is small.
+pub const SMALL: u64 = 64 * 1024;
+
+/// The size of pages for small buffers where no plan says another.
+const SHARED_PAGE: u64 = 2 * 1024 * 1024;
+
+/// The pages that training was planned with: one of so many bytes for each region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// For [`Region::Lasting`].
+    pub lasting: u64,
+    /// For [`Region::Step`].
+    pub step: u64,
+    /// For [`Region::Small`].
+    pub small: u64,
+    /// For [`Region::Beside`].
+    pub beside: u64,
+}
+
+impl Pages {
+    /// The bytes of all.
+    pub fn total(&self) -> u64 {
+        Region::ALL.into_iter().map(|region| self.of(region)).sum()
+    }
+
+    /// The bytes of the page of a region.
+    pub fn of(&self, region: Region) -> u64 {
+        match region {
+            Region::Lasting => self.lasting,
+            Region::Step => self.step,
+            Region::Small => self.small,
+            Region::Beside => self.beside,
+        }
+    }
+
+    /// The bytes of the page of a region, to be changed.
+    pub fn of_mut(&mut self, region: Region) -> &mut u64 {
+        match region {
+            Region::Lasting => &mut self.lasting,
+            Region::Step => &mut self.step,
+            Region::Small => &mut self.small,
+            Region::Beside => &mut self.beside,
+        }
+    }
+
+    /// Each as large as the larger of both.
+    pub fn max(mut self, other: Self) -> Self {
+        for region in Region::ALL {
+            *self.of_mut(region) = self.of(region).max(other.of(region));
+        }
+        self
+    }
+}
+
+/// Whoever holds a buffer outside of the pool.
+pub trait Holder {
+    /// Whether nobody does any more.
+    fn is_free(&self) -> bool;
+}
+
+/// A page, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId(pub(crate) u32);
+
+/// Where a buffer lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The page.
+    pub page: PageId,
+    /// Where it begins there, in bytes.
+    pub offset: u64,
+    /// Its bytes, up to the next multiple of the alignment.
+    pub size: u64,
+}
+
+/// A page that a buffer needs which finds no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// The region that has no place.
+    pub region: Region,
+    /// The bytes of the page.
+    pub size: u64,
+}
+
+struct Page {
+    region: Region,
+    space: Space,
+    /// Whether it stays open although nothing lies on it.
+    stays: bool,
+}
+
+struct Slot<H> {
+    id: u64,
+    holder: H,
+    place: Place,
+    region: Region,
+}
+
+/// What is known of a pool's memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolMemory {
+    /// Of all pages; of a page without a size, what was ever used of it.
+    pub reserved: u64,
+    /// Of the buffers, up to the alignment.
+    pub in_use: u64,
+    /// The most that `in_use` was, as far as frees were noticed.
+    pub most_in_use: u64,
+    /// The buffers.
+    pub buffers: u64,
+    /// Of the largest buffer there ever was.
+    pub largest: u64,
+}
+
+/// Which buffer lies where, on pages that somebody else opens.
+///
+/// The same requests and frees in the same order give the same places, on any machine.
+pub struct Pool<H> {
+    alignment: u64,
+    fit: Fit,
+    pages: BTreeMap<PageId, Page>,
+    next_page: u32,
+    slots: Vec<Slot<H>>,
+    by_id: FxHashMap<u64, usize>,
+    in_use: u64,
+    most_in_use: u64,
+    largest: u64,
+}
+
+impl<H> fmt::Debug for Pool<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (pages, buffers) = (self.pages.len(), self.slots.len());
+        f.debug_struct("Pool").field("pages", &pages).field("buffers", &buffers).finish()
+    }
+}
+
+impl<H: Holder> Pool<H> {
+    /// A pool without pages whose buffers begin at multiples of `alignment` bytes.
+    pub fn new(alignment: u64, fit: Fit) -> Self {
+        Self {
+            alignment: alignment.max(1),
+            fit,
+            pages: BTreeMap::new(),
+            next_page: 0,
+            slots: Vec::new(),
+            by_id: FxHashMap::default(),
+            in_use: 0,
+            most_in_use: 0,
+            largest: 0,
+        }
+    }
+
+    /// The bytes that a buffer takes on its page.
+    pub fn taken_by(&self, size: u64) -> u64 {
+        size.next_multiple_of(self.alignment)
+    }
+
+    /// Frees the places of buffers that nobody holds any more.
+    pub fn collect(&mut self) {
+        let mut at = 0;
+        while at < self.slots.len() {
+            if self.slots[at].holder.is_free() {
+                self.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        let slot = self.slots.swap_remove(at);
+        self.by_id.remove(&slot.id);
+        if let Some(moved) = self.slots.get(at) {
+            self.by_id.insert(moved.id, at);
+        }
+        self.in_use -= slot.place.size;
+        let page = self.pages.get_mut(&slot.place.page).expect("a buffer lies on a page");
+        page.space.give(slot.place.offset, slot.place.size);
+    }
+
+    /// Finds a place for `size` bytes of the buffer `id`, held by `holder`.
+    ///
+    /// # Errors
+    ///
+    /// The holder, and the page that has to be opened.
+    pub fn place(
+        &mut self,
+        id: u64,
+        holder: H,
+        size: u64,
+        region: Region,
+    ) -> Result<Place, (H, Needed)> {
+        let taken = self.taken_by(size);
+        let pages = self.pages.iter().filter(|(_, page)| page.region == region);
+        // Of all pages the gap that fits best; then what is behind the last buffer of the first that has room.
+        let gaps =
+            pages.clone().filter_map(|(id, page)| page.space.gap_for(taken).map(|gap| (gap, *id)));
+        let best = gaps.min().map(|(_, id)| id);
+        let page = best.or_else(|| {
+            let mut with_room = pages.filter(|(_, page)| page.space.largest_gap() >= taken);
+            with_room.next().map(|(id, _)| *id)
+        });
+        let Some(page) = page else {
+            let shared = size < SMALL && region != Region::Step;
+            let size = if shared { SHARED_PAGE.max(taken) } else { taken };
+            return Err((holder, Needed { region, size: size.next_multiple_of(self.alignment) }));
+        };
+        let space = &mut self.pages.get_mut(&page).expect("it was just found").space;
+        let offset = space.take(taken).expect("the page was found to have room");
+        let place = Place { page, offset, size: taken };
+        self.by_id.insert(id, self.slots.len());
+        self.slots.push(Slot { id, holder, place, region });
+        self.in_use += taken;
+        self.largest = self.largest.max(taken);
+        self.most_in_use = self.most_in_use.max(self.in_use);
+        Ok(place)
+    }
+
+    /// Opens a page.
+    pub fn open(&mut self, region: Region, size: u64) -> PageId {
+        let id = PageId(self.next_page);
+        self.next_page += 1;
+        self.pages.insert(id, Page { region, space: Space::new(size, self.fit), stays: false });
+        id
+    }
+
+    /// Keeps a page open although nothing lies on it, or no longer does.
+    pub fn stays(&mut self, page: PageId, stays: bool) {
+        if let Some(page) = self.pages.get_mut(&page) {
+            page.stays = stays;
+        }
+    }
+
+    /// Where a buffer lies.
+    pub fn find(&self, id: u64) -> Option<Place> {
+        self.by_id.get(&id).map(|at| self.slots[*at].place)
+    }
+
+    /// Takes the buffers of a region off their pages, in the order in which they are put back: the largest first, and the older
+    /// of two that are as large. Their pages are empty then.
+    pub fn lift(&mut self, region: Region) -> Vec<Lifted<H>> {
+        self.collect();
+        let mut lifted = Vec::new();
+        let mut at = 0;
+        while at < self.slots.len() {
+            if self.slots[at].region != region {
+                at += 1;
+                continue;
+            }
+            let slot = self.slots.swap_remove(at);
+            self.by_id.remove(&slot.id);
+            if let Some(moved) = self.slots.get(at) {
+                self.by_id.insert(moved.id, at);
+            }
+            self.in_use -= slot.place.size;
+            let page = self.pages.get_mut(&slot.place.page).expect("a buffer lies on a page");
+            page.space.give(slot.place.offset, slot.place.size);
+            lifted.push(Lifted { id: slot.id, holder: slot.holder, place: slot.place });
+        }
+        lifted.sort_by_key(|lifted| (std::cmp::Reverse(lifted.place.size), lifted.id));
+        lifted
+    }
+
+    /// The pages of a region.
+    pub fn pages_of(&self, region: Region) -> impl Iterator<Item = (PageId, u64)> + use<'_, H> {
+        let pages = self.pages.iter().filter(move |(_, page)| page.region == region);
+        pages.map(|(id, page)| (*id, page.space.size()))
+    }
+
+    /// Closes the pages that nothing lies on and that need not stay, of a region or of all.
+    pub fn close_empty(&mut self, region: Option<Region>) -> Vec<PageId> {
+        self.collect();
+        let closes = |page: &Page| {
+            page.space.is_empty()
+                && !page.stays
+                && region.is_none_or(|region| region == page.region)
+        };
+        let closed = self.pages.iter().filter(|(_, page)| closes(page)).map(|(id, _)| *id);
+        let closed: Vec<PageId> = closed.collect();
+        closed.iter().for_each(|id| drop(self.pages.remove(id)));
+        closed
+    }
+
+    /// What was ever used of the pages of each region.
+    pub fn high(&self) -> Pages {
+        let mut high = Pages::default();
+        for page in self.pages.values() {
+            *high.of_mut(page.region) += page.space.high();
+        }
+        high
+    }
+
+    /// Forgets what was used before.
+    pub fn forget_high(&mut self) {
+        self.collect();
+        self.pages.values_mut().for_each(|page| page.space.forget_high());
+        self.most_in_use = self.in_use;
+    }
+
+    /// What is known of its memory.
+    pub fn memory(&self) -> PoolMemory {
+        let bytes = |page: &Page| match page.space.size() {
+            u64::MAX => page.space.high(),
+            size => size,
+        };
+        PoolMemory {
+            reserved: self.pages.values().map(bytes).sum(),
+            in_use: self.in_use,
+            most_in_use: self.most_in_use,
+            buffers: self.slots.len() as u64,
+            largest: self.largest,
+        }
+    }
+
+    /// The longest piece that is free on the pages of a region.
+    pub fn largest_gap(&self, region: Region) -> u64 {
+        let pages = self.pages.values().filter(|page| page.region == region);
+        pages.map(|page| page.space.largest_gap()).max().unwrap_or(0)
+    }
+}
+
+/// A buffer that is taken off its page.
+pub struct Lifted<H> {
+    /// Its number.
+    pub id: u64,
+    /// Who holds it.
+    pub holder: H,
+    /// Where it was.
+    pub place: Place,
+}

@@ -1,0 +1,616 @@
+//! The server: it gives every buffer a place on a page, and hands on what is asked for with pages in place of buffers.
+//!
+//! It runs on the thread on which burn's fusion runs (`DeviceServiceStage::Upstream`), so that requests and frees come in the
+//! order of the program; the server below stays on its own thread and runs what was handed on meanwhile. All goes to one stream
+//! there. So a place may be used again as soon as its buffer is let go of here: whatever used it was handed on before.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use cubecl_common::backtrace::BackTrace;
+use cubecl_common::bytes::Bytes;
+use cubecl_common::device::{DeviceId, DeviceService, DeviceServiceStage, ServerUtilitiesHandle};
+use cubecl_common::device_handle::DeviceHandle;
+use cubecl_common::future::{DynFut, block_on};
+use cubecl_common::profile::ProfileDuration;
+use cubecl_common::stream_id::StreamId;
+use cubecl_runtime::compiler::CubeTask;
+use cubecl_runtime::logging::ServerLogger;
+use cubecl_runtime::memory_management::{ManagedMemoryHandle, MemoryAllocationMode, MemoryUsage};
+use cubecl_runtime::runtime::Runtime;
+use cubecl_runtime::server::{
+    Binding, ComputeServer, CopyDescriptor, CubeCount, ExecutionMode, Handle, IoError,
+    KernelArguments, MemoryLayout, MemoryLayoutDescriptor, MemoryLayoutPolicy, ProfileError,
+    ProfilingToken, ServerError, ServerUtilities, TensorMapBinding,
+};
+use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
+
+use crate::id::number_of;
+use crate::inner::{Inner, Page};
+use crate::pool::{Holder, Needed, PageId, Pages, Place, Pool, PoolMemory, Region, SMALL};
+use crate::space::Fit;
+
+/// The one clone of a buffer's handle that the server keeps. A second would end work in place: CubeCL counts them.
+struct Buffer(ManagedMemoryHandle);
+
+impl Holder for Buffer {
+    fn is_free(&self) -> bool {
+        self.0.is_free()
+    }
+}
+
+/// A buffer found no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no place for a buffer of {size} bytes: the longest piece that is free on the pages for it has {largest_gap} bytes, \
+     {in_use} of {reserved} bytes are in use, and {why}"
+)]
+pub struct NoPlace {
+    /// The bytes that were asked for.
+    pub size: u64,
+    /// The longest piece that is free on the pages of the region.
+    pub largest_gap: u64,
+    /// The bytes of all buffers.
+    pub in_use: u64,
+    /// The bytes of all pages.
+    pub reserved: u64,
+    /// Why no page was opened for it.
+    pub why: Why,
+}
+
+/// Why no page was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    /// All pages together must not be larger.
+    #[error("another page would exceed {limit} bytes")]
+    Limit {
+        /// The bytes of all pages, at most.
+        limit: u64,
+    },
+    /// The device has no more memory.
+    #[error("the device refused a page of {page} bytes")]
+    Refused {
+        /// The bytes of the page.
+        page: u64,
+    },
+}
+
+/// Training in progress.
+#[derive(Clone, Copy, Debug)]
+struct Course {
+    /// The stream of the thread that trains.
+    stream: u64,
+    /// What its buffers are for.
+    region: Region,
+    /// The bytes of all pages, at most.
+    limit: u64,
+}
+
+/// The server of a [`Pooled`](crate::Pooled) runtime.
+pub struct PoolServer<R: Runtime> {
+    device: DeviceId,
+    inner: Inner<R>,
+    pool: Pool<Buffer>,
+    /// The pages; none while it only measures.
+    pages: HashMap<PageId, Page>,
+    /// Whether it only finds out which pages are needed, for a server below that needs no memory.
+    measures: bool,
+    course: Option<Course>,
+    /// Why nothing is run until somebody takes the error.
+    refused: Option<NoPlace>,
+    utilities: Arc<ServerUtilities<Self>>,
+}
+
+impl<R: Runtime> fmt::Debug for PoolServer<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolServer").field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+/// What a [`PoolServer`] tells about itself.
+pub struct PoolInfo<R: Runtime> {
+    inner: Inner<R>,
+}
+
+impl<R: Runtime> PoolInfo<R> {
+    pub(crate) fn inner(&self) -> &Inner<R> {
+        &self.inner
+    }
+}
+
+impl<R: Runtime> fmt::Debug for PoolInfo<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+/// Lays tensors out as the runtime below does.
+pub struct Layout<R: Runtime>(Inner<R>);
+
+impl<R: Runtime> MemoryLayoutPolicy for Layout<R> {
+    fn apply(
+        &self,
+        stream: StreamId,
+        descriptors: &[MemoryLayoutDescriptor],
+    ) -> (Handle, Vec<MemoryLayout>) {
+        self.0.utilities.layout_policy.apply(stream, descriptors)
+    }
+}
+
+impl<R: Runtime> DeviceService for PoolServer<R> {
+    fn init(device: DeviceId) -> Self {
+        let inner = Inner::<R>::of(device);
+        let properties = inner.utilities.properties.clone();
+        let alignment = properties.memory.alignment;
+        let logger = Arc::new(ServerLogger::default());
+        let (info, layout) = (PoolInfo { inner: inner.clone() }, Layout(inner.clone()));
+        let utilities = Arc::new(ServerUtilities::new(properties, logger, info, layout));
+        Self {
+            device,
+            inner,
+            pool: Pool::new(alignment, Fit::Best),
+            pages: HashMap::new(),
+            measures: false,
+            course: None,
+            refused: None,
+            utilities,
+        }
+    }
+
+    fn utilities(&self) -> ServerUtilitiesHandle {
+        self.utilities.clone()
+    }
+
+    fn stage() -> DeviceServiceStage {
+        DeviceServiceStage::Upstream
+    }
+}
+
+impl<R: Runtime> PoolServer<R> {
+    pub(crate) fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    fn server(&self) -> &DeviceHandle<R::Server> {
+        &self.inner.server
+    }
+
+    fn region(&self, size: u64, stream: StreamId) -> Region {
+        match self.course {
+            None => Region::Lasting,
+            Some(_) if size < SMALL => Region::Small,
+            Some(course) if course.stream == stream.value => course.region,
+            Some(_) => Region::Beside,
+        }
+    }
+
+    fn place(&mut self, memory: ManagedMemoryHandle, size: u64, stream: StreamId) {
+        self.pool.collect();
+        let region = self.region(size, stream);
+        let id = number_of(&memory);
+        let Err((buffer, needed)) = self.pool.place(id, Buffer(memory), size, region) else {
+            return;
+        };
+        match self.open(needed, size) {
+            Ok(_) => {
+                let placed = self.pool.place(id, buffer, size, region);
+                debug_assert!(placed.is_ok(), "a page was opened for it");
+            }
+            Err(no_place) => {
+                log::error!("{no_place}");
+                self.refused.get_or_insert(no_place);
+            }
+        }
+    }
+
+    /// Opens a page for a buffer of `size` bytes.
+    fn open(&mut self, needed: Needed, size: u64) -> Result<PageId, NoPlace> {
+        if self.measures {
+            return Ok(self.pool.open(needed.region, u64::MAX));
+        }
+        let limit = self.course.map_or(u64::MAX, |course| course.limit);
+        if self.pool.memory().reserved.saturating_add(needed.size) > limit {
+            self.close(None);
+        }
+        if self.pool.memory().reserved.saturating_add(needed.size) > limit {
+            return Err(self.no_place(needed, size, Why::Limit { limit }));
+        }
+        let mut page = self.inner.open(needed.size);
+        if page.is_none() && self.close(None) {
+            page = self.inner.open(needed.size);
+        }
+        let Some(page) = page else {
+            return Err(self.no_place(needed, size, Why::Refused { page: needed.size }));
+        };
+        let id = self.pool.open(needed.region, needed.size);
+        if self.course.is_some() {
+            eprintln!("DBG open {needed:?} for {size}; {:?}", self.pool.memory());
+        }
+        self.pages.insert(id, page);
+        Ok(id)
+    }
+
+    fn no_place(&self, needed: Needed, size: u64, why: Why) -> NoPlace {
+        let PoolMemory { in_use, reserved, .. } = self.pool.memory();
+        NoPlace { size, largest_gap: self.pool.largest_gap(needed.region), in_use, reserved, why }
+    }
+
+    /// Gives pages back that nothing lies on. Whether there were any.
+    fn close(&mut self, region: Option<Region>) -> bool {
+        let closed = self.pool.close_empty(region);
+        closed.iter().for_each(|id| drop(self.pages.remove(id)));
+        if !closed.is_empty() && !self.measures {
+            self.inner.clean();
+        }
+        !closed.is_empty()
+    }
+
+    /// The page and the place of a buffer, as the server below knows them.
+    fn translate(&self, binding: Binding) -> Result<Binding, IoError> {
+        if binding.size == 0 {
+            return Ok(Binding { stream: self.inner.stream, ..binding });
+        }
+        let place = self.pool.find(number_of(&binding.memory)).ok_or_else(no_buffer)?;
+        let Place { page, offset, .. } = place;
+        let page = self.pages.get(&page).ok_or_else(no_buffer)?;
+        let start = binding.offset_start.unwrap_or(0);
+        Ok(page.binding(offset + start, binding.size_in_used()))
+    }
+
+    fn translate_copy(&self, copy: CopyDescriptor) -> Result<CopyDescriptor, IoError> {
+        Ok(CopyDescriptor { handle: self.translate(copy.handle)?, ..copy })
+    }
+
+    fn translate_launch(
+        &self,
+        count: CubeCount,
+        arguments: KernelArguments,
+    ) -> Result<(CubeCount, KernelArguments), IoError> {
+        let KernelArguments { buffers, info, tensor_maps } = arguments;
+        if self.measures {
+            return Ok((count, KernelArguments::new().with_info(info)));
+        }
+        let count = match count {
+            CubeCount::Dynamic(binding) => CubeCount::Dynamic(self.translate(binding)?),
+            count => count,
+        };
+        let buffers = buffers.into_iter().map(|binding| self.translate(binding));
+        let buffers = buffers.collect::<Result<_, _>>()?;
+        let tensor_maps = tensor_maps.into_iter().map(|TensorMapBinding { binding, map }| {
+            Ok(TensorMapBinding { binding: self.translate(binding)?, map })
+        });
+        let tensor_maps = tensor_maps.collect::<Result<_, IoError>>()?;
+        Ok((count, KernelArguments { buffers, info, tensor_maps }))
+    }
+
+    fn take_error(&mut self) -> Result<(), ServerError> {
+        match self.refused.take() {
+            Some(no_place) => Err(error(no_place.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    /// The bytes of a place, read to the host.
+    fn read_place(&self, place: Place) -> Result<Bytes, ServerError> {
+        let page = self.pages.get(&place.page).ok_or_else(no_buffer)?;
+        let copy = flat(page.binding(place.offset, place.size), place.size);
+        let stream = self.inner.stream;
+        let read = self.server().submit_blocking(move |server| server.read(vec![copy], stream));
+        let mut bytes = block_on(read.map_err(|_| gone())?)?;
+        Ok(bytes.remove(0))
+    }
+
+    fn write_place(&self, place: Place, bytes: Bytes) {
+        let Some(page) = self.pages.get(&place.page) else { return };
+        let copy = flat(page.binding(place.offset, place.size), place.size);
+        let stream = self.inner.stream;
+        self.server().submit(move |server| server.write(vec![(copy, bytes)], stream));
+    }
+}
+
+/// What the Learner and the twin ask of it.
+impl<R: Runtime> PoolServer<R> {
+    /// Only finds out from now on which pages are needed. Forgets all buffers and pages.
+    pub(crate) fn measure(&mut self) {
+        self.pool = Pool::new(self.utilities.properties.memory.alignment, Fit::Best);
+        self.pages.clear();
+        self.measures = true;
+        self.course = None;
+        self.refused = None;
+    }
+
+    pub(crate) fn memory(&mut self) -> PoolMemory {
+        self.pool.collect();
+        self.pool.memory()
+    }
+
+    pub(crate) fn high(&mut self) -> Pages {
+        self.pool.collect();
+        self.pool.high()
+    }
+
+    pub(crate) fn forget_high(&mut self) {
+        self.pool.forget_high();
+    }
+
+    /// From now on one thread trains, and all pages together have no more than `limit` bytes.
+    pub(crate) fn begin(&mut self, stream: StreamId, limit: u64) {
+        self.course = Some(Course { stream: stream.value, region: Region::Step, limit });
+    }
+
+    /// What the training thread's buffers are for from now on.
+    pub(crate) fn enter(&mut self, region: Region) {
+        if let Some(course) = &mut self.course {
+            course.region = region;
+        }
+    }
+
+    /// Training is over: gives pages back that nothing lies on.
+    pub(crate) fn end(&mut self) {
+        self.course = None;
+        for region in Region::ALL {
+            self.release(region);
+        }
+        self.close(None);
+    }
+
+    /// Lets the pages of a region be closed.
+    fn release(&mut self, region: Region) {
+        let pages: Vec<_> = self.pool.pages_of(region).collect();
+        pages.into_iter().for_each(|(page, _)| self.pool.stays(page, false));
+    }
+
+    /// Puts what lasts on one page, the largest first.
+    pub(crate) fn settle(&mut self) {
+        debug_assert!(self.measures, "elsewhere it is `prepare` that does so");
+        let lifted = self.pool.lift(Region::Lasting);
+        self.close(Some(Region::Lasting));
+        self.pool.open(Region::Lasting, u64::MAX);
+        for buffer in lifted {
+            let size = buffer.place.size;
+            drop(self.pool.place(buffer.id, buffer.holder, size, Region::Lasting));
+        }
+        self.pool.forget_high();
+    }
+
+    /// Has one page of the size that is asked for in each region, or of what lies there if that is more, and moves what lies on others there.
+    ///
+    /// What is moved goes through the host's memory, so that old and new pages are never there at once.
+    pub(crate) fn prepare(&mut self, pages: Pages) -> Result<(), NoPlace> {
+        self.close(None);
+        eprintln!("DBG prepare {pages:?}");
+        for region in Region::ALL {
+            let asked = self.pool.taken_by(pages.of(region));
+            let open: Vec<u64> = self.pool.pages_of(region).map(|(_, size)| size).collect();
+            let is_there = match region {
+                // What is beside training is where it is.
+                Region::Beside => true,
+                _ => matches!(open[..], [size] if size == asked) || open.is_empty() && asked == 0,
+            };
+            if !is_there {
+                self.replace(region, asked)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, region: Region, size: u64) -> Result<(), NoPlace> {
+        let mut lifted = Vec::new();
+        for buffer in self.pool.lift(region) {
+            let bytes = self.read_place(buffer.place);
+            lifted.push((buffer, bytes));
+        }
+        self.release(region);
+        self.close(Some(region));
+        let needed: u64 = lifted.iter().map(|(buffer, _)| buffer.place.size).sum();
+        let size = size.max(needed);
+        if size == 0 {
+            return Ok(());
+        }
+        let page = self.open(Needed { region, size }, size);
+        if let Ok(page) = page {
+            self.pool.stays(page, true);
+        }
+        for (buffer, bytes) in lifted {
+            let size = buffer.place.size;
+            match (self.pool.place(buffer.id, buffer.holder, size, region), bytes) {
+                (Ok(place), Ok(bytes)) => self.write_place(place, bytes),
+                (Err((holder, needed)), bytes) => {
+                    // The page was refused: what was there goes back to pages of its own size.
+                    if self.open(needed, size).is_ok()
+                        && let Ok(place) = self.pool.place(buffer.id, holder, size, region)
+                        && let Ok(bytes) = bytes
+                    {
+                        self.write_place(place, bytes);
+                    }
+                }
+                (Ok(_), Err(error)) => log::error!("a buffer was lost when it was moved: {error}"),
+            }
+        }
+        page.map(drop)
+    }
+}
+
+fn flat(handle: Binding, size: u64) -> CopyDescriptor {
+    CopyDescriptor { handle, shape: [size as usize].into(), strides: [1].into(), elem_size: 1 }
+}
+
+fn no_buffer() -> IoError {
+    IoError::NotFound {
+        backtrace: BackTrace::capture(),
+        reason: "the buffer has no place, because there was none left when it was asked for".into(),
+    }
+}
+
+pub(crate) fn error(reason: String) -> ServerError {
+    ServerError::Generic { reason, backtrace: BackTrace::capture() }
+}
+
+fn gone() -> ServerError {
+    error("the thread of the device panicked".into())
+}
+
+impl<R: Runtime> ComputeServer for PoolServer<R> {
+    type Kernel = Box<dyn CubeTask<R::Compiler>>;
+    type Info = PoolInfo<R>;
+    type MemoryLayoutPolicy = Layout<R>;
+    type Storage = <R::Server as ComputeServer>::Storage;
+
+    fn initialize_memory(&mut self, memory: ManagedMemoryHandle, size: u64, stream: StreamId) {
+        if size == 0 {
+            // wgpu takes a binding of no bytes for the rest of the buffer: it has one of its own below.
+            let stream = self.inner.stream;
+            self.server().submit(move |server| server.initialize_memory(memory, size, stream));
+            return;
+        }
+        self.place(memory, size, stream);
+    }
+
+    fn staging(&mut self, sizes: &[usize], _stream: StreamId) -> Result<Vec<Bytes>, ServerError> {
+        let stream = self.inner.stream;
+        let staged = self.server().submit_blocking(move |server| server.staging(sizes, stream));
+        staged.map_err(|_| gone())?
+    }
+
+    fn logger(&self) -> Arc<ServerLogger> {
+        self.utilities.logger.clone()
+    }
+
+    fn utilities(&self) -> Arc<ServerUtilities<Self>> {
+        self.utilities.clone()
+    }
+
+    fn read(
+        &mut self,
+        descriptors: Vec<CopyDescriptor>,
+        _stream: StreamId,
+    ) -> DynFut<Result<Vec<Bytes>, ServerError>> {
+        if let Err(error) = self.take_error() {
+            return Box::pin(async move { Err(error) });
+        }
+        let descriptors: Result<Vec<_>, _> = match self.measures {
+            true => Ok(descriptors),
+            false => descriptors.into_iter().map(|copy| self.translate_copy(copy)).collect(),
+        };
+        let stream = self.inner.stream;
+        let read = descriptors.map_err(ServerError::from).and_then(|descriptors| {
+            let read =
+                self.server().submit_blocking(move |server| server.read(descriptors, stream));
+            read.map_err(|_| gone())
+        });
+        read.unwrap_or_else(|error| Box::pin(async move { Err(error) }))
+    }
+
+    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _stream: StreamId) {
+        if self.measures || self.refused.is_some() {
+            return;
+        }
+        let translated =
+            descriptors.into_iter().map(|(copy, bytes)| Ok((self.translate_copy(copy)?, bytes)));
+        match translated.collect::<Result<Vec<_>, IoError>>() {
+            Ok(descriptors) => {
+                let stream = self.inner.stream;
+                self.server().submit(move |server| server.write(descriptors, stream));
+            }
+            Err(error) => log::error!("nothing is written: {error}"),
+        }
+    }
+
+    fn sync(&mut self, _stream: StreamId) -> DynFut<Result<(), ServerError>> {
+        let stream = self.inner.stream;
+        let refused = self.take_error();
+        let synced = self.server().submit_blocking(move |server| server.sync(stream));
+        match (refused, synced) {
+            (Ok(()), Ok(synced)) => synced,
+            (Ok(()), Err(_)) => Box::pin(async { Err(gone()) }),
+            (Err(error), synced) => Box::pin(async move {
+                if let Ok(synced) = synced {
+                    drop(synced.await);
+                }
+                Err(error)
+            }),
+        }
+    }
+
+    /// What it gives is valid as long as the buffer's tensor is.
+    fn get_resource(
+        &mut self,
+        binding: Binding,
+        _stream: StreamId,
+    ) -> Result<ManagedResource<<Self::Storage as ComputeStorage>::Resource>, ServerError> {
+        let binding = self.translate(binding)?;
+        let stream = self.inner.stream;
+        let found =
+            self.server().submit_blocking(move |server| server.get_resource(binding, stream));
+        found.map_err(|_| gone())?
+    }
+
+    // Safety: the kernel and its mode go on as they came, and each buffer is replaced by the place that it has on a page, of the same size.
+    #[allow(unsafe_code)]
+    unsafe fn launch(
+        &mut self,
+        kernel: Self::Kernel,
+        count: CubeCount,
+        arguments: KernelArguments,
+        mode: ExecutionMode,
+        _stream: StreamId,
+    ) {
+        if self.refused.is_some() {
+            return;
+        }
+        match self.translate_launch(count, arguments) {
+            Ok((count, arguments)) => {
+                let stream = self.inner.stream;
+                self.server().submit(move |server| {
+                    unsafe { server.launch(kernel, count, arguments, mode, stream) };
+                });
+            }
+            Err(error) => log::error!("a kernel is not run: {error}"),
+        }
+    }
+
+    fn flush(&mut self, _stream: StreamId) -> Result<(), ServerError> {
+        self.take_error()?;
+        let stream = self.inner.stream;
+        let flushed = self.server().submit_blocking(move |server| server.flush(stream));
+        flushed.map_err(|_| gone())?
+    }
+
+    fn memory_usage(&mut self, _stream: StreamId) -> Result<MemoryUsage, ServerError> {
+        // Beside the pages the server below has what launches take for a moment.
+        let stream = self.inner.stream;
+        let below = self.server().submit_blocking(move |server| server.memory_usage(stream));
+        let below = below.map_err(|_| gone())??;
+        let PoolMemory { in_use, buffers, .. } = self.memory();
+        Ok(MemoryUsage {
+            number_allocs: buffers,
+            bytes_in_use: in_use,
+            bytes_padding: 0,
+            bytes_reserved: below.bytes_reserved,
+        })
+    }
+
+    fn memory_cleanup(&mut self, _stream: StreamId) {
+        self.close(None);
+    }
+
+    fn start_profile(&mut self, _stream: StreamId) -> Result<ProfilingToken, ServerError> {
+        let stream = self.inner.stream;
+        let started = self.server().submit_blocking(move |server| server.start_profile(stream));
+        started.map_err(|_| gone())?
+    }
+
+    fn end_profile(
+        &mut self,
+        _stream: StreamId,
+        token: ProfilingToken,
+    ) -> Result<ProfileDuration, ProfileError> {
+        let stream = self.inner.stream;
+        let ended = self.server().submit_blocking(move |server| server.end_profile(stream, token));
+        ended.map_err(|_| ProfileError::Server(Box::new(gone())))?
+    }
+
+    /// Places do not depend on it: what lasts is told apart by [`Region`].
+    fn allocation_mode(&mut self, _mode: MemoryAllocationMode, _stream: StreamId) {}
+}
