@@ -100,7 +100,7 @@ pub use firebox_train::{
     BesideBytes, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder,
     During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder, MemoryUse, Phase,
     PlanReport, PlanningCost, PoolUsage, Reduction, SplitCheck, Splitter, TrainError, batch_share,
-    join, newest_checkpoint,
+    join, label_parameters, newest_checkpoint,
 };
 
 pub use firebox_pool::Pooled;

@@ -20,7 +20,7 @@ use anyhow::{Context, bail};
 use burn::backend::Autodiff;
 use clap::{Parser, ValueEnum};
 use firebox::Lazy;
-use firebox::dry::{Card, DryCuda};
+use firebox::dry::{Card, DryCuda, DryPooledCuda};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 
@@ -44,6 +44,9 @@ struct Options {
     /// The length of a text in tokens, for `gpt`.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=8192))]
     sequence: u32,
+    /// Buffers lie on the pools of burn's own `Cuda`, instead of that of `firebox::Cuda`.
+    #[arg(long)]
+    burn_pools: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -74,7 +77,10 @@ fn run<S: Subject<B>>(name: &str, subject: S, options: &Options) -> anyhow::Resu
     let progress = ProgressBar::new(cards.len() as u64);
     progress.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} cards, {elapsed}")?);
     let found = cards.par_iter().map(|card| {
-        let fit = search::largest_batch(card, &rehearsals);
+        let fit = match options.burn_pools {
+            true => search::largest_batch::<DryCuda, _, _>(card, &rehearsals),
+            false => search::largest_batch::<DryPooledCuda, _, _>(card, &rehearsals),
+        };
         progress.inc(1);
         fit.with_context(|| format!("no footprint on {}", card.name()))
     });

@@ -14,10 +14,10 @@ use burn::module::{AutodiffModule, Module};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use firebox::dry::{Card, Cuda, Dry, DryCuda, DryDevice, Lease, ReplayError};
+use firebox::dry::{Card, Cuda, Dry, DryCuda, DryDevice, DryTwin, Lease, ReplayError};
 use firebox::{
-    Budget, Bytes, Estimate, Footprint, Heap, LazyBackend, MemoryInfo, MemoryModel, Recorder,
-    Trace, initialize, rehearse,
+    Budget, Bytes, Estimate, Footprint, Heap, LazyBackend, MemoryInfo, MemoryModel, Recorder, Step,
+    Trace, initialize, label_parameters, mark, rehearse,
 };
 
 /// No card of today trains on more items at once.
@@ -125,10 +125,16 @@ where
             // A graph with leaves of its own, as in training.
             let mut model = model.clone().fork(self.lease.device());
             let mut optimizer = AdamConfig::new().init();
+            label_parameters(&model);
             for _ in 0..2 {
                 let loss = self.subject.loss(&model, &batch);
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                mark::<DryCuda>(Step::SETTLE);
+                mark::<DryCuda>(Step::OPTIMIZER_STEP);
                 model = optimizer.step(1e-3, model, gradients);
+                label_parameters(&model);
+                mark::<DryCuda>(Step::SETTLE);
+                mark::<DryCuda>(Step::ITERATION_END);
             }
         })?;
         let trace = Arc::new(rehearsal.trace);
@@ -137,17 +143,18 @@ where
     }
 }
 
-/// The largest batch found of which a training step fits `card`: it fits, and one item more does not. No proof that no
+/// The largest batch found of which a training step on the backend `D` fits `card`: it fits, and one item more does not. No proof that no
 /// larger batch fits: not all were tried.
-pub fn largest_batch<B, S>(card: &Card, rehearsals: &Rehearsals<B, S>) -> anyhow::Result<Fit>
+pub fn largest_batch<D, B, S>(card: &Card, rehearsals: &Rehearsals<B, S>) -> anyhow::Result<Fit>
 where
+    D: DryTwin,
     B: LazyBackend<Base = DryCuda> + AutodiffBackend<Device = DryDevice<Cuda>>,
     S: Subject<B>,
 {
     let free = card.memory() - card.context();
     let budget =
         Budget::free().resolve(&MemoryInfo::new(card.memory(), free, card.name().to_owned()))?;
-    let model = Dry::<DryCuda>::new(card.properties());
+    let model = Dry::<D>::new(card.properties());
     let mut known: HashMap<usize, Footprint> = HashMap::new();
     let mut ask = |items: usize| -> anyhow::Result<Footprint> {
         if let Entry::Vacant(unknown) = known.entry(items) {
@@ -180,7 +187,7 @@ fn live(trace: &Trace) -> Bytes {
 
 /// What `trace` needs. What burn cannot run on a device without memory, it cannot run on the card either: without end.
 /// CubeCL 0.10 panics where a tensor is so large that its elements are counted with 64 bits.
-fn footprint(model: &Dry<DryCuda>, trace: &Trace) -> anyhow::Result<Footprint> {
+fn footprint<D: DryTwin>(model: &Dry<D>, trace: &Trace) -> anyhow::Result<Footprint> {
     match model.replay(trace) {
         Err(ReplayError::Panicked(_)) => Ok(Footprint {
             peak: Bytes::MAX,

@@ -54,6 +54,9 @@ fn batch(fit: &Fit) -> [String; 6] {
 
 /// How many pages there are, and of them the largest.
 fn pages(paging: &Paging) -> String {
+    if let Some(pool) = &paging.pool {
+        return format!("{} for steps, {} lasting", pool.step, pool.lasting);
+    }
     let all: usize = paging.pages.values().sum();
     match paging.pages.last_key_value() {
         Some((size, count)) => format!("{all}, {count} of {size}"),

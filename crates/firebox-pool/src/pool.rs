@@ -123,6 +123,11 @@ struct Slot<H> {
     region: Region,
 }
 
+/// A buffer that is not on a page yet.
+fn nowhere(size: u64) -> Place {
+    Place { page: PageId(u32::MAX), offset: 0, size }
+}
+
 /// What is known of a pool's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolMemory {
@@ -217,29 +222,55 @@ impl<H: Holder> Pool<H> {
         region: Region,
     ) -> Result<Place, (H, Needed)> {
         let taken = self.taken_by(size);
-        let pages = self.pages.iter().filter(|(_, page)| page.region == region);
-        // Of all pages the gap that fits best; then what is behind the last buffer of the first that has room.
-        let gaps =
-            pages.clone().filter_map(|(id, page)| page.space.gap_for(taken).map(|gap| (gap, *id)));
+        match self.page_for(taken, Some(region)) {
+            Some(page) => Ok(self.put(page, Slot { id, holder, place: nowhere(taken), region })),
+            None => {
+                let shared = size < SMALL && region != Region::Step;
+                let size = if shared { self.taken_by(SHARED_PAGE).max(taken) } else { taken };
+                Err((holder, Needed { region, size }))
+            }
+        }
+    }
+
+    /// The same, on a page of another region if its own has no room. `None` if no page has.
+    pub fn place_anywhere(
+        &mut self,
+        id: u64,
+        holder: H,
+        size: u64,
+        region: Region,
+    ) -> Option<Place> {
+        let taken = self.taken_by(size);
+        let page = self.page_for(taken, Some(region)).or_else(|| self.page_for(taken, None))?;
+        Some(self.put(page, Slot { id, holder, place: nowhere(taken), region }))
+    }
+
+    /// Whether any page has room for `size` bytes.
+    pub fn has_room(&self, size: u64) -> bool {
+        self.page_for(self.taken_by(size), None).is_some()
+    }
+
+    /// Of the pages of a region, or of all, the one whose gap fits best; then the first that has room behind its last buffer.
+    fn page_for(&self, taken: u64, region: Option<Region>) -> Option<PageId> {
+        let of_region = |page: &Page| region.is_none_or(|region| page.region == region);
+        let pages = self.pages.iter().filter(|(_, page)| of_region(page));
+        let gaps = pages.clone().filter_map(|(id, page)| Some((page.space.gap_for(taken)?, *id)));
         let best = gaps.min().map(|(_, id)| id);
-        let page = best.or_else(|| {
-            let mut with_room = pages.filter(|(_, page)| page.space.largest_gap() >= taken);
-            with_room.next().map(|(id, _)| *id)
-        });
-        let Some(page) = page else {
-            let shared = size < SMALL && region != Region::Step;
-            let size = if shared { SHARED_PAGE.max(taken) } else { taken };
-            return Err((holder, Needed { region, size: size.next_multiple_of(self.alignment) }));
-        };
+        let mut with_room = pages.filter(|(_, page)| page.space.largest_gap() >= taken);
+        best.or_else(|| with_room.next().map(|(id, _)| *id))
+    }
+
+    fn put(&mut self, page: PageId, slot: Slot<H>) -> Place {
+        let size = slot.place.size;
         let space = &mut self.pages.get_mut(&page).expect("it was just found").space;
-        let offset = space.take(taken).expect("the page was found to have room");
-        let place = Place { page, offset, size: taken };
-        self.by_id.insert(id, self.slots.len());
-        self.slots.push(Slot { id, holder, place, region });
-        self.in_use += taken;
-        self.largest = self.largest.max(taken);
+        let offset = space.take(size).expect("the page was found to have room");
+        let place = Place { page, offset, size };
+        self.by_id.insert(slot.id, self.slots.len());
+        self.slots.push(Slot { place, ..slot });
+        self.in_use += size;
+        self.largest = self.largest.max(size);
         self.most_in_use = self.most_in_use.max(self.in_use);
-        Ok(place)
+        place
     }
 
     /// Opens a page.
@@ -262,14 +293,14 @@ impl<H: Holder> Pool<H> {
         self.by_id.get(&id).map(|at| self.slots[*at].place)
     }
 
-    /// Takes the buffers of a region off their pages, in the order in which they are put back: the largest first, and the older
+    /// Takes the buffers of some regions off their pages, in the order in which they are put back: the largest first, and the older
     /// of two that are as large. Their pages are empty then.
-    pub fn lift(&mut self, region: Region) -> Vec<Lifted<H>> {
+    pub fn lift(&mut self, regions: &[Region]) -> Vec<Lifted<H>> {
         self.collect();
         let mut lifted = Vec::new();
         let mut at = 0;
         while at < self.slots.len() {
-            if self.slots[at].region != region {
+            if !regions.contains(&self.slots[at].region) {
                 at += 1;
                 continue;
             }
@@ -281,7 +312,8 @@ impl<H: Holder> Pool<H> {
             self.in_use -= slot.place.size;
             let page = self.pages.get_mut(&slot.place.page).expect("a buffer lies on a page");
             page.space.give(slot.place.offset, slot.place.size);
-            lifted.push(Lifted { id: slot.id, holder: slot.holder, place: slot.place });
+            let Slot { id, holder, place, region } = slot;
+            lifted.push(Lifted { id, holder, place, region });
         }
         lifted.sort_by_key(|lifted| (std::cmp::Reverse(lifted.place.size), lifted.id));
         lifted
@@ -353,4 +385,6 @@ pub struct Lifted<H> {
     pub holder: H,
     /// Where it was.
     pub place: Place,
+    /// What it is for.
+    pub region: Region,
 }

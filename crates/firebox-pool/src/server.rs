@@ -28,7 +28,7 @@ use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 
 use crate::id::number_of;
 use crate::inner::{Inner, Page};
-use crate::pool::{Holder, Needed, PageId, Pages, Place, Pool, PoolMemory, Region, SMALL};
+use crate::pool::{Holder, Lifted, Needed, PageId, Pages, Place, Pool, PoolMemory, Region, SMALL};
 use crate::space::Fit;
 
 /// The one clone of a buffer's handle that the server keeps. A second would end work in place: CubeCL counts them.
@@ -192,16 +192,16 @@ impl<R: Runtime> PoolServer<R> {
         let Err((buffer, needed)) = self.pool.place(id, Buffer(memory), size, region) else {
             return;
         };
-        match self.open(needed, size) {
-            Ok(_) => {
-                let placed = self.pool.place(id, buffer, size, region);
-                debug_assert!(placed.is_ok(), "a page was opened for it");
-            }
-            Err(no_place) => {
-                log::error!("{no_place}");
-                self.refused.get_or_insert(no_place);
-            }
+        // A region that is full while another has room is no reason to stop.
+        if let Err(no_place) = self.open(needed, size)
+            && !self.pool.has_room(size)
+        {
+            log::error!("{no_place}");
+            self.refused.get_or_insert(no_place);
+            return;
         }
+        let placed = self.pool.place_anywhere(id, buffer, size, region);
+        debug_assert!(placed.is_some(), "there is room for it");
     }
 
     /// Opens a page for a buffer of `size` bytes.
@@ -224,9 +224,6 @@ impl<R: Runtime> PoolServer<R> {
             return Err(self.no_place(needed, size, Why::Refused { page: needed.size }));
         };
         let id = self.pool.open(needed.region, needed.size);
-        if self.course.is_some() {
-            eprintln!("DBG open {needed:?} for {size}; {:?}", self.pool.memory());
-        }
         self.pages.insert(id, page);
         Ok(id)
     }
@@ -336,7 +333,8 @@ impl<R: Runtime> PoolServer<R> {
 
     /// From now on one thread trains, and all pages together have no more than `limit` bytes.
     pub(crate) fn begin(&mut self, stream: StreamId, limit: u64) {
-        self.course = Some(Course { stream: stream.value, region: Region::Step, limit });
+        let region = self.course.map_or(Region::Step, |course| course.region);
+        self.course = Some(Course { stream: stream.value, region, limit });
     }
 
     /// What the training thread's buffers are for from now on.
@@ -361,75 +359,88 @@ impl<R: Runtime> PoolServer<R> {
         pages.into_iter().for_each(|(page, _)| self.pool.stays(page, false));
     }
 
-    /// Puts what lasts on one page, the largest first.
+    /// Puts what lasts on one page and what is small on another, the largest first.
     pub(crate) fn settle(&mut self) {
         debug_assert!(self.measures, "elsewhere it is `prepare` that does so");
-        let lifted = self.pool.lift(Region::Lasting);
-        self.close(Some(Region::Lasting));
-        self.pool.open(Region::Lasting, u64::MAX);
+        let lifted = self.pool.lift(&[Region::Lasting, Region::Small]);
+        for region in [Region::Lasting, Region::Small] {
+            self.close(Some(region));
+            self.pool.open(region, u64::MAX);
+        }
         for buffer in lifted {
-            let size = buffer.place.size;
-            drop(self.pool.place(buffer.id, buffer.holder, size, Region::Lasting));
+            let (region, size) = (home(buffer.region, buffer.place.size), buffer.place.size);
+            drop(self.pool.place(buffer.id, buffer.holder, size, region));
         }
         self.pool.forget_high();
     }
 
-    /// Has one page of the size that is asked for in each region, or of what lies there if that is more, and moves what lies on others there.
+    /// Has one page of the size that is asked for in each region, or of what lies there if that is more, and moves what lies on
+    /// others there.
     ///
     /// What is moved goes through the host's memory, so that old and new pages are never there at once.
     pub(crate) fn prepare(&mut self, pages: Pages) -> Result<(), NoPlace> {
         self.close(None);
-        eprintln!("DBG prepare {pages:?}");
-        for region in Region::ALL {
-            let asked = self.pool.taken_by(pages.of(region));
-            let open: Vec<u64> = self.pool.pages_of(region).map(|(_, size)| size).collect();
-            let is_there = match region {
-                // What is beside training is where it is.
-                Region::Beside => true,
-                _ => matches!(open[..], [size] if size == asked) || open.is_empty() && asked == 0,
-            };
-            if !is_there {
-                self.replace(region, asked)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn replace(&mut self, region: Region, size: u64) -> Result<(), NoPlace> {
+        let is_there = |region: &Region| {
+            let open: Vec<u64> = self.pool.pages_of(*region).map(|(_, size)| size).collect();
+            let asked = self.pool.taken_by(pages.of(*region));
+            open.is_empty() && asked == 0 || matches!(open[..], [size] if size == asked)
+        };
+        let moves: Vec<Region> =
+            Region::ALL.into_iter().filter(|region| !is_there(region)).collect();
         let mut lifted = Vec::new();
-        for buffer in self.pool.lift(region) {
+        for buffer in self.pool.lift(&moves) {
             let bytes = self.read_place(buffer.place);
             lifted.push((buffer, bytes));
         }
-        self.release(region);
-        self.close(Some(region));
-        let needed: u64 = lifted.iter().map(|(buffer, _)| buffer.place.size).sum();
-        let size = size.max(needed);
-        if size == 0 {
-            return Ok(());
+        let mut result = Ok(());
+        for region in &moves {
+            self.release(*region);
+            self.close(Some(*region));
         }
-        let page = self.open(Needed { region, size }, size);
-        if let Ok(page) = page {
-            self.pool.stays(page, true);
-        }
-        for (buffer, bytes) in lifted {
-            let size = buffer.place.size;
-            match (self.pool.place(buffer.id, buffer.holder, size, region), bytes) {
-                (Ok(place), Ok(bytes)) => self.write_place(place, bytes),
-                (Err((holder, needed)), bytes) => {
-                    // The page was refused: what was there goes back to pages of its own size.
-                    if self.open(needed, size).is_ok()
-                        && let Ok(place) = self.pool.place(buffer.id, holder, size, region)
-                        && let Ok(bytes) = bytes
-                    {
-                        self.write_place(place, bytes);
-                    }
-                }
-                (Ok(_), Err(error)) => log::error!("a buffer was lost when it was moved: {error}"),
+        for region in Region::ALL {
+            let here = |lifted: &&(Lifted<Buffer>, _)| {
+                home(lifted.0.region, lifted.0.place.size) == region
+            };
+            let needed: u64 = lifted.iter().filter(here).map(|(buffer, _)| buffer.place.size).sum();
+            let size = self.pool.taken_by(pages.of(region)).max(needed);
+            if size == 0 || !moves.contains(&region) {
+                continue;
+            }
+            match self.open(Needed { region, size }, size) {
+                Ok(page) => self.pool.stays(page, true),
+                Err(error) => result = result.and(Err(error)),
             }
         }
-        page.map(drop)
+        for (buffer, bytes) in lifted {
+            self.put_back(buffer, bytes);
+        }
+        result
     }
+
+    /// Gives a buffer a place again, on a page of its own if there is none.
+    fn put_back(&mut self, buffer: Lifted<Buffer>, bytes: Result<Bytes, ServerError>) {
+        let Lifted { id, holder, region, place: Place { size, .. } } = buffer;
+        let region = home(region, size);
+        let place = match self.pool.place(id, holder, size, region) {
+            Ok(place) => Some(place),
+            Err((holder, needed)) => match self.open(needed, size) {
+                Ok(_) => self.pool.place(id, holder, size, region).ok(),
+                Err(_) => None,
+            },
+        };
+        match (place, bytes) {
+            (Some(place), Ok(bytes)) => self.write_place(place, bytes),
+            (_, Err(error)) => log::error!("a buffer was lost when it was moved: {error}"),
+            (None, _) => {
+                log::error!("a buffer of {size} bytes was lost when it was moved: it has no place")
+            }
+        }
+    }
+}
+
+/// Where a buffer belongs while one trains.
+fn home(region: Region, size: u64) -> Region {
+    if size < SMALL { Region::Small } else { region }
 }
 
 fn flat(handle: Binding, size: u64) -> CopyDescriptor {

@@ -90,6 +90,11 @@ pub struct Label {
     pub name: String,
 }
 
+impl Label {
+    /// The name of what a checkpoint is written from.
+    pub const BEING_SAVED: &str = "being saved";
+}
+
 /// Where a tensor comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

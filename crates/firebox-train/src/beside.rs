@@ -102,7 +102,8 @@ impl Beside {
         };
         let parameters = trace.tensors.iter().filter(is_parameter);
         let parts = parameters.chain(state);
-        let saved = parts.map(|tensor| beside_the_step(tensor, Category::Temporary, "being saved"));
+        let saved =
+            parts.map(|tensor| beside_the_step(tensor, Category::Temporary, Label::BEING_SAVED));
         let saved: Vec<TensorInfo> = saved.collect();
         let bytes = saved.iter().map(TensorInfo::bytes).sum();
         trace.tensors.extend(saved);

@@ -16,8 +16,8 @@ pub(crate) const OPTIMIZER_STEP: &str = Step::OPTIMIZER_STEP;
 /// The mark at the end of an iteration.
 pub(crate) const ITERATION_END: &str = Step::ITERATION_END;
 
-/// Labels the tensors of a module as parameters.
-pub(crate) fn label_parameters<B: LazyBackend, M: Module<B>>(module: &M) {
+/// Labels the tensors of a module as parameters, each by its path. Does nothing outside of a recording.
+pub fn label_parameters<B: LazyBackend, M: Module<B>>(module: &M) {
     module.visit(&mut Parameters { path: Vec::new() });
 }
 

@@ -49,6 +49,7 @@ pub use device::{DeviceMemory, PoolUsage, RuntimeMemory};
 pub use durable::DurableRecorder;
 pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};
 pub use gradients::Reduction;
+pub use labels::label_parameters;
 pub use learner::{FitResult, Fitted, Learner, LearnerBuilder, Unset};
 #[cfg(feature = "cuda")]
 pub use nvidia::{DeviceUsage, NvidiaError, cuda_memory};

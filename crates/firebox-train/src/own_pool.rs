@@ -59,11 +59,19 @@ impl fmt::Debug for TrainingPool {
 }
 
 impl TrainingPool {
-    /// Training begins on the calling thread, within `budget` beside the `others`.
-    pub(crate) fn begin(pool: Box<dyn OwnPool>, budget: Bytes, others: Bytes) -> Self {
-        let limit = budget + others;
-        pool.begin(StreamId::current(), limit);
-        Self { pool, limit, others, pages: PoolPages::default() }
+    /// Training begins on the calling thread, beside `others`.
+    pub(crate) fn begin(pool: Box<dyn OwnPool>, others: Bytes) -> Self {
+        pool.begin(StreamId::current(), Bytes::MAX);
+        Self { pool, limit: Bytes::MAX, others, pages: PoolPages::default() }
+    }
+
+    /// Training may take so much.
+    pub(crate) fn limit(&mut self, budget: Bytes) {
+        let limit = budget + self.others;
+        if limit != self.limit {
+            self.limit = limit;
+            self.pool.begin(StreamId::current(), limit);
+        }
     }
 
     /// Has the pages that all plans need, where there is room for them, else those of the one that is run. Gives the bytes of all that
@@ -75,7 +83,7 @@ impl TrainingPool {
                 lasting: (pages.lasting + self.others).get(),
                 step: pages.step.get(),
                 small: pages.small.get(),
-                beside: 0,
+                beside: pages.beside.get(),
             };
             self.pool.prepare(bytes)?;
             self.pages = pages;

@@ -131,13 +131,14 @@ where
             loader_items: 0,
             latest: None,
             unmeasured: 0,
-            watch: Watch::new(device),
+            watch: Watch::new(device.clone()),
             position: (starting_epoch, 0),
             batch_start: None,
             optimizer_lost: false,
             keeps_statistics,
             known: Known::default(),
-            pool: None,
+            pool: <B as LazyBackend>::Base::own_pool(&device)
+                .map(|pool| TrainingPool::begin(pool, self.settings.held_for_others)),
             signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
             phantom: PhantomData,
         };

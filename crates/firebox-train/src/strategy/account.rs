@@ -13,7 +13,6 @@ use crate::beside::Beside;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError, over_budget};
 use crate::growth::Growth;
-use crate::own_pool::TrainingPool;
 use crate::rehearsal::Iterations;
 use crate::shape::Shape;
 
@@ -32,22 +31,12 @@ where
         self.planner.as_ref().and_then(|planner| planner.to_plan(phase, shape, again))
     }
 
-    /// Tells the device's pool, where it is one of ours, that training begins on this thread.
-    pub(super) fn begin_on_pool(&mut self) {
-        let Some(planner) = &self.planner else { return };
-        if self.pool.is_none()
-            && let Some(pool) = <B as LazyBackend>::Base::own_pool(&self.device)
-        {
-            let others = self.strategy.settings.held_for_others;
-            self.pool = Some(TrainingPool::begin(pool, planner.budget, others));
-        }
-    }
-
     /// Has the pages that batches of this shape need, where they lie on a pool of ours.
     pub(super) fn prepare_pool(&mut self, phase: Phase, shape: Shape) -> Result<(), TrainError> {
         let (Some(pool), Some(planner)) = (&mut self.pool, &mut self.planner) else {
             return Ok(());
         };
+        pool.limit(planner.budget);
         if let Some(pages) = planner.pool_pages(phase, shape) {
             let queue = super::queue::<B>(&self.training, &self.device);
             let reserved = queue.alone(|| pool.prepare(pages))?;

@@ -57,7 +57,9 @@ where
             none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
         };
         let shape = Shape::of::<B, _, _>(Phase::Training, batch, items, splitter, planner);
-        self.begin_on_pool();
+        if let (Some(pool), Some(planner)) = (&mut self.pool, &self.planner) {
+            pool.limit(planner.budget);
+        }
         let to_plan = self.to_plan(Phase::Training, shape);
         if let Some(iterations) = to_plan {
             let beside = self.beside(items);

@@ -1,0 +1,163 @@
+//! A million random requests against a checker that shares no code with the pool.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use firebox_pool::{Fit, Holder, Lifted, Place, Pool, Region};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed, TestRunner};
+
+const ALIGNMENT: u64 = 32;
+
+#[derive(Clone)]
+struct Held(Rc<Cell<bool>>);
+
+impl Holder for Held {
+    fn is_free(&self) -> bool {
+        !self.0.get()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Request {
+    /// A buffer of so many bytes in one of the regions.
+    Buffer { size: u64, region: usize },
+    /// One of the buffers that are alive is let go of.
+    Free { which: usize },
+    /// The buffers of a region are taken off their pages, and put back.
+    Lift { region: usize },
+    /// Pages that nothing lies on are closed.
+    Close,
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let size = prop_oneof![1..200u64, 1..5_000u64, 60_000..300_000u64];
+    prop_oneof![
+        20 => (size, 0..Region::ALL.len()).prop_map(|(size, region)| Request::Buffer { size, region }),
+        19 => any::<usize>().prop_map(|which| Request::Free { which }),
+        1 => (0..Region::ALL.len()).prop_map(|region| Request::Lift { region }),
+        1 => Just(Request::Close),
+    ]
+}
+
+/// What the checker knows: the pages, and the buffers that are alive.
+#[derive(Default)]
+struct Checker {
+    pages: BTreeMap<String, u64>,
+    alive: Vec<(u64, u64, Held, Place)>,
+}
+
+impl Checker {
+    /// Every buffer inside its page, at a multiple of the alignment, with all its bytes, and no two on one place.
+    fn check(&self) {
+        let mut places: BTreeMap<String, Vec<(u64, u64)>> = BTreeMap::new();
+        for (_, size, _, place) in &self.alive {
+            assert!(place.size >= *size && place.offset.is_multiple_of(ALIGNMENT), "{place:?}");
+            let page = format!("{:?}", place.page);
+            let end = place.offset + place.size;
+            assert!(end <= self.pages[&page], "{place:?} is not inside of its page");
+            places.entry(page).or_default().push((place.offset, end));
+        }
+        for mut of_page in places.into_values() {
+            of_page.sort_unstable();
+            assert!(of_page.is_sorted_by(|one, next| one.1 <= next.0), "two buffers overlap");
+        }
+    }
+}
+
+/// A place for a buffer, on a new page if there is none.
+fn placed(
+    pool: &mut Pool<Held>,
+    checker: &mut Checker,
+    id: u64,
+    held: Held,
+    size: u64,
+    region: Region,
+) -> Place {
+    pool.place(id, held, size, region).unwrap_or_else(|(held, needed)| {
+        let page = pool.open(needed.region, needed.size);
+        checker.pages.insert(format!("{page:?}"), needed.size);
+        pool.place(id, held, size, region).ok().expect("a page was opened")
+    })
+}
+
+/// Runs requests, and checks behind each `every`.
+fn run(requests: &[Request], fit: Fit, every: usize) -> Vec<Place> {
+    let mut pool = Pool::new(ALIGNMENT, fit);
+    let mut checker = Checker::default();
+    let mut given = Vec::new();
+    for (id, request) in requests.iter().enumerate() {
+        match *request {
+            Request::Buffer { size, region } => {
+                pool.collect();
+                let held = Held(Rc::new(Cell::new(true)));
+                let place = placed(
+                    &mut pool,
+                    &mut checker,
+                    id as u64,
+                    held.clone(),
+                    size,
+                    Region::ALL[region],
+                );
+                checker.alive.push((id as u64, size, held, place));
+                given.push(place);
+            }
+            Request::Free { which } if !checker.alive.is_empty() => {
+                let (.., held, _) = checker.alive.swap_remove(which % checker.alive.len());
+                held.0.set(false);
+            }
+            Request::Free { .. } => {}
+            Request::Lift { region } => {
+                let region = Region::ALL[region];
+                for lifted in pool.lift(&[region]) {
+                    // Several pages may have no room for what was on them in another order.
+                    let Lifted { id, holder, place, .. } = lifted;
+                    let place = placed(&mut pool, &mut checker, id, holder, place.size, region);
+                    let moved = checker.alive.iter_mut().find(|alive| alive.0 == id);
+                    moved.expect("it is alive").3 = place;
+                }
+            }
+            Request::Close => {
+                for page in pool.close_empty(None) {
+                    checker.pages.remove(&format!("{page:?}"));
+                }
+            }
+        }
+        if id % every == 0 {
+            checker.check();
+            let in_use: u64 = checker.alive.iter().map(|(.., place)| place.size).sum();
+            pool.collect();
+            assert_eq!(pool.memory().in_use, in_use);
+            assert_eq!(pool.memory().reserved, checker.pages.values().sum::<u64>());
+            for (id, .., place) in &checker.alive {
+                assert_eq!(pool.find(*id), Some(*place));
+            }
+        }
+    }
+    checker.check();
+    given
+}
+
+#[test]
+fn no_two_buffers_share_a_place() {
+    let config = Config { cases: 1_000, rng_seed: RngSeed::Fixed(7), ..Config::default() };
+    let requests = proptest::collection::vec(request(), 1_000);
+    let fits = prop_oneof![Just(Fit::Best), Just(Fit::First), Just(Fit::Worst)];
+    let run = |(requests, fit): (Vec<Request>, Fit)| {
+        run(&requests, fit, 64);
+        Ok(())
+    };
+    TestRunner::new(config).run(&(requests, fits), run).expect("a million requests");
+}
+
+#[test]
+fn the_same_requests_give_the_same_places() {
+    let config = Config { cases: 20, rng_seed: RngSeed::Fixed(8), ..Config::default() };
+    let requests = proptest::collection::vec(request(), 500);
+    let run = |requests: Vec<Request>| {
+        prop_assert_eq!(run(&requests, Fit::Best, 100), run(&requests, Fit::Best, 100));
+        Ok(())
+    };
+    TestRunner::new(config).run(&requests, run).expect("they are the same");
+}

@@ -1,0 +1,139 @@
+//! A pool of our own on a real device: the same values as on burn's backend, wherever buffers lie. Without a Vulkan device each
+//! test prints one line that says what was not run.
+
+mod moves;
+
+#[allow(dead_code, reason = "written for other tests as well")]
+#[path = "../zoo/mod.rs"]
+mod zoo;
+
+use std::fmt;
+use std::panic::catch_unwind;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::backend::{Autodiff, Vulkan};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataset::InMemDataset;
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::optim::AdamConfig;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Int, Tensor};
+use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
+use cubecl::wgpu::WgpuDevice;
+use firebox::{Bytes, DeviceMemory, Lazy, LazyBackend, Learner};
+
+use crate::zoo::{Numbered, Zoo};
+
+type Burns = Autodiff<Lazy<Vulkan>>;
+type Ours = Autodiff<Lazy<firebox::Vulkan>>;
+
+const SEED: u64 = 3;
+
+/// All tests share a device and its pool, on which one trains at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The first Vulkan device, or a line that says that there is none.
+fn device() -> Option<WgpuDevice> {
+    let device = WgpuDevice::default();
+    let found = catch_unwind(|| {
+        <Burns as Backend>::name(&device);
+        <Ours as Backend>::name(&device);
+        device.clone()
+    });
+    if found.is_err() {
+        println!("not run: pool (there is no Vulkan device)");
+    }
+    found.ok()
+}
+
+/// The bits of all parameters and running statistics of a module.
+fn bits<B: Backend, M: Module<B>>(module: &M) -> Vec<u32> {
+    struct Bits(Vec<u32>);
+
+    impl<B: Backend> ModuleVisitor<B> for Bits {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let values = param.val().into_data().convert::<f32>();
+            let values: Vec<f32> = values.to_vec().expect("they are converted");
+            self.0.extend(values.into_iter().map(f32::to_bits));
+        }
+
+        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+            let values: Vec<i32> =
+                param.val().into_data().convert::<i32>().to_vec().expect("they are");
+            self.0.extend(values.into_iter().map(|value| value as u32));
+        }
+    }
+
+    let mut bits = Bits(Vec::new());
+    module.visit(&mut bits);
+    bits.0
+}
+
+/// Trains a model on a few batches of two sizes, a part of them in micro-batches, and validates it. Gives its bits.
+fn trained<B, M, V>(micro_batch: Option<usize>) -> Vec<u32>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    M: Zoo<B>
+        + TrainStep<Input = <M as Zoo<B>>::Batch>
+        + AutodiffModule<B, InnerModule = V>
+        + fmt::Display
+        + 'static,
+    V: Zoo<B::InnerBackend> + InferenceStep<Input = <V as Zoo<B::InnerBackend>>::Batch> + 'static,
+{
+    let device = Default::default();
+    B::seed(&device, SEED);
+    let folder = tempfile::tempdir().expect("there is room for a folder");
+    let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
+    let train =
+        DataLoaderBuilder::<B, _, _>::new(Numbered::<M>::new()).batch_size(6).build(numbers(16));
+    let valid = DataLoaderBuilder::<B::InnerBackend, _, _>::new(Numbered::<V>::new())
+        .batch_size(6)
+        .build(numbers(8));
+    let training = SupervisedTraining::new(folder.path(), train, valid).num_epochs(2).summary();
+    let mut builder = Learner::builder().auto_batch().memory(Bytes::gib(2)).quiet();
+    if let Some(items) = micro_batch {
+        builder = builder.micro_batch(items);
+    }
+    let learner = builder.build(M::new(&device), AdamConfig::new().init(), 1e-2);
+    let fitted = learner.fit(training).expect("it fits");
+    bits::<B::InnerBackend, _>(&fitted.model)
+}
+
+macro_rules! models {
+    ($($test:ident: $model:ident;)*) => {
+        $(#[test]
+        fn $test() {
+            let _alone = alone();
+            let Some(_) = device() else { return };
+            let burns = trained::<Burns, zoo::$model<Burns>, _>(None);
+            let ours = trained::<Ours, zoo::$model<Ours>, _>(None);
+            assert!(!burns.is_empty() && burns == ours, "the values differ from burn's");
+        })*
+    };
+}
+
+#[test]
+fn in_micro_batches() {
+    let _alone = alone();
+    let Some(_) = device() else { return };
+    let burns = trained::<Burns, zoo::Mlp<Burns>, _>(Some(4));
+    let ours = trained::<Ours, zoo::Mlp<Ours>, _>(Some(4));
+    assert!(!burns.is_empty() && burns == ours, "the values differ from burn's");
+}
+
+models! {
+    mlp: Mlp;
+    cnn: Cnn;
+    resnet: ResNet;
+    unet: UNet;
+    encoder: Encoder;
+    gpt: Gpt;
+    recurrent: Recurrent;
+    autoencoder: Autoencoder;
+    siamese: Siamese;
+    reader: Reader;
+}
