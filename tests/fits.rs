@@ -9,7 +9,7 @@ mod search;
 use burn::backend::Autodiff;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::prelude::*;
-use firebox::dry::{Capability, Card, Dry, DryCuda};
+use firebox::dry::{Capability, Card, Dry, DryCuda, DryPooledCuda, DryTwin};
 use firebox::{Bytes, Lazy};
 
 use cnn::Cnn;
@@ -22,19 +22,23 @@ fn cross_entropy<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -
     CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, targets)
 }
 
-#[test]
-fn a_batch_is_found_that_fits_and_is_the_largest() {
-    let card = |gib| Card::new("a card", Bytes::gib(gib), Capability::new(8, 6), 64);
-    let rehearsals = Rehearsals::<B, _>::new(Cnn::new(28), &card(2)).expect("a dry device");
+const GIBS: [u64; 3] = [2, 4, 8];
+
+fn card(gib: u64) -> Card {
+    Card::new("a card", Bytes::gib(gib), Capability::new(8, 6), 64)
+}
+
+/// The largest batches of a model on the backend `D`, found and looked at.
+fn largest<D: DryTwin>(rehearsals: &Rehearsals<B, Cnn<B>>) -> [usize; 3] {
     let mut before = 0;
-    for gib in [2, 4, 8] {
+    GIBS.map(|gib| {
         let card = card(gib);
-        let fit = largest_batch(&card, &rehearsals).expect("the model trains");
+        let fit = largest_batch::<D, _, _>(&card, rehearsals).expect("the model trains");
         assert!(fit.batch > before, "{} fit in {gib} GiB, {before} in less", fit.batch);
         before = fit.batch;
 
         // The answer is asked for again: it does not hang on what was asked before.
-        let model = Dry::<DryCuda>::new(card.properties());
+        let model = Dry::<D>::new(card.properties());
         let peak = |items| {
             let trace = rehearsals.trace(items).expect("the model records");
             model.replay(&trace).expect("the model trains").peak
@@ -43,5 +47,15 @@ fn a_batch_is_found_that_fits_and_is_the_largest() {
         assert!(peak(fit.batch + 1) > fit.budget);
         assert_eq!(fit.footprint.map(|footprint| footprint.peak), Some(peak(fit.batch)));
         assert_eq!(fit.next.map(|next| next.peak), Some(peak(fit.batch + 1)));
+        fit.batch
+    })
+}
+
+#[test]
+fn a_batch_is_found_that_fits_and_is_the_largest() {
+    let rehearsals = Rehearsals::<B, _>::new(Cnn::new(28), &card(2)).expect("a dry device");
+    let (burns, ours) = (largest::<DryCuda>(&rehearsals), largest::<DryPooledCuda>(&rehearsals));
+    for (ours, burns) in ours.into_iter().zip(burns) {
+        assert!(ours * 100 >= burns * 105, "{ours} on a pool of ours, {burns} on burn's");
     }
 }

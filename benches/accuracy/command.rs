@@ -12,7 +12,7 @@ use firebox_blank::Settings;
 use firebox_dry::{Capability, Card};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::backend::CAN_BE_BLANK;
+use crate::backend::{BENCH, CAN_BE_BLANK, LIMITS};
 use crate::cases::{CASES, Case, FEW};
 use crate::comparison::{Compared, Comparison};
 use crate::machine::{self, Machine};
@@ -76,10 +76,6 @@ struct Options {
     bench: bool,
 }
 
-/// What a prediction may be of the most that was measured, where the cases are run as a test.
-const LIMITS: std::ops::RangeInclusive<f64> = 0.99..=1.10;
-/// The same on the blank driver, where a page may be a fifth of what a small model needs: `reader-3000` on a T4 is 87 MiB of 73.
-const LIMITS_OF_CARDS: std::ops::RangeInclusive<f64> = 0.99..=1.25;
 /// The processes of a case there.
 const FEW_PROCESSES: u64 = 1;
 /// The cards that stand for others where nothing else is asked for: one of each generation.
@@ -218,18 +214,17 @@ pub fn run() -> anyhow::Result<()> {
 fn test() -> anyhow::Result<()> {
     let names: Vec<String> =
         std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    if !names.is_empty() && !names.iter().any(|name| "accuracy_cuda".contains(name.as_str())) {
-        println!("not run: accuracy (other tests were asked for)");
+    if !names.is_empty() && !names.iter().any(|name| BENCH.contains(name.as_str())) {
+        println!("not run: {BENCH} (other tests were asked for)");
         return Ok(());
     }
     let Some(mut target) = Target::find(&[], None)? else {
-        println!("not run: accuracy of {} (no device)", FEW.join(", "));
+        println!("not run: {BENCH} of {} (no device)", FEW.join(", "));
         return Ok(());
     };
     let is_wanted = |card: &str| FEW_CARDS.contains(&card);
     target.machines.retain(|machine| machine.card().is_none_or(is_wanted));
     let is_blank = target.machines.iter().any(|machine| machine.card().is_some());
-    let limits = if is_blank { LIMITS_OF_CARDS } else { LIMITS };
     if is_blank {
         println!("there is no NVIDIA device: run on the blank driver, which computes nothing");
     }
@@ -240,7 +235,7 @@ fn test() -> anyhow::Result<()> {
     println!("{}\n{comparison}", comparison.table());
     for compared in &comparison.cases {
         let (case, ratio) = (compared.name(), compared.ratio());
-        ensure!(limits.contains(&ratio), "{case}: {ratio:.3} of what was measured was predicted");
+        ensure!(LIMITS.contains(&ratio), "{case}: {ratio:.3} of what was measured was predicted");
         ensure!(
             compared.in_use_is_exact(),
             "{case}: other bytes than predicted are in use after a step"

@@ -216,7 +216,6 @@ fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
 }
 
 fn measure<M: Subject>(case: &Case, setup: Setup, left: bool) -> anyhow::Result<Found> {
-    let _awake = Training::name(&Default::default());
     Training::seed(&Default::default(), SEED);
     // This makes the driver's context, which no prediction contains.
     Base::sync(&Default::default()).map_err(|error| anyhow::anyhow!("{error}"))?;
@@ -291,7 +290,10 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Predictions> {
     let latest = fitted.plans.iter().enumerate().filter(is_latest);
     let latest: Vec<_> = latest.map(|(_, plan)| plan).collect();
     let small_page = latest.iter().map(|plan| plan.beside.small_page).max().unwrap_or_default();
-    let latest = latest.into_iter().map(PlanReport::predicted).max();
+    // On a pool of ours there is a page for each kind of buffer, as large as the plan that needs most of it says.
+    let pools = latest.iter().filter_map(|plan| plan.paging.as_ref()?.pool);
+    let pages = pools.reduce(|one, other| one.larger(&other)).map(|pages| pages.total());
+    let latest = pages.or_else(|| latest.into_iter().map(PlanReport::predicted).max());
     let tuned = latest.filter(|_| fitted.plans.iter().any(PlanReport::tunes));
     Ok(Predictions { most, tuned, small_page })
 }

@@ -3,7 +3,6 @@
 
 mod moves;
 
-#[allow(dead_code, reason = "written for other tests as well")]
 #[path = "../zoo/mod.rs"]
 mod zoo;
 
@@ -17,10 +16,10 @@ use burn::data::dataset::InMemDataset;
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::AdamConfig;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Distribution, Int, Tensor};
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use cubecl::wgpu::WgpuDevice;
-use firebox::{Bytes, DeviceMemory, Lazy, LazyBackend, Learner};
+use firebox::{Bytes, DeviceMemory, Lazy, LazyBackend, Learner, initialize};
 
 use crate::zoo::{Numbered, Zoo};
 
@@ -123,6 +122,34 @@ fn in_micro_batches() {
     let burns = trained::<Burns, zoo::Mlp<Burns>, _>(Some(4));
     let ours = trained::<Ours, zoo::Mlp<Ours>, _>(Some(4));
     assert!(!burns.is_empty() && burns == ours, "the values differ from burn's");
+}
+
+#[test]
+fn planning_draws_no_random_numbers() {
+    fn drawn<B>(plans: bool) -> Vec<f32>
+    where
+        B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+        B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    {
+        let device = Default::default();
+        // With dropout.
+        let model = zoo::Mlp::<B>::new(&device);
+        initialize(&model);
+        let batch = zoo::Mlp::<B>::batch(&[0, 1, 2], &device);
+        let builder = Learner::builder().auto_batch().memory(Bytes::gib(2)).quiet();
+        let learner = builder.build(model, AdamConfig::new().init(), 1e-2);
+        B::sync(&device).expect("the device is healthy");
+        B::seed(&device, SEED);
+        if plans {
+            learner.plan(&batch).expect("it fits");
+        }
+        let numbers = Tensor::<B, 1>::random([8], Distribution::Default, &device);
+        numbers.into_data().to_vec().expect("they are floats")
+    }
+    let _alone = alone();
+    let Some(_) = device() else { return };
+    assert_eq!(drawn::<Burns>(true), drawn::<Burns>(false));
+    assert_eq!(drawn::<Ours>(true), drawn::<Ours>(false));
 }
 
 models! {

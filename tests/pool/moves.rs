@@ -27,7 +27,9 @@ fn trained(between: impl FnOnce()) -> Option<Vec<f32>> {
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(1e-2, model, gradients);
         B::sync(&device).expect("the device is healthy");
-        between.take().map(|between| between());
+        if let Some(between) = between.take() {
+            between();
+        }
     }
     let weights = model.weight.val().into_data().to_vec().expect("they are floats");
     Some(weights)

@@ -1,7 +1,14 @@
 //! firebox's CUDA backend, on an NVIDIA device or on the blank driver.
 
+use std::ops::RangeInclusive;
+
 pub type Base = firebox::Cuda;
 pub type Runtime = firebox::Pooled<cubecl::cuda::CudaRuntime>;
+
+/// The name of the bench.
+pub const BENCH: &str = "accuracy_pool";
+/// What a prediction may be of the most that was measured, where a few cases are run as a test: the same to the byte.
+pub const LIMITS: RangeInclusive<f64> = 1.0..=1.0;
 
 /// Whether the blank driver can stand in for the device.
 pub const CAN_BE_BLANK: bool = true;

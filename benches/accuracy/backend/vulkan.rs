@@ -1,9 +1,16 @@
 //! burn's Vulkan backend.
 
+use std::ops::RangeInclusive;
+
 use cubecl::wgpu::{RuntimeOptions, Vulkan, WgpuDevice, init_setup};
 
 pub type Base = burn::backend::Vulkan;
 pub type Runtime = cubecl::wgpu::WgpuRuntime;
+
+/// The name of the bench.
+pub const BENCH: &str = "accuracy";
+/// What a prediction may be of the most that was measured, where a few cases are run as a test.
+pub const LIMITS: RangeInclusive<f64> = 0.99..=1.10;
 
 /// Whether the blank driver can stand in for the device.
 pub const CAN_BE_BLANK: bool = false;

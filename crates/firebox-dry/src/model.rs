@@ -230,6 +230,10 @@ impl<B: DryTwin> MemoryModel for Dry<B> {
         self.footprint_after(&[], trace, Bytes::MAX)
     }
 
+    fn keeps_pages(&self) -> bool {
+        !B::POOLED
+    }
+
     fn footprint_after(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
         let life = Life::new([before, &[trace]].concat(), &self.types, false);
         self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))

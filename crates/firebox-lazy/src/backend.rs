@@ -14,7 +14,7 @@ use burn_backend::{Backend, DType, DTypeUsageSet, ExecutionError, TensorData};
 
 use crate::kind::{Bool, Float, Int, Quantized};
 use crate::session;
-use crate::streams::on_stream;
+use crate::streams::{meet, on_stream};
 use crate::tensor::LazyTensor;
 
 /// A backend that can record its operations instead of running them.
@@ -85,11 +85,13 @@ impl<B: Backend> Backend for Lazy<B> {
                 });
             });
         } else {
+            meet::<B>(device);
             on_stream::<B, _>(|| B::seed(device, seed));
         }
     }
 
     fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
+        meet::<B>(device);
         on_stream::<B, _>(|| B::sync(device))
     }
 

@@ -4,12 +4,13 @@
 //! ends. burn's data loader spawns its threads again in every epoch, so that each epoch would open pools anew. Here the
 //! calls of a loader thread run on a stream that follows from its number, and later epochs find the pools of the first.
 
-use std::cell::Cell;
+use std::any::TypeId;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::thread;
 
-use burn_backend::{Backend, StreamId};
+use burn_backend::{Backend, Device as _, DeviceId, StreamId};
 
 use crate::handover::{Held, wait_for_turn};
 
@@ -41,6 +42,24 @@ const FIRST_STREAM: u64 = (1 << 33) - 1;
 /// ```
 pub fn stream_of_worker(worker: u16) -> StreamId {
     StreamId { value: FIRST_STREAM - u64::from(worker) }
+}
+
+thread_local! {
+    /// The devices that this thread has met.
+    static MET: RefCell<Vec<(TypeId, DeviceId)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Has a backend make what it needs on a device, on this thread. CubeCL makes a server when a device is first used, and the one of
+/// a pool of ours can be made by any thread but that of burn's fusion, on which it runs.
+pub(crate) fn meet<B: Backend>(device: &B::Device) {
+    let key = (TypeId::of::<B>(), device.to_id());
+    MET.with_borrow_mut(|met| {
+        if !met.contains(&key) {
+            met.push(key);
+            // It asks the device, whatever it is called.
+            B::name(device);
+        }
+    });
 }
 
 /// What [`WORKER`] holds before the thread's name was looked at, and on threads that are no loader threads.

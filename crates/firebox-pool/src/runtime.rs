@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cubecl::ir::TargetProperties;
 use cubecl::zspace::{Shape, Strides};
@@ -39,7 +40,14 @@ impl<R: Runtime> Runtime for Pooled<R> {
 
     fn client(device: &Self::Device) -> ComputeClient<Self> {
         Inner::<R>::make_known(device);
-        ComputeClient::load(device)
+        // A server cannot be made on the thread that it runs on while that thread works.
+        catch_unwind(AssertUnwindSafe(|| ComputeClient::load(device))).unwrap_or_else(|_| {
+            panic!(
+                "the pool of {:?} has to be there before burn's fusion runs on the device: make a tensor first, or call \
+                 `Backend::name(&device)`",
+                device.to_id()
+            )
+        })
     }
 
     fn name(client: &ComputeClient<Self>) -> &'static str {

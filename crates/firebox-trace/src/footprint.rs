@@ -53,6 +53,12 @@ pub trait MemoryModel: Send + Sync {
     fn is_on_host(&self) -> bool {
         false
     }
+
+    /// Whether an allocator keeps the pages that it has opened, so that what has run before counts. Default: where the memory is a
+    /// device's.
+    fn keeps_pages(&self) -> bool {
+        !self.is_on_host()
+    }
 }
 
 /// How sure a model is of a footprint, from the best to the worst.

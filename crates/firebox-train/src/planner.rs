@@ -158,7 +158,7 @@ impl Planner {
         sizing: Sizing,
         cliffs: Option<Cliffs>,
     ) -> Self {
-        let usual = if memory.is_on_host() { Cliffs::Ignore } else { Cliffs::Avoid };
+        let usual = if memory.keeps_pages() { Cliffs::Avoid } else { Cliffs::Ignore };
         Self {
             memory,
             budget,

@@ -351,7 +351,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         optimizer_state,
         operations: trace.calls().count(),
         running_state: replaced,
-        trace: footprint.paging.is_some().then(|| Arc::new(trace)),
+        trace: (footprint.paging.is_some() && memory.keeps_pages()).then(|| Arc::new(trace)),
         footprint,
     }
 }

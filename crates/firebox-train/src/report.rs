@@ -5,7 +5,7 @@ use std::fmt;
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 use firebox_plan::Plan;
-use firebox_trace::{Bytes, CategoryBytes, Estimate, Paging, TensorInfo};
+use firebox_trace::{Bytes, CategoryBytes, Estimate, Paging, PoolPages, TensorInfo};
 
 use crate::beside::BesideBytes;
 use crate::error::Phase;
@@ -121,8 +121,14 @@ impl PlanReport {
 fn pages(paging: &Paging) -> String {
     let sizes = paging.pages.iter().rev().filter(|(size, _)| **size > Bytes::ZERO);
     let sizes: Vec<_> = sizes.map(|(size, count)| format!("{count} x {size}")).collect();
+    let sizes = match &paging.pool {
+        Some(PoolPages { lasting, step, small, beside, .. }) => {
+            format!("{step} for steps + {lasting} lasting + {small} small + {beside} beside")
+        }
+        None => sizes.join(" + "),
+    };
     let unused = paging.fragmentation() * 100.0;
-    format!("{}; {} in use, {unused:.0} % not", sizes.join(" + "), paging.in_use)
+    format!("{sizes}; {} in use, {unused:.0} % not", paging.in_use)
 }
 
 /// What a training run was predicted to need on its device, and what it took.
@@ -158,7 +164,10 @@ impl fmt::Display for PlanReport {
         if let Some(paging) = &self.paging {
             table.add_row(vec!["pages".to_owned(), pages(paging)]);
             let Paging { largest_buffer, largest_page, .. } = paging;
-            let largest = format!("{largest_buffer} of at most {largest_page}");
+            let largest = match *largest_page {
+                Bytes::MAX => largest_buffer.to_string(),
+                limit => format!("{largest_buffer} of at most {limit}"),
+            };
             table.add_row(vec!["largest buffer".to_owned(), largest]);
             if paging.tunes {
                 let tunes = "not tuned yet: the largest counts, planned again once they are";

@@ -12,6 +12,7 @@ use crate::kind::{Bool, Int};
 use crate::loaders::upload;
 use crate::ops::{create, forward, into_data, move_to};
 use crate::session;
+use crate::streams::meet;
 use crate::streams::{on_stream, poll_on_stream};
 use crate::tensor::LazyTensor;
 
@@ -22,6 +23,7 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
             return session::with(|s| s.upload::<Bool>(data, device, "bool_from_data", make))
                 .expect("checked above");
         }
+        meet::<B>(device);
         LazyTensor::new(upload::<B, _>(|| B::bool_from_data(data, device)))
     }
 

@@ -10,6 +10,7 @@ use crate::kind::Float;
 use crate::loaders::upload;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
 use crate::session;
+use crate::streams::meet;
 use crate::streams::on_stream;
 use crate::tensor::LazyTensor;
 
@@ -20,6 +21,7 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
             return session::with(|s| s.upload::<Float>(data, device, "float_from_data", make))
                 .expect("checked above");
         }
+        meet::<B>(device);
         LazyTensor::new(upload::<B, _>(|| B::float_from_data(data, device)))
     }
 

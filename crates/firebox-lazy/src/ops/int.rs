@@ -12,6 +12,7 @@ use crate::kind::Int;
 use crate::loaders::upload;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
 use crate::session;
+use crate::streams::meet;
 use crate::tensor::LazyTensor;
 
 impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
@@ -21,6 +22,7 @@ impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
             return session::with(|s| s.upload::<Int>(data, device, "int_from_data", make))
                 .expect("checked above");
         }
+        meet::<B>(device);
         LazyTensor::new(upload::<B, _>(|| B::int_from_data(data, device)))
     }
 

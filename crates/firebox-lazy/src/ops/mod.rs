@@ -91,6 +91,7 @@ macro_rules! create {
     )*};
     ($kind:ident: $name:ident, $device:ident, ($($before:ident),*; $dtype:ident), |$values:ident| $run:expr) => {{
         if !$crate::session::records::<B>() {
+            $crate::streams::meet::<B>($device);
             return $crate::tensor::LazyTensor::<B, $kind>::new($crate::loaders::upload::<B, _>(|| {
                 B::$name($($before),*, $device, $dtype)
             }));

@@ -11,6 +11,7 @@ use crate::handover::Held;
 use crate::kind::Kind;
 use crate::loaders::upload;
 use crate::session;
+use crate::streams::meet;
 use crate::streams::{on_stream, poll_on_stream};
 use crate::tensor::LazyTensor;
 
@@ -131,6 +132,7 @@ impl<B: Backend> Decorate<B> for TensorPrimitive<Lazy<B>> {
 impl<B: Backend> QTensorOps<Self> for Lazy<B> {
     fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {
         refuse_recording::<B>("q_from_data");
+        meet::<B>(device);
         LazyTensor::new(upload::<B, _>(|| B::q_from_data(data, device)))
     }
 
