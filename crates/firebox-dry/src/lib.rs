@@ -101,6 +101,7 @@ mod tuning;
 
 mod twin;
 
+mod execute;
 mod model;
 mod pooled;
 mod program;

@@ -5,10 +5,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_backend::{Backend, DType, TensorData};
-use burn_ir::{BackendIr, TensorIr};
-use burn_router::{Runner, RunnerClient};
-use burn_std::{Bytes as HostBytes, future::block_on};
+use burn_backend::{Backend, DType};
+use burn_router::Runner;
 use cubecl::ir::DeviceProperties;
 use firebox_trace::{
     Bytes, Category, CategoryBytes, Estimate, Footprint, Heap, MemoryModel, Moment, OpIndex,
@@ -16,7 +14,8 @@ use firebox_trace::{
 };
 
 use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked, stream_of};
-use crate::program::{Begin, End, Instruction, Leftovers, Program, Templates, unaccounted};
+use crate::execute::{execute, is_drain, is_settle, upload};
+use crate::program::{Begin, End, Leftovers, Program, Templates, unaccounted};
 use crate::target::Target;
 use crate::translate::Types;
 use crate::twin::DryTwin;
@@ -459,35 +458,6 @@ fn pass<B: DryTwin>(
     monitor.interleave(0);
     B::Twin::sync(device).expect("a dry device does not fail");
     Passed { baseline, timeline, calls, left }
-}
-
-pub(crate) fn is_settle(step: &Step) -> bool {
-    step.is_mark(Step::SETTLE)
-}
-
-pub(crate) fn is_drain(step: &Step) -> bool {
-    step.is_mark(Step::DRAIN)
-}
-
-pub(crate) fn execute<B: DryTwin>(
-    runner: &Runner<B::Twin>,
-    device: &DryDevice<B::Target>,
-    instruction: Instruction,
-) {
-    match instruction {
-        Instruction::Run(operation) => runner.register_op(*operation),
-        Instruction::Upload(tensor) => upload(runner, &tensor),
-        Instruction::Read(tensor) => drop(block_on(runner.read_tensor_async(tensor))),
-        Instruction::Drain => B::drain(device),
-    }
-}
-
-/// Makes a tensor as burn's backend makes one from host data: the buffer is asked for at once, not when fusion gets to
-/// it. The data itself is not looked at on a dry device, and so there is none.
-pub(crate) fn upload<B: BackendIr>(runner: &Runner<B>, tensor: &TensorIr) {
-    let (shape, dtype) = (tensor.shape.clone(), tensor.dtype);
-    let bytes = HostBytes::from_bytes_vec(Vec::new());
-    runner.register_tensor_data_id(tensor.id, TensorData { bytes, shape, dtype });
 }
 
 fn category(trace: &Trace, tensor: TensorIndex) -> Option<Category> {

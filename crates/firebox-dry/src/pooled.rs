@@ -13,7 +13,8 @@ use firebox_trace::{
 };
 
 use crate::device::{DryDevice, Lease, Monitor, stream_of};
-use crate::model::{Dry, MOST_REPLAYS, Replay, ReplayError, execute, is_drain, is_settle, upload};
+use crate::execute::{execute, is_drain, is_settle, upload};
+use crate::model::{Dry, MOST_REPLAYS, Replay, ReplayError};
 use crate::program::{Begin, End, Leftovers, Program, Templates};
 use crate::runtime::DryRuntime;
 use crate::twin::DryTwin;

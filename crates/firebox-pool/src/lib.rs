@@ -16,6 +16,7 @@
 mod id;
 mod inner;
 mod pool;
+mod prepare;
 mod runtime;
 mod server;
 mod space;
