@@ -1,7 +1,10 @@
 //! Steps of a program on a twin: what each instruction asks of it.
 
 use burn_backend::TensorData;
-use burn_ir::{BackendIr, TensorIr};
+use burn_ir::{
+    BackendIr, BaseOperationIr, CreationOpIr, FloatOperationIr, NumericOperationIr, OperationIr,
+    TensorIr,
+};
 use burn_router::{Runner, RunnerClient};
 use burn_std::{Bytes as HostBytes, future::block_on};
 use firebox_trace::Step;
@@ -24,7 +27,7 @@ pub(crate) fn execute<B: DryTwin>(
     instruction: Instruction,
 ) {
     match instruction {
-        Instruction::Run(operation) => runner.register_op(*operation),
+        Instruction::Run(operation) => runner.register_op(without_draws(*operation)),
         Instruction::Upload(tensor) => upload(runner, &tensor),
         Instruction::Read(tensor) => drop(block_on(runner.read_tensor_async(tensor))),
         Instruction::Drain => B::drain(device),
@@ -37,4 +40,18 @@ pub(crate) fn upload<B: BackendIr>(runner: &Runner<B>, tensor: &TensorIr) {
     let (shape, dtype) = (tensor.shape.clone(), tensor.dtype);
     let bytes = HostBytes::from_bytes_vec(Vec::new());
     runner.register_tensor_data_id(tensor.id, TensorData { bytes, shape, dtype });
+}
+
+/// A tensor of the same form in place of random numbers. CubeCL has one generator for all devices of a process, and drawing on one
+/// that computes nothing would change what the real one draws. Neither is fused with anything.
+fn without_draws(operation: OperationIr) -> OperationIr {
+    match operation {
+        OperationIr::Float(_, FloatOperationIr::Random(draw)) => {
+            OperationIr::BaseFloat(BaseOperationIr::Empty(CreationOpIr { out: draw.out }))
+        }
+        OperationIr::NumericInt(_, NumericOperationIr::IntRandom(draw)) => {
+            OperationIr::BaseInt(BaseOperationIr::Empty(CreationOpIr { out: draw.out }))
+        }
+        operation => operation,
+    }
 }

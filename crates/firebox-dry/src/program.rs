@@ -3,10 +3,7 @@
 use std::collections::HashMap;
 
 use burn_backend::tensor::IndexingUpdateOp;
-use burn_ir::{
-    BaseOperationIr, CreationOpIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorId,
-    TensorIr, TensorStatus,
-};
+use burn_ir::{BaseOperationIr, FloatOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_std::DType;
 use firebox_trace::{
     Bytes, Call, Category, Description, DescriptionIndex, Label, Step, TensorIndex, Trace,
@@ -190,7 +187,7 @@ impl<'a> Program<'a> {
             consumed.extend(ends.map(|tensor| tensor.id));
             instructions.push(match operation {
                 OperationIr::Init(init) => Instruction::Upload(init.out),
-                operation => Instruction::Run(Box::new(without_draws(operation))),
+                operation => Instruction::Run(Box::new(operation)),
             });
         }
         // What the call owns dies with it, whether the description uses it or not.
@@ -248,20 +245,6 @@ fn drop_of(mut tensor: TensorIr) -> Instruction {
 
 fn status(last: bool) -> TensorStatus {
     if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly }
-}
-
-/// A tensor of the same form in place of random numbers. CubeCL has one generator for all devices of a process, and drawing on one
-/// that computes nothing would change what the real one draws. Neither is fused with anything.
-fn without_draws(operation: OperationIr) -> OperationIr {
-    match operation {
-        OperationIr::Float(_, FloatOperationIr::Random(draw)) => {
-            OperationIr::BaseFloat(BaseOperationIr::Empty(CreationOpIr { out: draw.out }))
-        }
-        OperationIr::NumericInt(_, NumericOperationIr::IntRandom(draw)) => {
-            OperationIr::BaseInt(BaseOperationIr::Empty(CreationOpIr { out: draw.out }))
-        }
-        operation => operation,
-    }
 }
 
 /// Whether burn-router's runner would panic at the operation (`runner.rs` of burn-router).
