@@ -35,6 +35,7 @@ impl<B: DryTwin> Dry<B> {
     pub(crate) fn replay_on_pool(&self, trace: &Trace) -> Result<Footprint, ReplayError> {
         let lease = Lease::<B::Target>::take(self.properties())?;
         let mut lease = lease.with_choices_of(self.tuned());
+        let alignment = self.properties().memory.alignment.max(1);
         let mut templates = Templates::new();
         let reads = trace.steps.iter().any(|step| matches!(step, Step::Read(_)));
         let mut last: Option<(Replay, Pages)> = None;
@@ -42,7 +43,7 @@ impl<B: DryTwin> Dry<B> {
         for _ in 0..MOST_REPLAYS {
             self.count_replay();
             let (lived, below) = lease.run(|device| self.live(device, trace, &mut templates))?;
-            let (replay, high) = lived.with(below, reads);
+            let (replay, high) = lived.with(below, reads, alignment);
             let is_same = last.as_ref().is_some_and(|(_, last)| *last == high);
             let settled = replay.settled;
             last = Some((replay, high));
@@ -115,12 +116,15 @@ struct Lived {
 
 impl Lived {
     /// With what the runtime below has reserved.
-    fn with(self, below: Usage, reads: bool) -> (Replay, Pages) {
+    fn with(self, below: Usage, reads: bool, alignment: u64) -> (Replay, Pages) {
         let Self { baseline, timeline, settled, mut high, most_in_use, largest } = self;
         if below.tuned > 0 || reads {
             high.step += high.step / UNSURE_SHARE;
         }
         high.small += high.small / UNSURE_SHARE + 2 * SMALL;
+        for region in [Region::Step, Region::Small] {
+            *high.of_mut(region) = high.of(region).next_multiple_of(alignment);
+        }
         let peak = Bytes::new(high.total()) + below.peak;
         let most_in_use = most_in_use + below.most_in_use;
         let usage = Usage { reserved: peak, peak, most_in_use, largest, ..below };
