@@ -1,5 +1,5 @@
 //! The decorator computes what the backend computes: the same programs on a backend, on its decoration at once, and
-//! on its decoration recorded and then run, equal bit for bit in values and gradients. The backends are Flex and
+//! on its decoration recorded and then run, and asked for by a loader thread, equal bit for bit in values and gradients. The backends are Flex and
 //! NdArray, under automatic differentiation with and without recomputing.
 
 mod backends;
@@ -75,12 +75,12 @@ macro_rules! check {
 }
 pub(crate) use check;
 
-/// Runs a program on a backend, on its decoration at once, and recorded and then run, and compares.
+/// Runs a program on a backend, on its decoration at once, recorded and then run, and asked for by a loader thread, and compares.
 #[track_caller]
 pub fn compare_on<P, D>(
     name: &str,
-    plain: impl FnOnce(&P::Device) -> Outputs<P>,
-    decorated: impl Fn(&D::Device) -> Outputs<D>,
+    plain: impl Fn(&P::Device) -> Outputs<P>,
+    decorated: impl Fn(&D::Device) -> Outputs<D> + Sync,
 ) where
     P: Backend<Device = D::Device>,
     D: LazyBackend,
@@ -106,6 +106,17 @@ pub fn compare_on<P, D>(
     compare(&format!("{name}, recorded"), &expected, values(described.run()));
     seed();
     compare(&format!("{name}, recorded again"), &expected, values(known.run()));
+
+    // What a loader thread draws is drawn in the order in which it is needed.
+    D::Base::seed(&device, 8);
+    if values(plain(&device)) == expected {
+        let run = || decorated(&Default::default());
+        let asked = std::thread::scope(|scope| {
+            let loader = std::thread::Builder::new().name("dataloader-7".into());
+            loader.spawn_scoped(scope, run).expect("a thread").join().expect("it asks")
+        });
+        compare(&format!("{name}, on a loader thread"), &expected, values(asked));
+    }
 }
 
 /// Checks values against each other, bit for bit.

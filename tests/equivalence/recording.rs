@@ -178,9 +178,11 @@ fn workers_of_a_loader_compute_while_a_recording_goes_on() {
     let one = Tensor::<L, 1>::ones([4], &device);
     let recording = Recorder::new().record::<Flex, _>(|| {
         let recorded = loader.iter().map(|batch| {
-            let real = batch.clone().into_primitive().tensor();
-            assert!(!real.is_promise(), "a worker's tensor has values");
-            batch + one.clone()
+            let asked = batch.clone().into_primitive().tensor();
+            assert!(asked.is_promise(), "nobody has needed it");
+            let sum = batch + one.clone();
+            assert!(!asked.is_promise(), "it is computed when the recording needs it");
+            sum
         });
         recorded.collect::<Vec<_>>()
     });

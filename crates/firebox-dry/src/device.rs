@@ -70,10 +70,8 @@ impl<T: Target> Device for DryDevice<T> {
 
 impl<T: Target> DeviceOps for DryDevice<T> {}
 
-/// The stream of a loader thread on a dry device, or of the program itself.
-pub(crate) fn stream_of(worker: Option<u16>) -> StreamId {
-    StreamId { value: worker.map_or(0, |worker| 1 + u64::from(worker)) }
-}
+/// The stream of the program on a dry device.
+pub(crate) const STREAM: StreamId = StreamId { value: 0 };
 
 /// A dry device on loan: nobody else uses it until the lease is dropped.
 #[derive(Debug)]
@@ -157,7 +155,7 @@ impl<T: Target> Lease<T> {
     ) -> Result<(R, Usage), Panicked> {
         let server = self.server();
         let device = &self.device;
-        let ran = stream_of(None).executes(|| {
+        let ran = STREAM.executes(|| {
             let (id, tuned) = (device.to_id(), self.tuned.clone());
             server.submit_blocking(move |server| {
                 server.reset();
@@ -231,13 +229,6 @@ impl<T: Target> Monitor<T> {
     /// Forgets the most that was reserved before now.
     pub(crate) fn forget_peak(&self) {
         self.0.submit_blocking(DryServer::forget_peak).expect("the device runs this program");
-    }
-
-    /// From the next answer on, other threads make so many requests after each.
-    pub(crate) fn interleave(&self, requests: usize) {
-        self.0
-            .submit_blocking(move |server| server.interleave(requests))
-            .expect("the device runs this program");
     }
 
     /// What was measured up to now.

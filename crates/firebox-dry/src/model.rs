@@ -1,6 +1,5 @@
 //! The memory model of GPU backends: replays a trace on a dry device.
 
-use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +12,7 @@ use firebox_trace::{
     Origin, Paging, Step, TensorIndex, Trace,
 };
 
-use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked, stream_of};
+use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked};
 use crate::execute::{execute, is_drain, is_settle, upload};
 use crate::program::{Begin, End, Leftovers, Program, Templates, unaccounted};
 use crate::target::Target;
@@ -286,8 +285,8 @@ impl<'a> Life<'a> {
         self.traces.last().expect("a life has a trace").0
     }
 
-    /// Lives once, until a round opens no page any more or more than `enough` is reserved, for [`LEAST_ROUNDS`] and those with the
-    /// target's further beginnings, and at most [`MORE_ROUNDS`] behind them. Where pages are given back, what counts is what is open while the last trace runs.
+    /// Lives once, until a round opens no page any more or more than `enough` is reserved, for [`LEAST_ROUNDS`] and
+    /// at most [`MORE_ROUNDS`] behind them. Where pages are given back, what counts is what is open while the last trace runs.
     ///
     /// Other threads ask the device, too, and where they do decides about the batches in which it takes requests. In the first
     /// round the metrics read something wherever the program drains its queue. In the second one nobody does in the earlier half
@@ -307,9 +306,7 @@ impl<'a> Life<'a> {
             let mut left = Leftovers::default();
             // Of all rounds the most that counts for the last trace.
             let mut most = Usage::default();
-            let beginnings = <B::Target as Target>::BEGINNINGS;
-            let least = LEAST_ROUNDS + beginnings.len();
-            for round in 0..least + MORE_ROUNDS {
+            for round in 0..LEAST_ROUNDS + MORE_ROUNDS {
                 // What counts is how full pools are once they grow no more; that is never the first round.
                 if round > 0 && <B::Target as Target>::SMALL_PAGE_VARIES {
                     monitor.look_for_room();
@@ -319,7 +316,7 @@ impl<'a> Life<'a> {
                 let last = self.traces.len() - 1;
                 for (at, (trace, templates)) in self.traces.iter_mut().enumerate() {
                     if self.gives_back {
-                        give_back::<B>(device, trace);
+                        B::Twin::memory_cleanup(device);
                         // What earlier traces had open is gone.
                         if at == last {
                             monitor.forget_peak();
@@ -327,13 +324,8 @@ impl<'a> Life<'a> {
                     }
                     open = monitor.usage().peak;
                     let program = Program::new(trace, self.types, templates, left);
-                    let uploads = uploads_of_batch(trace);
-                    let further = round.checked_sub(LEAST_ROUNDS).and_then(|at| beginnings.get(at));
-                    let others = Others {
-                        from: if round == 0 { 0 } else { middle(trace) },
-                        uploads: further.map_or(round * uploads, |further| uploads + further),
-                    };
-                    let passed = pass::<B>(device, &runner, &monitor, trace, others, program);
+                    let answers = if round == 0 { 0 } else { middle(trace) };
+                    let passed = pass::<B>(device, &runner, &monitor, trace, answers, program);
                     left = passed.left;
                     calls.push(passed.calls);
                     latest = (passed.baseline, passed.timeline);
@@ -346,7 +338,7 @@ impl<'a> Life<'a> {
                 if has_grown {
                     most = usage;
                 }
-                if most.peak > enough || round + 1 >= least && !has_grown {
+                if most.peak > enough || round + 1 >= LEAST_ROUNDS && !has_grown {
                     break;
                 }
             }
@@ -358,15 +350,6 @@ impl<'a> Life<'a> {
         let most_in_use = most.most_in_use.max(usage.most_in_use);
         let usage = Usage { peak: most.peak, pages: most.pages, most_in_use, ..usage };
         Ok(Replay { baseline, timeline, usage, settled })
-    }
-}
-
-/// Gives the pages back that nothing lies on, in the pools of the training thread and of loader threads.
-fn give_back<B: DryTwin>(device: &DryDevice<B::Target>, next: &Trace) {
-    let workers: HashSet<Option<u16>> = next.tensors.iter().map(|tensor| tensor.worker).collect();
-    B::Twin::memory_cleanup(device);
-    for worker in workers.into_iter().filter(Option::is_some) {
-        stream_of(worker).executes(|| B::Twin::memory_cleanup(device));
     }
 }
 
@@ -390,14 +373,6 @@ struct Passed {
     left: Leftovers,
 }
 
-/// What other threads ask of the device while a program runs.
-struct Others {
-    /// The step from which on one reads wherever the program drains its queue.
-    from: usize,
-    /// How many tensors are uploaded after each answer from there on.
-    uploads: usize,
-}
-
 /// The middle one of a trace's drains, or its begin if it has none. In a trace of two iterations the second one begins there.
 fn middle(trace: &Trace) -> usize {
     let drains = trace.steps.iter().enumerate().filter(|(_, step)| is_drain(step));
@@ -405,36 +380,23 @@ fn middle(trace: &Trace) -> usize {
     drains.get(drains.len() / 2).copied().unwrap_or_default()
 }
 
-/// The tensors of a batch that a loader thread has made for a trace. Each is at least one request to the device.
-fn uploads_of_batch(trace: &Trace) -> usize {
-    let inputs = trace.calls().flat_map(|(_, call)| call.inputs.iter().map(|input| input.tensor));
-    let batch: HashSet<TensorIndex> =
-        inputs.filter(|tensor| trace.tensor(*tensor).worker.is_some()).collect();
-    batch.len()
-}
-
-/// Runs a program.
+/// Runs a program. From the step `others` on, another thread reads wherever the program drains its queue.
 fn pass<B: DryTwin>(
     device: &DryDevice<B::Target>,
     runner: &Runner<B::Twin>,
     monitor: &Monitor<B::Target>,
     trace: &Trace,
-    others: Others,
+    others: usize,
     (mut program, begin): (Program, Begin),
 ) -> Passed {
     begin.discarded.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
-    for (tensor, worker) in &begin.existing {
-        stream_of(*worker).executes(|| upload(runner, tensor));
-    }
+    begin.existing.iter().for_each(|tensor| upload(runner, tensor));
     B::Twin::sync(device).expect("a dry device does not fail");
     let (baseline, before) = (monitor.usage().in_use, monitor.calls());
     let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;
     for (at, step) in trace.steps.iter().enumerate() {
-        if at == others.from {
-            monitor.interleave(others.uploads);
-        }
-        let answers = at >= others.from;
+        let answers = at >= others;
         let instructions = program.step(step);
         // What waits for the device is not counted right: new buffers are missing, freed ones still count.
         if instructions.is_empty() && answers {
@@ -455,7 +417,6 @@ fn pass<B: DryTwin>(
     }
     let End { freed, left } = program.end();
     freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
-    monitor.interleave(0);
     B::Twin::sync(device).expect("a dry device does not fail");
     Passed { baseline, timeline, calls, left }
 }

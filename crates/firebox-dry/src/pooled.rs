@@ -6,13 +6,12 @@
 
 use burn_backend::Backend;
 use burn_router::Runner;
-use cubecl_common::stream_id::StreamId;
 use firebox_pool::{Control, Pages, Region, SMALL};
 use firebox_trace::{
     Bytes, Category, Estimate, Footprint, Label, Moment, PoolPages, Step, TensorIndex, Trace,
 };
 
-use crate::device::{DryDevice, Lease, Monitor, stream_of};
+use crate::device::{DryDevice, Lease, Monitor, STREAM};
 use crate::execute::{execute, is_drain, is_settle, upload};
 use crate::model::{Dry, MOST_REPLAYS, Replay, ReplayError};
 use crate::program::{Begin, End, Leftovers, Program, Templates};
@@ -76,7 +75,7 @@ impl<B: DryTwin> Dry<B> {
     ) -> Lived {
         let pool = B::pool(device).expect("the twin has a pool");
         pool.measure();
-        pool.begin(stream_of(None), u64::MAX);
+        pool.begin(STREAM, u64::MAX);
         let monitor = Monitor::of(device);
         let runner = Runner::<B::Twin>::new(device.clone());
         let mut left = Leftovers::default();
@@ -145,9 +144,9 @@ fn pass<B: DryTwin>(
 ) -> Passed {
     begin.discarded.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
     let existing = trace.existing().filter(|tensor| !program.is_taken_over(*tensor));
-    for (index, (tensor, worker)) in existing.zip(&begin.existing) {
+    for (index, tensor) in existing.zip(&begin.existing) {
         pool.enter(if lasts(trace, index) { Region::Lasting } else { Region::Step });
-        on_stream(*worker, || upload(runner, tensor));
+        upload(runner, tensor);
     }
     pool.enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
@@ -182,11 +181,6 @@ fn pass<B: DryTwin>(
     pool.enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
     (baseline, timeline, left)
-}
-
-fn on_stream(worker: Option<u16>, work: impl FnOnce()) {
-    let stream: StreamId = stream_of(worker);
-    stream.executes(work);
 }
 
 /// Whether a tensor that exists before a step was there before training, or is kept from step to step.

@@ -40,9 +40,8 @@ pub(crate) struct Program<'a> {
 pub(crate) struct Begin {
     /// What an earlier program left behind and this one does not go on with: to be freed.
     pub(crate) discarded: Vec<Instruction>,
-    /// The tensors to make, each with the loader thread on whose stream it lies. Those that an earlier program left behind are
-    /// not among them.
-    pub(crate) existing: Vec<(TensorIr, Option<u16>)>,
+    /// The tensors to make. Those that an earlier program left behind are not among them.
+    pub(crate) existing: Vec<TensorIr>,
 }
 
 /// What is alive behind the last step.
@@ -101,7 +100,7 @@ impl<'a> Program<'a> {
                     let taken = left.remove(at);
                     program.taken_over.insert(tensor, taken.tensor.id);
                 }
-                None => existing.push((form, trace.tensor(tensor).worker)),
+                None => existing.push(form),
             }
         }
         let discarded = left.into_iter().map(|left| drop_of(left.tensor)).collect();

@@ -55,8 +55,7 @@ const BATCH: usize = 32;
 /// one needs some time for a batch, in which more may be dropped: there, what is alive at a request is a part of what is
 /// alive here.
 ///
-/// After an answer a batch begins anew, so that batches begin at the same requests in every run, unless another thread asks in
-/// between (`interleave`).
+/// After an answer a batch begins anew, so that batches begin at the same requests in every run.
 #[derive(Debug)]
 pub struct DryServer<T: Target> {
     /// The allocators, by stream.
@@ -69,8 +68,6 @@ pub struct DryServer<T: Target> {
     /// What waits for a batch to be full, and how many it has room for.
     waiting: Vec<Request>,
     room: usize,
-    /// The requests of other threads after each answer.
-    interleaved: usize,
     /// How many buffers were asked for and kernels launched so far.
     calls: u64,
     /// The bytes asked for so far, and what they were when each running profile began.
@@ -108,7 +105,7 @@ impl<T: Target> DryServer<T> {
     /// Serves all that waits, because somebody waits for an answer.
     fn answer(&mut self) {
         self.serve();
-        self.room = BATCH - self.interleaved % BATCH;
+        self.room = BATCH;
     }
 
     /// Serves all that waits.
@@ -132,7 +129,7 @@ impl<T: Target> DryServer<T> {
     /// Forgets every page, as if the process had just begun. Buffers that are still alive are no longer counted.
     pub(crate) fn reset(&mut self) {
         self.waiting.clear();
-        (self.room, self.interleaved) = (BATCH, 0);
+        self.room = BATCH;
         self.streams.clear();
         self.usage = Usage::default();
         self.looks_for_room = false;
@@ -250,11 +247,6 @@ impl<T: Target> DryServer<T> {
         self.usage.most_in_use = self.in_use().0;
     }
 
-    /// From the next answer on, other threads make so many requests after each.
-    pub(crate) fn interleave(&mut self, requests: usize) {
-        self.interleaved = requests;
-    }
-
     /// Notes what the pools look like after a page was opened.
     fn note_growth(&mut self, grown: Bytes) {
         self.usage.reserved += grown;
@@ -317,7 +309,6 @@ impl<T: Target> DeviceService for DryServer<T> {
             looks_for_room: false,
             waiting: Vec::new(),
             room: BATCH,
-            interleaved: 0,
             calls: 0,
             requested: 0,
             profiles: BTreeMap::new(),

@@ -41,10 +41,6 @@ pub trait Target:
     /// `Runtime::max_cube_count`.
     const MAX_CUBE_COUNT: (u32, u32, u32);
 
-    /// Where batches of requests begin in further rounds of a replay, as requests after those of a loader's batch. The first two
-    /// rounds have beginnings of their own.
-    const BEGINNINGS: &'static [usize];
-
     /// Whether a kernel can be given no more than the largest page at once, wherever its buffers lie.
     const LIMITS_BINDINGS: bool;
 
@@ -81,8 +77,6 @@ impl Target for Cuda {
     const NAME: &'static str = "dry-cuda";
     const ARRAY_LENGTHS: bool = true;
     const MAX_CUBE_COUNT: (u32, u32, u32) = (i32::MAX as u32, u16::MAX as u32, u16::MAX as u32);
-    // With two rounds a siamese network was predicted a page too low on a T4 (the record of the blank driver).
-    const BEGINNINGS: &'static [usize] = &[5, 10];
     // Of 308 cases on the blank driver two were a page short in one of two processes; with it every third would be a page too high.
     const SMALL_PAGE_VARIES: bool = false;
     const LIMITS_BINDINGS: bool = false;
@@ -129,7 +123,6 @@ impl Target for Wgpu {
     const NAME: &'static str = "dry-wgpu";
     const ARRAY_LENGTHS: bool = false;
     const MAX_CUBE_COUNT: (u32, u32, u32) = (u16::MAX as u32, u16::MAX as u32, u16::MAX as u32);
-    const BEGINNINGS: &'static [usize] = &[];
     const SMALL_PAGE_VARIES: bool = true;
     const LIMITS_BINDINGS: bool = true;
 

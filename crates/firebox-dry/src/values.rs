@@ -104,7 +104,7 @@ impl HostValues<'_> {
         let none = Leftovers::default();
         let (mut program, begin) = Program::new(trace, &types, &mut templates, none);
         let existing: Vec<TensorIndex> = trace.existing().collect();
-        for (tensor, (made, _)) in existing.into_iter().zip(begin.existing) {
+        for (tensor, made) in existing.into_iter().zip(begin.existing) {
             self.upload(&runner, &made, tensor)?;
         }
         for step in &trace.steps {

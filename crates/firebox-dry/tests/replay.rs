@@ -2,7 +2,6 @@
 
 mod programs;
 
-use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
@@ -15,7 +14,7 @@ use burn_fusion::Fusion;
 use cubecl::ir::DeviceProperties;
 use firebox_dry::{Capability, Card, Cuda, Dry, DryRuntime, Lease, Target, Usage, Wgpu};
 use firebox_lazy::{Lazy, LazyBackend, Recorder};
-use firebox_trace::{Bytes, Category, Estimate, Footprint, MemoryModel, Step, Trace};
+use firebox_trace::{Bytes, Category, Estimate, MemoryModel, Step, Trace};
 
 use crate::programs::{Classifier, LargeLanguage, Task, train};
 
@@ -280,34 +279,5 @@ fn time_of_replays() {
             started.elapsed(),
             footprint.peak,
         );
-    }
-}
-
-/// The footprint of a program of one megabyte in and one out, with inputs that these loader threads made.
-fn footprint_of_inputs_of(workers: [Option<usize>; 2]) -> Footprint {
-    let make = || Tensor::<Lazy<Flex>, 1>::zeros([1 << 18], &Default::default());
-    let inputs = workers.map(|worker| match worker {
-        Some(worker) => {
-            let thread = thread::Builder::new().name(format!("dataloader-{worker}"));
-            thread.spawn(make).expect("a thread").join().expect("it makes a tensor")
-        }
-        None => make(),
-    });
-    let program = || inputs.each_ref().map(|input| input.clone().exp());
-    let recording = Recorder::new().record::<Flex, _>(program).expect("it records");
-    let model = Dry::<Fused<Wgpu>>::new(small_vulkan()).with_traces_of_ints(DType::I64);
-    model.replay(recording.trace()).expect("the trace runs")
-}
-
-#[test]
-fn what_loader_threads_made_lies_in_pools_of_their_own() {
-    let _alone = DEVICES.lock();
-    let cases =
-        [([None, None], 1), ([Some(0), Some(0)], 2), ([None, Some(3)], 2), ([Some(0), Some(1)], 3)];
-    for (workers, pages) in cases {
-        let footprint = footprint_of_inputs_of(workers);
-        let paging = footprint.paging.expect("a GPU has pages");
-        assert_eq!(paging.pages, BTreeMap::from([(Bytes::mib(8), pages)]), "{workers:?}");
-        assert_eq!(footprint.baseline, Bytes::mib(2), "{workers:?}");
     }
 }

@@ -12,6 +12,7 @@ use burn::tensor::Tensor;
 use burn_backend::backend::BackendTypes;
 use burn_backend::{Backend, DType, DTypeUsageSet, ExecutionError, TensorData};
 
+use crate::deferred::is_later;
 use crate::kind::{Bool, Float, Int, Quantized};
 use crate::session;
 use crate::streams::{meet, on_stream};
@@ -27,8 +28,12 @@ use crate::tensor::LazyTensor;
 ///
 /// Differences from `B`: quantized tensors cannot be recorded, and `memory_persistent_allocations` is not passed on
 /// (which pool a parameter lands in would depend on a race). `memory_cleanup` and `staging` are passed on outside
-/// recordings only. Calls on the threads of burn's data loader run on a [stream](crate::stream_of_worker) that is the
-/// same in every epoch.
+/// recordings only.
+///
+/// What the threads of burn's data loader ask for is written down with its host data, and computed on the thread that first uses it,
+/// random numbers included. Where such a thread reads a value, it is computed there, on a
+/// [stream](crate::stream_of_worker) that is the same in every epoch, and what the thread still holds of it goes back to the host.
+/// Quantized tensors are computed there at once.
 pub struct Lazy<B>(PhantomData<B>);
 
 impl<B> Clone for Lazy<B> {
@@ -99,7 +104,7 @@ impl<B: Backend> Backend for Lazy<B> {
     where
         Iter: Iterator<Item = &'a mut TensorData>,
     {
-        if !session::records::<B>() {
+        if !is_later::<B>() {
             on_stream::<B, _>(|| B::staging(data, device));
         }
     }

@@ -63,6 +63,7 @@ impl<B: Backend> CallFrame<B> {
 
     /// Takes a tensor as the next input.
     pub(crate) fn input<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> TensorSlot<K> {
+        tensor.settle();
         if self.device.is_none() {
             self.device = Some(tensor.device());
         }

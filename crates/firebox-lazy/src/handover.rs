@@ -9,7 +9,7 @@
 //! While a [`TrainingGuard`] lives, the other threads hold what they use until the call is done, and then leave it here.
 //! A training thread lets go of it between two of its own calls, and another one between two of theirs where much is left.
 //! Either has the turn at the queue meanwhile, so that nobody is in the middle of an operation; several Learners in a process share
-//! one turn. Loader threads are excepted: what they make and drop is nobody else's.
+//! one turn.
 
 use std::any::{Any, TypeId};
 use std::cell::{Cell, RefCell};
@@ -19,8 +19,6 @@ use std::time::Duration;
 
 use burn_backend::Backend;
 use parking_lot::{Mutex, MutexGuard, RwLock};
-
-use crate::streams::is_loader_thread;
 
 /// How many training threads there are, and the backend of each.
 static TRAINING: AtomicUsize = AtomicUsize::new(0);
@@ -36,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 thread_local! {
     /// How many guards this thread has.
     static GUARDS: Cell<usize> = const { Cell::new(0) };
-    /// Whether this thread, the one that trains, has the turn.
+    /// Whether this thread has the turn.
     static HAS_TURN: Cell<bool> = const { Cell::new(false) };
     /// What the call that this thread is making uses.
     static USED: RefCell<Vec<Left>> = const { RefCell::new(Vec::new()) };
@@ -161,7 +159,11 @@ pub(crate) struct TheirTurn(Option<MutexGuard<'static, ()>>);
 /// Waits until no training thread has the turn, if this is another thread.
 #[inline]
 pub(crate) fn wait_for_turn<B: Backend>() -> Option<TheirTurn> {
-    is_elsewhere::<B>().then(|| TheirTurn(theirs()))
+    (is_elsewhere::<B>() && !HAS_TURN.get()).then(|| {
+        let turn = theirs();
+        HAS_TURN.set(turn.is_some());
+        TheirTurn(turn)
+    })
 }
 
 #[cold]
@@ -202,6 +204,7 @@ impl Drop for TheirTurn {
         if is_over || self.0.is_some() && LEFT.lock().len() > MOST_LEFT {
             collect();
         }
+        HAS_TURN.set(false);
     }
 }
 
@@ -218,7 +221,7 @@ fn is_other_thread(backend: TypeId) -> bool {
     if trains {
         tick();
     }
-    !trains && !is_loader_thread() && BACKENDS.read().contains(&backend)
+    !trains && BACKENDS.read().contains(&backend)
 }
 
 /// Leaves a tensor to the training thread.

@@ -1,6 +1,6 @@
 //! The tensors that a recording finds: looked at, and replaced by some of their rows.
 
-use burn_backend::{Backend, TensorData, TensorMetadata};
+use burn_backend::{Backend, BackendTypes, TensorData, TensorMetadata};
 use burn_std::future::block_on;
 use burn_std::{DType, Shape, Slice};
 use firebox_trace::TensorIndex;
@@ -51,6 +51,26 @@ pub(crate) fn values_of<B: Backend>(value: Value<B>) -> Option<TensorData> {
         Value::Bool(tensor) => block_on(B::bool_into_data(tensor)).ok(),
         Value::Quantized(_) => None,
     }
+}
+
+/// How host data becomes a tensor again.
+type Make<B> = fn(TensorData, &<B as BackendTypes>::Device) -> Value<B>;
+
+/// The values of a tensor, its device, and how it is made of them there; none if they cannot be read.
+pub(crate) fn to_host<B: Backend>(value: &Value<B>) -> Option<(TensorData, B::Device, Make<B>)> {
+    let (device, make): (_, Make<B>) = match value {
+        Value::Float(tensor) => {
+            (B::float_device(tensor), |data, at| Value::Float(B::float_from_data(data, at)))
+        }
+        Value::Int(tensor) => {
+            (B::int_device(tensor), |data, at| Value::Int(B::int_from_data(data, at)))
+        }
+        Value::Bool(tensor) => {
+            (B::bool_device(tensor), |data, at| Value::Bool(B::bool_from_data(data, at)))
+        }
+        Value::Quantized(_) => return None,
+    };
+    Some((values_of(value.clone())?, device, make))
 }
 
 /// The values of the first rows of a tensor; none if they cannot be read. They are a slice from its beginning, which on CubeCL is a

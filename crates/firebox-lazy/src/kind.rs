@@ -1,6 +1,8 @@
 //! The four kinds of tensors of a backend, and a value that may be any of them.
 
-use burn_backend::{Backend, QTensorPrimitive, TensorMetadata, quantization::QuantScheme};
+use burn_backend::{
+    Backend, QTensorPrimitive, TensorData, TensorMetadata, quantization::QuantScheme,
+};
 
 /// A kind of tensor: float, int, bool or quantized.
 pub trait Kind<B: Backend>: Send + Sync + 'static {
@@ -9,6 +11,9 @@ pub trait Kind<B: Backend>: Send + Sync + 'static {
 
     /// The device on which a tensor lives.
     fn device(primitive: &Self::Primitive) -> B::Device;
+
+    /// Makes a tensor of host data.
+    fn from_data(data: TensorData, device: &B::Device) -> Self::Primitive;
 
     /// Forgets the kind.
     fn erase(primitive: Self::Primitive) -> Value<B>;
@@ -51,12 +56,16 @@ pub enum Value<B: Backend> {
 }
 
 macro_rules! kind {
-    ($kind:ident, $primitive:ident, $device:ident) => {
+    ($kind:ident, $primitive:ident, $device:ident, $from_data:ident) => {
         impl<B: Backend> Kind<B> for $kind {
             type Primitive = B::$primitive;
 
             fn device(primitive: &Self::Primitive) -> B::Device {
                 B::$device(primitive)
+            }
+
+            fn from_data(data: TensorData, device: &B::Device) -> Self::Primitive {
+                B::$from_data(data, device)
             }
 
             fn erase(primitive: Self::Primitive) -> Value<B> {
@@ -73,10 +82,10 @@ macro_rules! kind {
     };
 }
 
-kind!(Float, FloatTensorPrimitive, float_device);
-kind!(Int, IntTensorPrimitive, int_device);
-kind!(Bool, BoolTensorPrimitive, bool_device);
-kind!(Quantized, QuantizedTensorPrimitive, q_device);
+kind!(Float, FloatTensorPrimitive, float_device, float_from_data);
+kind!(Int, IntTensorPrimitive, int_device, int_from_data);
+kind!(Bool, BoolTensorPrimitive, bool_device, bool_from_data);
+kind!(Quantized, QuantizedTensorPrimitive, q_device, q_from_data);
 
 impl<B: Backend> QTensorPrimitive for crate::LazyTensor<B, Quantized> {
     fn scheme(&self) -> &QuantScheme {

@@ -3,6 +3,7 @@
 mod backend;
 mod call;
 mod custom;
+mod deferred;
 mod describe;
 mod draws;
 mod forms;

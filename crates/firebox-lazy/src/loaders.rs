@@ -1,7 +1,7 @@
 //! The gate of loader threads: how much they may prepare ahead of the training thread.
 //!
-//! burn's `MultiThreadDataLoader` lets its threads queue up to 100 whole batches on the device, and has no option for
-//! fewer. But all that they make passes through [`Lazy`](crate::Lazy), which can count it, and let them wait.
+//! burn's `MultiThreadDataLoader` lets its threads queue up to 100 whole batches, and has no option for fewer. But all that they ask
+//! for passes through [`Lazy`](crate::Lazy), which keeps its host data until it is needed, counts it, and can let them wait.
 //!
 //! The gate is one for the process, because burn hands nothing to the threads that it starts but their name.
 
@@ -9,11 +9,15 @@ use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use burn_backend::{Backend, StreamId};
+use burn_backend::{Backend, StreamId, TensorData};
 use firebox_trace::Bytes;
 
+use crate::deferred;
+use crate::kind::Kind;
 use crate::progress;
-use crate::streams::{current_worker, on_stream, stream_of_worker};
+use crate::session::{self, is_recording};
+use crate::streams::{current_worker, meet, on_stream, stream_of_worker};
+use crate::tensor::LazyTensor;
 use crate::threads;
 
 /// How long the training thread waits for a batch before worker threads beyond their limit may go on. Its batch may have
@@ -23,12 +27,10 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// How long a program that is being recorded may stand still before loader threads go on: it may wait for one of them.
 const STANDSTILL: Duration = Duration::from_millis(250);
 
-/// The gate that loader threads pass when they make a tensor from nothing.
+/// The gate that loader threads pass when they make a tensor of host data.
 ///
-/// A loader thread is any with the name `dataloader-<worker>`. What counts are the tensors of [`Lazy`](crate::Lazy) that
-/// such a thread made and that are alive, wherever they are: in the making, in the loader's queue, with the training
-/// thread. A view counts like a tensor of its own, so that the count may be too high. What other threads compute of
-/// them does not count, even where it shares their memory.
+/// A loader thread is any with the name `dataloader-<worker>`. What counts is the host data that such a thread has given to
+/// [`Lazy`](crate::Lazy), and a kibibyte for each call, until another thread needs the tensor or nobody holds it any more.
 ///
 /// A thread that is held back goes on where a step that is being recorded makes no call for a quarter of a second: the step may wait
 /// for it, as one does that pulls from a loader of its own.
@@ -98,8 +100,8 @@ pub struct LoaderGuard {
 }
 
 impl LoaderGuard {
-    /// Lets a loader thread wait, before it makes a tensor from nothing, while it has `bytes_per_worker` or more alive.
-    /// Default: no limit.
+    /// Lets a loader thread wait, before it makes a tensor of host data, while it has `bytes_per_worker` or more that nobody has needed
+    /// yet. Default: no limit.
     ///
     /// Such a thread overshoots by the tensor that it was let in for, and by what its batch is made of after that. Give
     /// at least the bytes of one batch: with less, a batch of several tensors is only finished once the training thread
@@ -150,13 +152,13 @@ impl LoaderGuard {
         made.max(alive).map_or(0, |highest| usize::from(highest) + 1)
     }
 
-    /// The most bytes that the tensors of one loader thread ever had, since the guard was taken. With several guards,
+    /// The most that one loader thread ever had that nobody had needed yet, since the guard was taken. With several guards,
     /// since the first of them was.
     pub fn peak_of_worker(&self) -> Bytes {
         state().workers.values().map(|worker| worker.peak).max().unwrap_or_default()
     }
 
-    /// The bytes of the tensors of all loader threads that are alive.
+    /// What all loader threads have made that nobody has needed yet.
     pub fn live(&self) -> Bytes {
         state().workers.values().map(|worker| worker.live).sum()
     }
@@ -169,7 +171,7 @@ impl Drop for LoaderGuard {
     }
 }
 
-/// The streams of the loader threads that have made tensors in this process.
+/// The streams of the loader threads that have computed something in this process, because they read values.
 ///
 /// Between epochs, with no loader iterator alive, pages that they do not use can be given back on each:
 /// `stream.executes(|| client.memory_cleanup())`.
@@ -178,26 +180,40 @@ impl Drop for LoaderGuard {
 /// use burn::{backend::Flex, tensor::Tensor};
 /// use firebox_lazy::{Lazy, loader_streams, stream_of_worker};
 ///
-/// let make = || drop(Tensor::<Lazy<Flex>, 1>::zeros([8], &Default::default()));
-/// let worker = std::thread::Builder::new().name("dataloader-5".into()).spawn(make)?;
-/// worker.join().expect("it makes a tensor");
+/// let read = || Tensor::<Lazy<Flex>, 1>::zeros([8], &Default::default()).sum().into_scalar();
+/// let worker = std::thread::Builder::new().name("dataloader-5".into()).spawn(read)?;
+/// assert_eq!(worker.join().expect("it reads a value"), 0.0);
 /// assert_eq!(loader_streams(), [stream_of_worker(5)]);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn loader_streams() -> Vec<StreamId> {
-    state().workers.keys().copied().map(stream_of_worker).collect()
+    let state = state();
+    let readers = state.workers.iter().filter(|(_, worker)| worker.reads);
+    readers.map(|(number, _)| stream_of_worker(*number)).collect()
 }
 
-/// Makes a tensor from nothing: a loader thread passes the gate first.
-#[inline]
-pub(crate) fn upload<B: Backend, R>(make: impl FnOnce() -> R) -> R {
-    if let Some(worker) = current_worker() {
+/// Makes a tensor of host data: a loader thread passes the gate first.
+pub(crate) fn upload<B: Backend, K: Kind<B>>(
+    data: TensorData,
+    device: &B::Device,
+    call: &'static str,
+) -> LazyTensor<B, K> {
+    if !is_recording()
+        && let Some(worker) = current_worker()
+    {
         pass(worker);
     }
-    on_stream::<B, _>(make)
+    let Some(_until_done) = deferred::begin::<B>() else {
+        meet::<B>(device);
+        return LazyTensor::new(on_stream::<B, _>(|| K::from_data(data, device)));
+    };
+    session::with(|session| session.upload::<K>(data, device, call)).expect("it has begun")
 }
 
-/// The bytes of a tensor that a loader thread made: counted while this lives.
+/// What a call takes of the host that is written down by itself, without its data. 840 to 870 bytes were measured.
+const CALL: Bytes = Bytes::new(1024);
+
+/// What a loader thread has written down and nobody has needed yet, with its host data: counted while this lives.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     worker: u16,
@@ -205,13 +221,11 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    pub(crate) fn new(worker: u16, bytes: Bytes) -> Self {
+    /// A call with so much host data.
+    pub(crate) fn new(worker: u16, data: Bytes) -> Self {
+        let bytes = data + CALL;
         state().add(worker, bytes);
         Self { worker, bytes }
-    }
-
-    pub(crate) fn worker(&self) -> u16 {
-        self.worker
     }
 }
 
@@ -220,6 +234,11 @@ impl Drop for Loaded {
         state().remove(self.worker, self.bytes);
         CHANGED.notify_all();
     }
+}
+
+/// Notes that a loader thread computes something, to read it.
+pub(crate) fn note_reader(worker: u16) {
+    state().workers.entry(worker).or_default().reads = true;
 }
 
 static STATE: Mutex<State> = Mutex::new(State::new());
@@ -274,13 +293,15 @@ struct State {
     workers: BTreeMap<u16, Worker>,
 }
 
-/// The tensors that a worker made.
+/// The host data that a worker made.
 #[derive(Debug, Default)]
 struct Worker {
     live: Bytes,
     peak: Bytes,
     /// Whether it made one since the guard was taken.
     seen: bool,
+    /// Whether it ever computed something, to read it.
+    reads: bool,
 }
 
 impl State {

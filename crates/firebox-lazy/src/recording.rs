@@ -383,6 +383,7 @@ fn nearest_parameter(trace: &Trace, tensor: TensorIndex) -> Option<String> {
 
 /// Says what a tensor is for, in the trace that this thread records on `B`. Does nothing outside a recording.
 pub fn label<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>, label: Label) {
+    tensor.settle();
     session::with::<B, _>(|session| {
         let index = session.meet(tensor);
         session.label(index, label);
@@ -391,7 +392,7 @@ pub fn label<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>, label: Label) {
 
 /// The number of a tensor in the trace that this thread records on `B`. `None` outside a recording.
 pub fn index_in_trace<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>) -> Option<TensorIndex> {
-    session::with::<B, _>(|session| session.meet(tensor))
+    tensor.trace_index()
 }
 
 /// Sets a mark in the trace that this thread records on `B`. Does nothing outside a recording.

@@ -19,6 +19,7 @@ use firebox_trace::{
 };
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
+use crate::deferred::{Awaited, Deferred};
 use crate::draws::Generator;
 use crate::handover::{self, TrainingTurn};
 use crate::inputs::{Rows, select_rows};
@@ -86,7 +87,7 @@ pub(crate) fn take<B: Backend>() -> Session<B> {
 }
 
 /// Runs one call on the backend.
-type Run<B> = Box<dyn FnOnce(&mut Values<B>) + Send>;
+pub(crate) type Run<B> = Box<dyn FnOnce(&mut Values<B>) + Send>;
 
 /// What a session has yet to do on the backend, in order.
 enum Instruction<B: Backend> {
@@ -103,6 +104,11 @@ pub struct Values<B: Backend> {
 }
 
 impl<B: Backend> Values<B> {
+    /// Room for so many.
+    pub(crate) fn of(tensors: usize) -> Self {
+        Self { values: (0..tensors).map(|_| None).collect(), substitute: None }
+    }
+
     /// The value of a tensor; its last use takes it out, so that the backend finds itself the only owner.
     pub(crate) fn fetch(&mut self, used: Use) -> Value<B> {
         let value = &mut self.values[used.tensor.0 as usize];
@@ -119,7 +125,7 @@ impl<B: Backend> Values<B> {
     }
 
     /// Lets a value go, and gives it if it was there.
-    fn remove(&mut self, tensor: TensorIndex) -> Option<Box<Value<B>>> {
+    pub(crate) fn remove(&mut self, tensor: TensorIndex) -> Option<Box<Value<B>>> {
         self.values[tensor.0 as usize].take()
     }
 
@@ -166,6 +172,10 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) uploads: Option<FxHashMap<TensorIndex, TensorData>>,
     /// The same in the call that is being described, by their numbers there.
     described_data: Vec<(u64, TensorData)>,
+    /// The call of a loader thread that is written down here by itself, the tensors that it takes, and its host data.
+    pub(crate) deferred: Option<Arc<Deferred<B>>>,
+    pub(crate) awaited: Vec<(TensorIndex, Arc<dyn Awaited<B>>)>,
+    pub(crate) uploaded: Bytes,
 }
 
 impl<B: Backend> Session<B> {
@@ -198,6 +208,9 @@ impl<B: Backend> Session<B> {
             rows: options.rows.clone(),
             uploads: options.keeps_uploads.then(FxHashMap::default),
             described_data: Vec::new(),
+            deferred: None,
+            awaited: Vec::new(),
+            uploaded: Bytes::ZERO,
         }
     }
 
@@ -225,10 +238,11 @@ impl<B: Backend> Session<B> {
         }
         let index = self.add(tensor.shape(), tensor.dtype(), Origin::Existing);
         let info = &mut self.trace.tensors[index.0 as usize];
-        info.worker = tensor.worker();
+        info.prepared = tensor.is_prepared();
         self.existing += info.bytes();
-        if !(self.salvage && tensor.is_promise()) {
-            let value = K::erase(tensor.ready().clone());
+        let has_none = self.deferred.is_some() || self.salvage && tensor.is_promise();
+        if !has_none {
+            let value = K::erase(tensor.value());
             let rows = self.rows.as_ref().and_then(|rows| rows.get(&tensor.node.id()));
             self.values.store(
                 index,
@@ -246,6 +260,9 @@ impl<B: Backend> Session<B> {
     /// Takes a tensor as an argument of a call.
     pub(crate) fn take<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> Use {
         let index = self.meet(&tensor);
+        if self.deferred.is_some() {
+            return Use { tensor: index, last: self.wait_for(index, tensor.node) };
+        }
         match Arc::try_unwrap(tensor.node) {
             Ok(node) => {
                 node.consume();
@@ -357,7 +374,8 @@ impl<B: Backend> Session<B> {
         let origin = Origin::Made(OpIndex(self.trace.steps.len() as u32));
         let index = self.add(shape.clone(), dtype, origin);
         let place = (self.id, index);
-        let tensor = LazyTensor::promise(shape, dtype, device, call, self.ticket.clone(), place);
+        let ticket = (self.ticket.clone(), self.place_of(index));
+        let tensor = LazyTensor::promise(shape, dtype, device, call, ticket, place);
         let settle: Arc<dyn Settle<B>> = tensor.node.clone();
         self.born[index.0 as usize] = Some(Arc::downgrade(&settle));
         (tensor, index)
@@ -371,7 +389,9 @@ impl<B: Backend> Session<B> {
     ) {
         self.instruct(Instruction::Run(Box::new(run)));
         push(&mut self.trace.steps, Step::Call(Box::new(call)));
-        progress::tick();
+        if self.deferred.is_none() {
+            progress::tick();
+        }
         self.refuse_long_recording();
     }
 
@@ -393,9 +413,9 @@ impl<B: Backend> Session<B> {
         data: TensorData,
         device: &B::Device,
         call: &'static str,
-        make: fn(TensorData, &B::Device) -> K::Primitive,
     ) -> LazyTensor<B, K> {
         let host = Bytes::new(data.bytes.len() as u64);
+        self.uploaded += host;
         let form = (data.shape.clone(), data.dtype);
         let (tensor, output) = self.promise(form, device.clone(), call);
         let device = device.clone();
@@ -403,7 +423,7 @@ impl<B: Backend> Session<B> {
             uploads.insert(output, data.clone());
         }
         self.instruct(Instruction::Run(Box::new(move |values| {
-            values.store(output, K::erase(make(data, &device)));
+            values.store(output, K::erase(K::from_data(data, &device)));
         })));
         push(&mut self.trace.steps, Step::Upload { output, host });
         tensor
@@ -461,6 +481,20 @@ impl<B: Backend> Session<B> {
                 waiting.settle(*value);
             }
         }
+    }
+
+    /// What is to be done, and the tensors that wait for it.
+    pub(crate) fn take_program(
+        &mut self,
+    ) -> (Vec<Run<B>>, Vec<(TensorIndex, Weak<dyn Settle<B>>)>) {
+        let run = |(_, instruction)| match instruction {
+            Instruction::Run(run) => Some(run),
+            Instruction::Free(_) => None,
+        };
+        let promised = self.born.drain(..).enumerate();
+        let promised =
+            promised.filter_map(|(index, waiting)| Some((TensorIndex(index as u32), waiting?)));
+        (self.program.drain(..).filter_map(run).collect(), promised.collect())
     }
 
     /// The tensors made in the session that somebody still holds.

@@ -1,8 +1,8 @@
 //! The streams of loader threads.
 //!
 //! CubeCL gives every thread a stream, and every stream memory pools of its own that are not given back when the thread
-//! ends. burn's data loader spawns its threads again in every epoch, so that each epoch would open pools anew. Here the
-//! calls of a loader thread run on a stream that follows from its number, and later epochs find the pools of the first.
+//! ends. burn's data loader spawns its threads again in every epoch, so that each epoch would open pools anew. What a loader thread
+//! computes, because it reads a value, runs on a stream that follows from its number, and later epochs find the pools of the first.
 
 use std::any::TypeId;
 use std::cell::{Cell, RefCell};
@@ -20,7 +20,7 @@ const THREAD_NAME: &str = "dataloader-";
 /// The stream of worker 0. Those of the others are counted down from it.
 const FIRST_STREAM: u64 = (1 << 33) - 1;
 
-/// The stream on which [`Lazy`](crate::Lazy) runs the calls of a loader thread: of any thread with the name
+/// The stream on which [`Lazy`](crate::Lazy) computes what a loader thread reads: any thread with the name
 /// `dataloader-<worker>`, as burn names those of its data loader.
 ///
 /// It is the same in every epoch and for every loader, so that a worker's pools are opened once.

@@ -11,11 +11,11 @@ use std::sync::{Arc, OnceLock};
 
 use burn_backend::{Backend, TensorMetadata};
 use burn_std::{DType, Shape};
-use firebox_trace::{Bytes, TensorIndex};
+use firebox_trace::TensorIndex;
 
+use crate::deferred::{self, Place};
 use crate::handover;
 use crate::kind::{Kind, Value};
-use crate::loaders::Loaded;
 use crate::session;
 use crate::streams;
 
@@ -33,8 +33,6 @@ pub(crate) struct Node<B: Backend, K: Kind<B>> {
     /// The last session that met this tensor, and its number there, in one word: two threads that record may meet the
     /// same tensor at the same time.
     place: AtomicU64,
-    /// Set where a loader thread made the tensor: its bytes are counted until the node ends.
-    loaded: Option<Box<Loaded>>,
 }
 
 /// How many bits of a [`Node::place`] number the tensor; the others number the session.
@@ -59,6 +57,8 @@ struct Promise<B: Backend> {
     device: B::Device,
     call: &'static str,
     ticket: Arc<Ticket>,
+    /// Where a loader thread asked for it: the call that makes it.
+    deferred: Option<Place<B>>,
 }
 
 /// How a recording stands, as the tensors that it promised see it.
@@ -101,7 +101,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 impl<B: Backend, K: Kind<B>> Node<B, K> {
     fn new(value: OnceLock<K::Primitive>, promise: Option<Promise<B>>, place: u64) -> Self {
         let (id, place) = (AtomicU64::new(0), AtomicU64::new(place));
-        Self { id, value, promise, place, loaded: None }
+        Self { id, value, promise, place }
     }
 
     /// A number that no other node has or had.
@@ -135,6 +135,23 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
     pub(crate) fn consume(mut self) -> Option<K::Primitive> {
         *self.place.get_mut() = 0;
         self.value.take()
+    }
+
+    /// The call of a loader thread that gives the tensor its value, if it has none.
+    pub(crate) fn deferred(&self) -> Option<&Place<B>> {
+        let promise = self.promise.as_ref().filter(|_| self.value.get().is_none())?;
+        promise.deferred.as_ref()
+    }
+
+    /// The same, if the call has not failed.
+    pub(crate) fn to_force(&self) -> Option<&Place<B>> {
+        let is_sound = |promise: &Promise<B>| promise.ticket.get() != Stage::Failed;
+        self.deferred().filter(|_| self.promise.as_ref().is_some_and(is_sound))
+    }
+
+    /// Takes that call out of a node that nobody else holds.
+    pub(crate) fn forget_deferred(&mut self) -> Option<Place<B>> {
+        self.promise.as_mut()?.deferred.take()
     }
 
     fn refuse(&self) -> ! {
@@ -199,19 +216,12 @@ impl<B: Backend, K: Kind<B>> Settle<B> for Node<B, K> {
 impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// Decorates a tensor of the backend.
     pub fn new(primitive: K::Primitive) -> Self {
-        let loaded = streams::current_worker().map(|worker| {
-            let bytes = Bytes::of_elements(&primitive.shape(), primitive.dtype());
-            Box::new(Loaded::new(worker, bytes))
-        });
-        let mut node = Node::new(OnceLock::from(primitive), None, 0);
-        node.loaded = loaded;
-        Self { node: Arc::new(node) }
+        Self { node: Arc::new(Node::new(OnceLock::from(primitive), None, 0)) }
     }
 
-    /// The number of the loader thread that made the tensor: the one on whose [stream](crate::stream_of_worker) it lies.
-    /// `None` if no loader thread made it; what another thread computes of such a tensor is not a loader thread's.
-    pub fn worker(&self) -> Option<u16> {
-        self.node.loaded.as_ref().map(|loaded| loaded.worker())
+    /// Whether a loader thread has asked for the tensor. What other threads compute of it is not such a tensor.
+    pub fn is_prepared(&self) -> bool {
+        self.node.promise.as_ref().is_some_and(|promise| promise.deferred.is_some())
     }
 
     /// A tensor that the running session will make.
@@ -220,10 +230,10 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         dtype: DType,
         device: B::Device,
         call: &'static str,
-        ticket: Arc<Ticket>,
+        (ticket, deferred): (Arc<Ticket>, Option<Place<B>>),
         (session, index): (u64, TensorIndex),
     ) -> Self {
-        let promise = Promise { shape, dtype, device, call, ticket };
+        let promise = Promise { shape, dtype, device, call, ticket, deferred };
         let node = Node::new(OnceLock::new(), Some(promise), place(session, index));
         Self { node: Arc::new(node) }
     }
@@ -234,7 +244,11 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     ///
     /// If a recording made this tensor and was not run. The message says what happened to the recording.
     pub fn into_inner(self) -> K::Primitive {
-        let value = match Arc::try_unwrap(self.node) {
+        let node = match self.forced() {
+            Ok(own) => return own,
+            Err(tensor) => tensor.node,
+        };
+        let value = match Arc::try_unwrap(node) {
             Ok(node) if node.value.get().is_none() => node.refuse(),
             Ok(node) => node.consume().expect("checked above"),
             Err(node) => node.value.get().unwrap_or_else(|| node.refuse()).clone(),
@@ -243,6 +257,41 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
             handover::hold(value.clone());
         }
         value
+    }
+
+    /// Gives a tensor that a loader thread has asked for its value, on any other thread: before a session is at work.
+    #[inline]
+    pub(crate) fn settle(&self) {
+        if self.node.value.get().is_none() && self.node.to_force().is_some() {
+            // On a loader thread the session asks for it when it needs it.
+            if streams::current_worker().is_none() {
+                drop(self.clone().forced());
+            }
+        }
+    }
+
+    /// A value for this thread alone, where it is a loader thread that needs a tensor that has none; otherwise the tensor, which has its
+    /// value then, unless a recording promised it.
+    fn forced(self) -> Result<K::Primitive, Self> {
+        match self.node.value.get() {
+            Some(_) => Err(self),
+            None => deferred::force(self),
+        }
+    }
+
+    /// The tensor of the backend, beside this one.
+    ///
+    /// # Panics
+    ///
+    /// As [`into_inner`](Self::into_inner).
+    pub(crate) fn value(&self) -> K::Primitive {
+        match self.node.value.get() {
+            Some(value) => value.clone(),
+            None => match self.clone().forced() {
+                Ok(own) => own,
+                Err(_) => self.ready().clone(),
+            },
+        }
     }
 
     /// A reference to the tensor of the backend.
@@ -254,7 +303,8 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         self.node.value.get().unwrap_or_else(|| self.node.refuse())
     }
 
-    /// Whether the tensor has no values yet: a recording promised it and was not run.
+    /// Whether the tensor has no values yet: a recording promised it and was not run, or a loader thread asked for it and nobody has
+    /// needed it.
     pub fn is_promise(&self) -> bool {
         self.node.promise.is_some() && self.node.value.get().is_none()
     }
@@ -271,6 +321,7 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// Where the tensor stands in the trace that this thread is recording; a tensor that the recording has not met
     /// becomes one of its existing tensors. `None` outside a recording.
     pub fn trace_index(&self) -> Option<TensorIndex> {
+        self.settle();
         session::with::<B, _>(|session| session.meet(self))
     }
 }

@@ -12,9 +12,7 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::tensor::{Tensor, TensorData};
-use firebox_lazy::{
-    Lazy, LazyBackend, LoaderGate, LoaderGuard, Recorder, loader_streams, stream_of_worker,
-};
+use firebox_lazy::{Lazy, LazyBackend, LoaderGate, LoaderGuard, Recorder};
 use firebox_trace::Bytes;
 
 type B = Lazy<Flex>;
@@ -25,8 +23,8 @@ const FEATURES: usize = 16;
 /// What the training thread takes for a batch: much longer than it takes to make one.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The bytes of the tensors of a batch.
-const BATCH: Bytes = Bytes::new(4 * (BATCH_SIZE * FEATURES + BATCH_SIZE) as u64);
+/// The host data of a batch, with what is counted for its three calls.
+const BATCH: Bytes = Bytes::new(4 * (BATCH_SIZE * FEATURES + BATCH_SIZE) as u64 + 3 * 1024);
 
 /// Loader threads of two tests would be counted together.
 fn alone() -> MutexGuard<'static, ()> {
@@ -216,6 +214,8 @@ fn batches_above_the_limit_and_batches_that_are_kept_hang_nobody() {
     let mut batches = loader.iter();
     let kept: Vec<Batch> = std::iter::from_fn(|| guard.waiting(|| batches.next())).collect();
     assert_eq!((kept.len(), guard.live()), (12, BATCH.scale(12.0)));
+    kept[3].content();
+    assert_eq!(guard.live(), BATCH.scale(11.0), "what has its values counts no more");
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_panic_while_waiting_closes_the_gate_again() {
     let worker = on_loader_thread(0, {
         let made = made.clone();
         move || {
-            let tensor = Tensor::<B, 1>::zeros([8], &Default::default());
+            let tensor = Tensor::<B, 1>::from_data([0.0; 8], &Default::default());
             made.store(1, Ordering::SeqCst);
             tensor.into_data()
         }
@@ -265,7 +265,7 @@ fn a_panic_while_waiting_closes_the_gate_again() {
 }
 
 #[test]
-fn a_recording_knows_which_loader_thread_made_a_tensor() {
+fn a_recording_knows_what_loader_threads_asked_for() {
     let _alone = alone();
     let make = || Tensor::<B, 1>::from_floats([1.0, 2.0], &Default::default()).mul_scalar(2.0);
     let trace = |tensor: Tensor<B, 1>| {
@@ -274,13 +274,29 @@ fn a_recording_knows_which_loader_thread_made_a_tensor() {
         assert_eq!(recording.run().into_data().to_vec::<f32>().expect("floats").len(), 2);
         trace
     };
-    let worker = |number| on_loader_thread(number, make).join().expect("it makes a tensor");
-    assert_eq!(B::lazy_float(&worker(6).into_primitive().tensor()).worker(), Some(6));
-    let traces = [trace(make()), trace(worker(0)), trace(worker(3))];
-    let workers = traces.each_ref().map(|trace| trace.tensors[0].worker);
-    assert_eq!(workers, [None, Some(0), Some(3)]);
-    let [own, first, other] = traces.each_ref().map(|trace| trace.structural_hash());
-    assert_eq!([own, own], [first, other], "the structure is the same");
-    assert!(traces[2].to_string().starts_with("%0 [2] f32 (of loader thread 3)\n"));
-    assert!(loader_streams().contains(&stream_of_worker(6)));
+    let asked = || on_loader_thread(3, make).join().expect("it asks for a tensor");
+    assert!(B::lazy_float(&asked().into_primitive().tensor()).is_prepared());
+    let [own, other] = [make(), asked()].map(trace);
+    assert_eq!([&own, &other].map(|trace| trace.tensors[0].prepared), [false, true]);
+    assert_eq!(own.structural_hash(), other.structural_hash(), "the structure is the same");
+    assert!(other.to_string().starts_with("%0 [2] f32 (of a loader thread)\n"));
+}
+
+#[test]
+fn what_waits_is_counted_until_it_is_needed() {
+    let _alone = alone();
+    let guard = LoaderGate::enter();
+    let before = guard.live();
+    let tensor = on_loader_thread(0, || {
+        let tensor =
+            Tensor::<B, 1>::from_floats(vec![0.5; 1 << 18].as_slice(), &Default::default());
+        let read = tensor.clone().max().into_scalar();
+        assert_eq!(read, 0.5);
+        tensor
+    });
+    let tensor = tensor.join().expect("it asks for a tensor");
+    let waits = guard.live() - before;
+    assert!((Bytes::mib(1)..Bytes::mib(1) + Bytes::kib(8)).contains(&waits), "{waits}");
+    assert_eq!(tensor.sum().into_scalar(), (1 << 17) as f32);
+    assert_eq!(guard.live(), before);
 }

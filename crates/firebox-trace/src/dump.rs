@@ -135,9 +135,6 @@ impl fmt::Display for Described<'_> {
             Some(label) => write!(f, " ({}: {})", label.category, label.name)?,
             None => {}
         }
-        match info.worker {
-            Some(worker) => write!(f, " (of loader thread {worker})"),
-            None => Ok(()),
-        }
+        f.write_str(if info.prepared { " (of a loader thread)" } else { "" })
     }
 }

@@ -124,10 +124,9 @@ pub struct TensorInfo {
     pub origin: Origin,
     /// What it is for, where the recorder was told.
     pub label: Option<Box<Label>>,
-    /// The loader thread on whose stream an existing tensor lies, and so in whose pools. `None` for the stream of the
-    /// program itself.
+    /// Whether a loader thread has asked for an existing tensor, which is so a part of a batch.
     #[serde(default)]
-    pub worker: Option<u16>,
+    pub prepared: bool,
 }
 
 impl Deref for TensorInfo {
@@ -139,9 +138,9 @@ impl Deref for TensorInfo {
 }
 
 impl TensorInfo {
-    /// A tensor of the program's own stream, without a label.
+    /// A tensor without a label, which no loader thread has asked for.
     pub fn new(ty: Arc<TensorType>, origin: Origin) -> Self {
-        Self { ty, origin, label: None, worker: None }
+        Self { ty, origin, label: None, prepared: false }
     }
 
     /// The size of its elements. Excludes what an allocator adds.

@@ -8,19 +8,19 @@ use firebox_trace::{Bytes, Category, Label, OpIndex, Origin, Step, TensorInfo, T
 
 use crate::labels::{ITERATION_END, MICRO_STEP};
 
-/// How many batches a loader thread may have alive before it has to wait: the one that is trained on, and the next.
-const BATCHES_PER_WORKER: u64 = 2;
+/// How many batches a loader thread may have prepared before it has to wait.
+const BATCHES_PER_WORKER: u64 = 1;
 
 /// What a training run does beside its steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Beside {
-    /// The threads that prepare batches on the device.
+    /// The threads that prepare batches.
     pub(crate) workers: usize,
     /// How many batches one of them prepares in an epoch.
     pub(crate) batches: usize,
-    /// What a thread may have alive before it has to wait, for batches that were planned before.
+    /// What a thread may have prepared before it has to wait, for batches that were planned before.
     pub(crate) limit: Bytes,
-    /// The most that a thread was found to have alive.
+    /// The most that a thread was found to have prepared.
     pub(crate) taken: Bytes,
     /// Whether checkpoints are written while training goes on.
     pub(crate) saves: bool,
@@ -29,7 +29,8 @@ pub(crate) struct Beside {
 /// What is counted beside a step. All of it is part of the predicted peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BesideBytes {
-    /// Batches that loader threads have prepared or are preparing, beside the one that is trained on.
+    /// Where training is in the host's memory: batches that loader threads have prepared or are preparing, beside the one that is
+    /// trained on.
     pub queued: Bytes,
     /// Outputs of earlier micro-steps that the metrics may still hold.
     pub outputs: Bytes,
@@ -56,37 +57,30 @@ impl BesideBytes {
 }
 
 impl Beside {
-    /// Adds the batches that loader threads hold beside the one that `trace` works on. Gives their bytes, and the limit that
-    /// they were counted with.
-    pub(crate) fn add_queue(&self, trace: &mut Trace) -> (Bytes, Bytes) {
-        let is_prepared = |tensor: &&TensorInfo| {
+    /// What a loader thread may have prepared before it has to wait, with batches like that of `trace`, and what all of them may have
+    /// then. A batch that waits is host data; so this is a part of the trace only where that is the memory to be trained in.
+    pub(crate) fn add_queue(&self, trace: &mut Trace, is_on_host: bool) -> (Bytes, Bytes) {
+        let is_batch = |tensor: &&TensorInfo| {
             let label = tensor.label.as_ref().map(|label| label.category);
             // While a step is being recorded, nothing has a label yet.
-            tensor.origin == Origin::Existing
-                && tensor.worker.is_some()
-                && label.is_none_or(|label| label == Category::Input)
+            tensor.prepared && label.is_none_or(|label| label == Category::Input)
         };
-        let batch: Vec<TensorInfo> = trace.tensors.iter().filter(is_prepared).cloned().collect();
-        let bytes: Bytes = batch.iter().map(TensorInfo::bytes).sum();
-        if bytes == Bytes::ZERO {
-            return (Bytes::ZERO, self.limit);
+        let batch: Bytes = trace.tensors.iter().filter(is_batch).map(TensorInfo::bytes).sum();
+        if batch == Bytes::ZERO {
+            return (self.limit, Bytes::ZERO);
         }
-        let own = batch[0].worker;
-        let limit = self.limit.max(bytes * BATCHES_PER_WORKER);
-        // A thread that is below the limit makes another batch. Where it makes few in an epoch, one more than that was seen, on a
-        // busy machine.
-        let copies = (limit.get().div_ceil(bytes.get()) as usize + 1).min(self.batches + 1);
-        let rest = self.taken - bytes * copies as u64;
-        let before = trace.tensors.len();
-        for worker in 0..self.workers as u16 {
-            for _ in usize::from(own == Some(worker))..copies {
-                trace.tensors.extend(batch.iter().map(|tensor| queued(tensor, worker)));
-            }
-            if rest > Bytes::ZERO {
-                trace.tensors.push(queued(&workspace(rest), worker));
-            }
+        let limit = self.limit.max(batch * BATCHES_PER_WORKER);
+        if !is_on_host {
+            return (limit, Bytes::ZERO);
         }
-        (trace.tensors[before..].iter().map(TensorInfo::bytes).sum(), limit)
+        // A thread that is below the limit makes another batch; in an epoch of few batches it can not make more than those.
+        let batch = batch.max(self.taken);
+        let most = (limit + batch).min(batch * (self.batches as u64 + 1));
+        let queued = most * self.workers as u64;
+        if queued > Bytes::ZERO {
+            trace.tensors.push(beside_the_step(&workspace(queued), Category::Input, "queued"));
+        }
+        (limit, queued)
     }
 
     /// Adds what a checkpoint is written from, the parameters and `state`, the optimizer's. burn writes it on threads of its
@@ -117,14 +111,10 @@ fn beside_the_step(tensor: &TensorInfo, category: Category, name: &str) -> Tenso
     TensorInfo { origin: Origin::Existing, label: Some(label.into()), ..tensor.clone() }
 }
 
-/// Bytes without a shape, such as what batchers take on the way to a batch.
+/// Bytes without a shape.
 fn workspace(bytes: Bytes) -> TensorInfo {
     let shape = [bytes.get() as usize].into();
     TensorInfo::new(TensorType { shape, dtype: burn_backend::DType::U8 }.into(), Origin::Existing)
-}
-
-fn queued(tensor: &TensorInfo, worker: u16) -> TensorInfo {
-    TensorInfo { worker: Some(worker), ..beside_the_step(tensor, Category::Input, "queued") }
 }
 
 /// The label of outputs that the metrics still hold from before the rehearsal.

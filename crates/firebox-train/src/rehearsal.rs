@@ -298,7 +298,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let Conditions { memory, before, idle_state, .. } = conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let optimizer_state = state_at_end(&trace);
-    let (queued, loader_limit) = conditions.beside.add_queue(&mut trace);
+    let (loader_limit, queued) = conditions.beside.add_queue(&mut trace, memory.is_on_host());
     // On the host the outputs of one batch less were found to be alive.
     if !memory.is_on_host() {
         add_outputs_of_before(&mut trace);

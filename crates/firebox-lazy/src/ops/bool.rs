@@ -7,24 +7,18 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
 use crate::call::CallFrame;
+use crate::deferred;
 use crate::handover::Held;
 use crate::kind::{Bool, Int};
 use crate::loaders::upload;
 use crate::ops::{create, forward, into_data, move_to};
 use crate::session;
-use crate::streams::meet;
 use crate::streams::{on_stream, poll_on_stream};
 use crate::tensor::LazyTensor;
 
 impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
     fn bool_from_data(data: TensorData, device: &Device<Self>) -> BoolTensor<Self> {
-        if session::records::<B>() {
-            let make = B::bool_from_data;
-            return session::with(|s| s.upload::<Bool>(data, device, "bool_from_data", make))
-                .expect("checked above");
-        }
-        meet::<B>(device);
-        LazyTensor::new(upload::<B, _>(|| B::bool_from_data(data, device)))
+        upload::<B, Bool>(data, device, "bool_from_data")
     }
 
     into_data!(bool_into_data, BoolTensor);
@@ -53,7 +47,7 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
         };
         async move {
             match (eager, settled) {
-                (Some(indices), _) => LazyTensor::new(indices.await),
+                (Some(indices), _) => deferred::on_host(indices.await),
                 (None, Some(indices)) => indices,
                 (None, None) => unreachable!("one of the two was chosen above"),
             }

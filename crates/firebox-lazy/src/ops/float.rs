@@ -6,23 +6,16 @@ use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, Te
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
+use crate::deferred::is_later;
 use crate::kind::Float;
 use crate::loaders::upload;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
-use crate::session;
-use crate::streams::meet;
 use crate::streams::on_stream;
 use crate::tensor::LazyTensor;
 
 impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
-        if session::records::<B>() {
-            let make = B::float_from_data;
-            return session::with(|s| s.upload::<Float>(data, device, "float_from_data", make))
-                .expect("checked above");
-        }
-        meet::<B>(device);
-        LazyTensor::new(upload::<B, _>(|| B::float_from_data(data, device)))
+        upload::<B, Float>(data, device, "float_from_data")
     }
 
     fn float_random(
@@ -51,14 +44,14 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
     }
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        if session::records::<B>() {
+        if is_later::<B>() {
             return tensor;
         }
         LazyTensor::new(on_stream::<B, _>(|| B::float_detach(tensor.into_inner())))
     }
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
-        if session::records::<B>() {
+        if is_later::<B>() {
             return tensor;
         }
         LazyTensor::new(on_stream::<B, _>(|| {

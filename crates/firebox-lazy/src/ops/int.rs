@@ -11,19 +11,10 @@ use crate::Lazy;
 use crate::kind::Int;
 use crate::loaders::upload;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
-use crate::session;
-use crate::streams::meet;
-use crate::tensor::LazyTensor;
 
 impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
     fn int_from_data(data: TensorData, device: &Device<Self>) -> IntTensor<Self> {
-        if session::records::<B>() {
-            let make = B::int_from_data;
-            return session::with(|s| s.upload::<Int>(data, device, "int_from_data", make))
-                .expect("checked above");
-        }
-        meet::<B>(device);
-        LazyTensor::new(upload::<B, _>(|| B::int_from_data(data, device)))
+        upload::<B, Int>(data, device, "int_from_data")
     }
 
     fn int_random(

@@ -16,11 +16,11 @@ mod transaction;
 macro_rules! forward {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
-            if !$crate::session::records::<B>() {
+            let Some(_until_done) = $crate::deferred::begin::<B>() else {
                 return <$ret as $crate::forms::Returned<B>>::wrap($crate::streams::on_stream::<B, _>(|| {
                     B::$name($(<$ty as $crate::forms::Argument<B>>::plain($arg)),*)
                 }));
-            }
+            };
             let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
             $(let $arg = <$ty as $crate::forms::Argument<B>>::take($arg, &mut frame);)*
             let known = frame.known();
@@ -50,14 +50,14 @@ macro_rules! by_shape {
         fn $name:ident($first:ident: $first_ty:ty $(, $arg:ident: $ty:ty)*) -> $ret:ty => $shapes:expr;
     )*) => {$(
         fn $name($first: $first_ty $(, $arg: $ty)*) -> $ret {
-            if !$crate::session::records::<B>() {
+            let Some(_until_done) = $crate::deferred::begin::<B>() else {
                 return <$ret as $crate::forms::Returned<B>>::wrap($crate::streams::on_stream::<B, _>(|| {
                     B::$name(
                         <$first_ty as $crate::forms::Argument<B>>::plain($first)
                         $(, <$ty as $crate::forms::Argument<B>>::plain($arg))*
                     )
                 }));
-            }
+            };
             let shapes = $shapes;
             let device = $first.device();
             let parameters = $crate::ops::parameters(&[$(&$crate::ops::Described(&$arg)),*]);
@@ -90,12 +90,12 @@ macro_rules! create {
         }
     )*};
     ($kind:ident: $name:ident, $device:ident, ($($before:ident),*; $dtype:ident), |$values:ident| $run:expr) => {{
-        if !$crate::session::records::<B>() {
+        let Some(_until_done) = $crate::deferred::begin::<B>() else {
             $crate::streams::meet::<B>($device);
-            return $crate::tensor::LazyTensor::<B, $kind>::new($crate::loaders::upload::<B, _>(|| {
+            return $crate::tensor::LazyTensor::<B, $kind>::new($crate::streams::on_stream::<B, _>(|| {
                 B::$name($($before),*, $device, $dtype)
             }));
-        }
+        };
         let frame = $crate::call::CallFrame::<B>::open(stringify!($name));
         frame.describe();
         let described =
@@ -130,14 +130,14 @@ macro_rules! into_data {
 /// Moves to a device: nothing to record where the tensor is there already.
 macro_rules! move_to {
     ($name:ident, $tensor:ident, $device:ident) => {{
-        if !$crate::session::records::<B>() {
+        if $crate::deferred::is_later::<B>() && &$tensor.device() == $device {
+            return $tensor;
+        }
+        let Some(_until_done) = $crate::deferred::begin::<B>() else {
             return $crate::tensor::LazyTensor::new($crate::streams::on_stream::<B, _>(|| {
                 B::$name($tensor.into_inner(), $device)
             }));
-        }
-        if &$tensor.device() == $device {
-            return $tensor;
-        }
+        };
         let shape = (
             burn_backend::TensorMetadata::shape(&$tensor),
             burn_backend::TensorMetadata::dtype(&$tensor),

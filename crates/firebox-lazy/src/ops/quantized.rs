@@ -9,7 +9,6 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 use crate::Lazy;
 use crate::handover::Held;
 use crate::kind::Kind;
-use crate::loaders::upload;
 use crate::session;
 use crate::streams::meet;
 use crate::streams::{on_stream, poll_on_stream};
@@ -133,7 +132,7 @@ impl<B: Backend> QTensorOps<Self> for Lazy<B> {
     fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {
         refuse_recording::<B>("q_from_data");
         meet::<B>(device);
-        LazyTensor::new(upload::<B, _>(|| B::q_from_data(data, device)))
+        LazyTensor::new(on_stream::<B, _>(|| B::q_from_data(data, device)))
     }
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {

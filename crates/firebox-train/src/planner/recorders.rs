@@ -19,7 +19,7 @@ impl Planner {
             let (rehearsed, beside) = (self.rehearsed.clone(), self.beside);
             recorder.limit_reads(budget, move |trace| {
                 let mut trace = trace.clone();
-                beside.add_queue(&mut trace);
+                beside.add_queue(&mut trace, memory.is_on_host());
                 let peak = memory.footprint(&trace).peak;
                 if peak <= budget {
                     rehearsed.fetch_max(peak.get(), Relaxed);

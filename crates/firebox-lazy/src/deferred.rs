@@ -1,0 +1,349 @@
+//! What loader threads ask for, kept with its host data until another thread needs it.
+//!
+//! A loader thread computes nothing on the device. Each of its calls is written down, as in a recording, and its results are promises
+//! that know the call. Whoever first needs such a tensor on another thread makes the calls that lead to it there, in the order in which
+//! they depend on each other; what nobody needs is never computed. So a batch that waits in a loader's queue takes nothing of the
+//! device, and a training thread finds its batches as if it had made them itself.
+//!
+//! Where a loader thread reads a value, the calls are made on its own stream, and what it still holds of them goes back to the host: it
+//! becomes host data that is uploaded when it is needed.
+
+use std::sync::{Arc, Weak};
+
+use burn_backend::Backend;
+use firebox_trace::{Bytes, TensorIndex};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::handover::{TrainingTurn, wait_for_turn};
+use crate::inputs::to_host;
+use crate::kind::{Kind, Value};
+use crate::loaders::{Loaded, note_reader, upload};
+use crate::recording::Recorder;
+use crate::session::{self, Run, Session, Values};
+use crate::streams::{current_worker, meet, stream_of_worker};
+use crate::tensor::{LazyTensor, Node, Settle, Stage, Ticket};
+
+/// A call that a loader thread has asked for.
+pub(crate) struct Deferred<B: Backend> {
+    /// None while it is written down, and once it was made.
+    call: Mutex<Option<Pending<B>>>,
+}
+
+/// A call that nobody has made yet.
+struct Pending<B: Backend> {
+    program: Vec<Run<B>>,
+    inputs: Vec<Input<B>>,
+    /// The tensors that wait for its results.
+    outputs: Vec<(TensorIndex, Weak<dyn Settle<B>>)>,
+    /// How many tensors it has to do with.
+    tensors: usize,
+    ticket: Arc<Ticket>,
+    /// What it takes of the host.
+    _host: Loaded,
+}
+
+type Input<B> = (TensorIndex, Arc<dyn Awaited<B>>);
+
+/// The result of a call that a loader thread has asked for.
+pub(crate) struct Place<B: Backend> {
+    call: Arc<Deferred<B>>,
+    index: TensorIndex,
+}
+
+impl<B: Backend> Clone for Place<B> {
+    fn clone(&self) -> Self {
+        Self { call: self.call.clone(), index: self.index }
+    }
+}
+
+/// A tensor that such a call takes, of any kind.
+pub(crate) trait Awaited<B: Backend>: Send + Sync {
+    /// The call that gives it its value, if it has none.
+    fn waits_for(&self) -> Option<&Place<B>>;
+    /// Its value, which nobody else has if nobody else holds the tensor.
+    fn take(self: Arc<Self>) -> Value<B>;
+    /// What the calls that lead to it take, if nobody else holds it.
+    fn unlink(self: Arc<Self>) -> Vec<Input<B>>;
+}
+
+impl<B: Backend, K: Kind<B>> Awaited<B> for Node<B, K> {
+    fn waits_for(&self) -> Option<&Place<B>> {
+        self.deferred()
+    }
+
+    fn take(self: Arc<Self>) -> Value<B> {
+        K::erase(LazyTensor { node: self }.into_inner())
+    }
+
+    fn unlink(self: Arc<Self>) -> Vec<Input<B>> {
+        let call = Arc::into_inner(self).and_then(|mut node| node.forget_deferred());
+        let call = call.and_then(|place| Arc::into_inner(place.call));
+        call.map_or_else(Vec::new, |call| call.into_inputs())
+    }
+}
+
+impl<B: Backend> Place<B> {
+    /// Makes the call, and those that it depends on, on this thread: their results have values then.
+    fn force(&self) {
+        let mut order = Order::new(self.call.clone());
+        while let Some(call) = order.next(|_| false) {
+            call.run();
+        }
+    }
+
+    /// The value of the tensor, computed on this loader thread. What others still hold of the tensors that lead to it goes back to the
+    /// host.
+    fn compute(self, worker: u16) -> Value<B> {
+        let mut known = Known::default();
+        let mut made = Vec::new();
+        let mut order = Order::new(self.call.clone());
+        while let Some(call) = order.next(|place| known.contains_key(&place.key())) {
+            made.extend(call.compute(&mut known));
+        }
+        made.into_iter().for_each(|(call, pending)| call.go_to_host(pending, &known, worker));
+        known.remove(&self.key()).expect("the call makes this result")
+    }
+
+    fn key(&self) -> Key {
+        self.call.key(self.index)
+    }
+}
+
+type Key = (usize, TensorIndex);
+
+/// The values of results that have none for other threads.
+type Known<B> = FxHashMap<Key, Value<B>>;
+
+/// Held while deferred calls are made: two threads may need the same ones.
+static FORCING: Mutex<()> = Mutex::new(());
+
+/// Calls in the order in which they depend on each other. Without recursion: a chain of them may be long.
+struct Order<B: Backend>(Vec<Arc<Deferred<B>>>);
+
+impl<B: Backend> Order<B> {
+    fn new(last: Arc<Deferred<B>>) -> Self {
+        Self(vec![last])
+    }
+
+    /// The next call that finds all its inputs: those with values, and those that are `known`.
+    fn next(&mut self, known: impl Fn(&Place<B>) -> bool) -> Option<Arc<Deferred<B>>> {
+        loop {
+            let waits = self.0.last()?.waits_for(&known);
+            if waits.is_empty() {
+                return self.0.pop();
+            }
+            self.0.extend(waits);
+        }
+    }
+}
+
+impl<B: Backend> Deferred<B> {
+    /// The calls that have to be made first, the first of them last.
+    fn waits_for(&self, known: impl Fn(&Place<B>) -> bool) -> Vec<Arc<Self>> {
+        let call = self.call.lock();
+        let inputs = call.iter().flat_map(|call| &call.inputs).rev();
+        let waits = inputs.filter_map(|(_, input)| input.waits_for());
+        // A call that has failed is not made again.
+        let waits = waits.filter(|place| !known(place) && place.call.call.lock().is_some());
+        waits.map(|place| place.call.clone()).collect()
+    }
+
+    /// Makes the call, if nobody has made it, and hands its results to those that wait for them.
+    fn run(&self) {
+        let Some(call) = self.call.lock().take() else { return };
+        call.ticket.set(Stage::Failed);
+        let mut values = Values::of(call.tensors);
+        call.inputs.into_iter().for_each(|(index, input)| values.store(index, input.take()));
+        call.program.into_iter().for_each(|run| run(&mut values));
+        for (index, waiting) in call.outputs {
+            if let Some((waiting, value)) = waiting.upgrade().zip(values.remove(index)) {
+                waiting.settle(*value);
+            }
+        }
+        call.ticket.set(Stage::Run);
+    }
+
+    /// Makes the call for this thread alone. Gives what is left of it.
+    fn compute(self: Arc<Self>, known: &mut Known<B>) -> Option<(Arc<Self>, Pending<B>)> {
+        let mut call = self.call.lock().take()?;
+        call.ticket.set(Stage::Failed);
+        let mut values = Values::of(call.tensors);
+        for (index, input) in call.inputs.drain(..) {
+            let value = match input.waits_for().map(Place::key) {
+                Some(key) if Arc::strong_count(&input) == 1 => known.remove(&key),
+                Some(key) => known.get(&key).cloned(),
+                None => None,
+            };
+            values.store(index, value.unwrap_or_else(|| input.take()));
+        }
+        call.program.drain(..).for_each(|run| run(&mut values));
+        for (index, _) in &call.outputs {
+            if let Some(value) = values.remove(*index) {
+                known.insert(self.key(*index), *value);
+            }
+        }
+        Some((self, call))
+    }
+
+    /// Reads those of the results that somebody holds: they are uploaded again when they are needed.
+    fn go_to_host(&self, mut call: Pending<B>, known: &Known<B>, worker: u16) {
+        call.outputs.retain(|(_, waiting)| waiting.strong_count() > 0);
+        let mut host = Bytes::ZERO;
+        for (index, _) in &call.outputs {
+            let (index, value) = (*index, known.get(&self.key(*index)));
+            let Some((data, device, make)) = value.and_then(to_host) else { continue };
+            host += Bytes::new(data.bytes.len() as u64);
+            call.program.push(Box::new(move |values| values.store(index, make(data, &device))));
+        }
+        call.ticket.set(Stage::Recorded);
+        call._host = Loaded::new(worker, host);
+        *self.call.lock() = Some(call);
+    }
+
+    fn key(&self, index: TensorIndex) -> Key {
+        (std::ptr::from_ref(self) as usize, index)
+    }
+
+    /// Ends the writing down of the call.
+    fn close(&self, mut session: Session<B>) {
+        session.end(Stage::Recorded);
+        let worker = current_worker().expect("this is a loader thread");
+        let (program, outputs) = session.take_program();
+        *self.call.lock() = Some(Pending {
+            program,
+            inputs: std::mem::take(&mut session.awaited),
+            outputs,
+            tensors: session.trace.tensors.len(),
+            ticket: session.ticket.clone(),
+            _host: Loaded::new(worker, session.uploaded),
+        });
+    }
+
+    fn into_inputs(self) -> Vec<Input<B>> {
+        let call = self.call.lock().take();
+        call.map_or_else(Vec::new, |mut call| std::mem::take(&mut call.inputs))
+    }
+}
+
+impl<B: Backend> Drop for Deferred<B> {
+    /// Lets go of what it depends on. Without recursion, as above.
+    fn drop(&mut self) {
+        let call = self.call.get_mut().as_mut();
+        let mut inputs = call.map_or_else(Vec::new, |call| std::mem::take(&mut call.inputs));
+        while let Some((_, input)) = inputs.pop() {
+            inputs.extend(input.unlink());
+        }
+    }
+}
+
+/// A tensor that was computed at once. A loader thread has it on the host.
+pub(crate) fn on_host<B: Backend, K: Kind<B>>(primitive: K::Primitive) -> LazyTensor<B, K> {
+    let value = K::erase(primitive);
+    let host = current_worker().and_then(|_| to_host(&value));
+    match host {
+        None => LazyTensor::new(K::restore(value)),
+        Some((data, device, _)) => upload(data, &device, "from_data"),
+    }
+}
+
+/// What becomes of a call that is made between [`begin`] and its end.
+pub(crate) enum Scope<B: Backend> {
+    /// It is recorded.
+    Recorded,
+    /// It is written down by itself, for another thread.
+    Deferred(Arc<Deferred<B>>),
+}
+
+/// Whether a call on this thread is not made now.
+pub(crate) fn is_later<B: Backend>() -> bool {
+    match session::is_recording() {
+        true => session::records::<B>(),
+        false => current_worker().is_some(),
+    }
+}
+
+/// Begins a call that is not to be made now, because this thread records or is a loader thread. None where it is.
+#[inline]
+pub(crate) fn begin<B: Backend>() -> Option<Scope<B>> {
+    if session::is_recording() {
+        return session::records::<B>().then_some(Scope::Recorded);
+    }
+    current_worker().map(|_| open())
+}
+
+#[cold]
+fn open<B: Backend>() -> Scope<B> {
+    let call = Arc::new(Deferred { call: Mutex::new(None) });
+    let recorder = Recorder { glances: true, ..Recorder::default() };
+    session::install(Session::<B>::deferring(&recorder, call.clone()));
+    Scope::Deferred(call)
+}
+
+impl<B: Backend> Drop for Scope<B> {
+    fn drop(&mut self) {
+        if let Self::Deferred(call) = self {
+            let session = session::take::<B>();
+            match std::thread::panicking() {
+                true => session.end(Stage::Failed),
+                false => call.close(session),
+            }
+        }
+    }
+}
+
+impl<B: Backend> Session<B> {
+    /// A session that writes down one call of a loader thread.
+    fn deferring(options: &Recorder, call: Arc<Deferred<B>>) -> Self {
+        let mut session = Self::new(options);
+        session.deferred = Some(call);
+        session
+    }
+
+    /// Where a result of the call is to be found.
+    pub(crate) fn place_of(&self, index: TensorIndex) -> Option<Place<B>> {
+        let call = self.deferred.clone()?;
+        Some(Place { call, index })
+    }
+
+    /// Keeps a tensor that the call takes. Whether this is the last use of it.
+    pub(crate) fn wait_for<K: Kind<B>>(
+        &mut self,
+        index: TensorIndex,
+        node: Arc<Node<B, K>>,
+    ) -> bool {
+        let has_it = self.awaited.iter().any(|(other, _)| *other == index);
+        let is_last = Arc::strong_count(&node) == 1 + usize::from(has_it);
+        if !has_it {
+            self.awaited.push((index, node));
+        }
+        is_last
+    }
+}
+
+/// Gives a tensor that a loader thread has asked for its value, if it has none. On a loader thread it stays without one, and the value
+/// is this thread's alone: that is what is given then.
+pub(crate) fn force<B: Backend, K: Kind<B>>(
+    tensor: LazyTensor<B, K>,
+) -> Result<K::Primitive, LazyTensor<B, K>> {
+    if tensor.node.to_force().is_none() {
+        return Err(tensor);
+    }
+    meet::<B>(&tensor.device());
+    let _turn = (TrainingTurn::take(), wait_for_turn::<B>());
+    let _alone = FORCING.lock();
+    // Another thread may have been faster.
+    let Some(place) = tensor.node.to_force().cloned() else { return Err(tensor) };
+    match current_worker() {
+        None => {
+            place.force();
+            Err(tensor)
+        }
+        Some(worker) => {
+            drop(tensor);
+            note_reader(worker);
+            let value = stream_of_worker(worker).executes(|| place.compute(worker));
+            Ok(K::restore(value))
+        }
+    }
+}
