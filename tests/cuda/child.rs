@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use burn::backend::cuda::CudaDevice;
 use burn::backend::{Autodiff, Cuda};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataset::InMemDataset;
@@ -13,7 +14,6 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{Adam, AdamConfig, LearningRate, SimpleOptimizer};
 use burn::prelude::*;
 use burn::record::CompactRecorder;
-use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::LossMetric;
 use burn::train::renderer::{
     EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
@@ -22,15 +22,15 @@ use burn::train::renderer::{
 use burn::train::{ClassificationOutput, InferenceStep, SupervisedTraining, TrainStep};
 use cubecl_runtime::config::cache::CacheConfig;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
-use firebox::{Budget, Bytes, FitError, LastState, Lazy, Learner, TrainError};
+use firebox::{Budget, Bytes, DeviceMemory, FitError, LastState, Lazy, Learner, TrainError};
 use firebox_blank::Books;
 use serde::{Deserialize, Serialize};
 
 use crate::lengths;
 use crate::zoo::{self, Numbered, Zoo};
 
-type B = Autodiff<Lazy<Cuda>>;
-type Valid = <B as AutodiffBackend>::InnerBackend;
+type B<C> = Autodiff<Lazy<C>>;
+type Valid<C> = Lazy<C>;
 
 /// The environment variable with a child's job.
 const VARIABLE: &str = "FIREBOX_JOB";
@@ -49,9 +49,27 @@ pub enum Task {
     FindLargest,
 }
 
+/// Whose pools buffers lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pools {
+    Burns,
+    Ours,
+}
+
+impl Pools {
+    /// What tells the tests on our pool apart.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::Burns => "",
+            Self::Ours => "_on_our_pool",
+        }
+    }
+}
+
 /// What a child is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
+    pub pools: Pools,
     pub task: Task,
     pub model: String,
     pub items: usize,
@@ -78,6 +96,7 @@ impl Job {
     /// Two epochs of two batches, with two workers and nothing else.
     pub fn new(model: &str, items: usize, kernels: PathBuf) -> Self {
         Self {
+            pools: Pools::Burns,
             task: Task::Train,
             model: model.to_owned(),
             items,
@@ -113,30 +132,37 @@ impl Job {
         config.autotune.cache = CacheConfig::File(self.kernels.clone());
         CubeClRuntimeConfig::set(config);
         SAMPLES.store(self.samples.unwrap_or(usize::MAX), Relaxed);
-        let ended = match self.model.as_str() {
-            "mlp" => self.perform::<zoo::Mlp<B>>(),
-            "cnn" => self.perform::<zoo::Cnn<B>>(),
-            "resnet" => self.perform::<zoo::ResNet<B>>(),
-            "encoder" => self.perform::<zoo::Encoder<B>>(),
-            "gpt" => self.perform::<zoo::Gpt<B>>(),
-            "lstm" => self.perform::<zoo::Recurrent<B>>(),
-            "reader" => self.perform::<zoo::Reader<B>>(),
-            "lengths" => self.train_lengths(),
-            other => panic!("there is no model `{other}`"),
+        let ended = match self.pools {
+            Pools::Burns => self.perform_on::<Cuda>(),
+            Pools::Ours => self.perform_on::<firebox::Cuda>(),
         };
         println!("{MARK} {}", serde_json::to_string(&ended).expect("it is plain data"));
         if ended.error.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
 
-    fn perform<M: Subject>(&self) -> Ended {
+    fn perform_on<C: Base>(&self) -> Ended {
+        match self.model.as_str() {
+            "mlp" => self.perform::<C, zoo::Mlp<B<C>>>(),
+            "cnn" => self.perform::<C, zoo::Cnn<B<C>>>(),
+            "resnet" => self.perform::<C, zoo::ResNet<B<C>>>(),
+            "encoder" => self.perform::<C, zoo::Encoder<B<C>>>(),
+            "gpt" => self.perform::<C, zoo::Gpt<B<C>>>(),
+            "lstm" => self.perform::<C, zoo::Recurrent<B<C>>>(),
+            "reader" => self.perform::<C, zoo::Reader<B<C>>>(),
+            "lengths" => self.train_lengths::<C>(),
+            other => panic!("there is no model `{other}`"),
+        }
+    }
+
+    fn perform<C: Base, M: Subject<C>>(&self) -> Ended {
         match self.task {
-            Task::Train => self.train::<M>(),
-            Task::FindLargest => self.find_largest::<M>(),
+            Task::Train => self.train::<C, M>(),
+            Task::FindLargest => self.find_largest::<C, M>(),
         }
     }
 
     /// Doubles the batch as long as it is planned whole, and halves the rest.
-    fn find_largest<M: Subject>(&self) -> Ended {
+    fn find_largest<C: Base, M: Subject<C>>(&self) -> Ended {
         let device = Default::default();
         let model = M::new(&device);
         let budget = self.memory.expect("a budget that sizes are found for");
@@ -162,14 +188,19 @@ impl Job {
     }
 
     /// Trains on sequences of so many lengths, in an order that mixes them.
-    fn train_lengths(&self) -> Ended {
+    fn train_lengths<C: Base>(&self) -> Ended {
         let lengths: Vec<usize> = (0..self.epochs)
             .flat_map(|epoch| (0..self.batches).map(move |at| (at * 17 + epoch * 7) % self.batches))
             .map(|at| 100 + 23 * at)
             .collect();
         let budget = self.memory.expect("a budget");
-        let trained =
-            lengths::trained::<B>(LENGTHS_WIDTH, &lengths, budget, Sampling, &Default::default());
+        let trained = lengths::trained::<B<C>>(
+            LENGTHS_WIDTH,
+            &lengths,
+            budget,
+            Sampling,
+            &Default::default(),
+        );
         Ended {
             predicted: Some(trained.predicted),
             measured: Some(trained.measured),
@@ -179,21 +210,21 @@ impl Job {
         }
     }
 
-    fn train<M: Subject>(&self) -> Ended {
+    fn train<C: Base, M: Subject<C>>(&self) -> Ended {
         let device = Default::default();
         // Several tensors: a large one alone would open a page of a quarter of the card.
         let kept = self.keeps.get() / PART.get();
         let numbers = [PART.get() as usize / size_of::<f32>()];
-        let kept: Vec<_> = (0..kept).map(|_| Tensor::<Cuda, 1>::zeros(numbers, &device)).collect();
+        let kept: Vec<_> = (0..kept).map(|_| Tensor::<C, 1>::zeros(numbers, &device)).collect();
         let folder = tempfile::tempdir().expect("a folder");
         let artifacts = self.folder.clone().unwrap_or_else(|| folder.path().to_owned());
         let rest = if self.uneven { self.items / 2 + 1 } else { 0 };
         let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
-        let train = DataLoaderBuilder::<B, _, _>::new(Numbered::<M>::new())
+        let train = DataLoaderBuilder::<B<C>, _, _>::new(Numbered::<M>::new())
             .batch_size(self.items)
             .num_workers(self.workers)
             .build(numbers(self.batches * self.items + rest));
-        let valid = DataLoaderBuilder::<Valid, _, _>::new(Numbered::<M::Valid>::new())
+        let valid = DataLoaderBuilder::<Valid<C>, _, _>::new(Numbered::<M::Valid>::new())
             .batch_size(self.items)
             .num_workers(self.workers)
             .build(numbers(if self.validates { self.items } else { 0 }));
@@ -253,6 +284,7 @@ impl Ended {
             TrainError::NotReady { .. } => "NotReady",
             TrainError::Nvidia(_) => "Nvidia",
             TrainError::Plan { .. } => "Plan",
+            TrainError::NoPlace { .. } => "NoPlace",
             _ => "other",
         };
         let state = state.map(|LastState { epoch, iteration, .. }| (epoch, iteration));
@@ -266,25 +298,30 @@ impl Ended {
     }
 }
 
+/// A backend on the device of these tests.
+trait Base: DeviceMemory + Backend<Device = CudaDevice> {}
+
+impl<C: DeviceMemory + Backend<Device = CudaDevice>> Base for C {}
+
 /// A model that can be trained here.
-trait Subject:
-    Zoo<B>
-    + TrainStep<Input = <Self as Zoo<B>>::Batch, Output = ClassificationOutput<B>>
-    + AutodiffModule<B, InnerModule = Self::Valid>
+trait Subject<C: Base>:
+    Zoo<B<C>>
+    + TrainStep<Input = <Self as Zoo<B<C>>>::Batch, Output = ClassificationOutput<B<C>>>
+    + AutodiffModule<B<C>, InnerModule = Self::Valid>
     + Display
     + 'static
 {
-    type Valid: Zoo<Valid>
+    type Valid: Zoo<Valid<C>>
         + InferenceStep<
-            Input = <Self::Valid as Zoo<Valid>>::Batch,
-            Output = ClassificationOutput<Valid>,
+            Input = <Self::Valid as Zoo<Valid<C>>>::Batch,
+            Output = ClassificationOutput<Valid<C>>,
         >;
 }
 
 macro_rules! subjects {
     ($($model:ident)*) => {
-        $(impl Subject for zoo::$model<B> {
-            type Valid = zoo::$model<Valid>;
+        $(impl<C: Base> Subject<C> for zoo::$model<B<C>> {
+            type Valid = zoo::$model<Valid<C>>;
         })*
     };
 }

@@ -6,7 +6,7 @@ use burn::record::{CompactRecorder, Recorder};
 use firebox_blank::{Entry, Fault};
 use libtest_mimic::{Failed, Trial};
 
-use crate::child::Job;
+use crate::child::{Job, Pools};
 use crate::trial::{CARD, Kernels, Left, ensure, only, run, test};
 use crate::zoo::{Cnn, Gpt, Mlp, Zoo};
 
@@ -20,13 +20,15 @@ struct Subject {
     model: &'static str,
     items: usize,
     reads: fn(&std::path::Path) -> bool,
+    pools: Pools,
 }
 
-const SUBJECTS: [Subject; 3] = [
-    Subject { model: "mlp", items: 600, reads: reads::<Mlp<Flex>> },
-    Subject { model: "cnn", items: 60, reads: reads::<Cnn<Flex>> },
-    Subject { model: "gpt", items: 20, reads: reads::<Gpt<Flex>> },
-];
+const MLP: Subject =
+    Subject { model: "mlp", items: 600, reads: reads::<Mlp<Flex>>, pools: Pools::Burns };
+const CNN: Subject =
+    Subject { model: "cnn", items: 60, reads: reads::<Cnn<Flex>>, pools: Pools::Burns };
+const GPT: Subject =
+    Subject { model: "gpt", items: 20, reads: reads::<Gpt<Flex>>, pools: Pools::Burns };
 
 /// Whether the model of a checkpoint can be read, without a GPU.
 fn reads<M: Zoo<Flex>>(file: &std::path::Path) -> bool {
@@ -58,7 +60,7 @@ fn outcome(left: &Left, folder: &std::path::Path, subject: Subject) -> Result<Ou
         return Ok(Outcome::Fitted);
     };
     left.error()?;
-    let typed = ["DeviceFailed", "NotReady", "Nvidia"];
+    let typed = ["DeviceFailed", "NotReady", "Nvidia", "NoPlace"];
     ensure(typed.contains(&kind.as_str()), || left.complaint("the error does not tell the cause"))?;
     if let Some((epoch, iteration)) = ended.state {
         let steps = (epoch - 1) * BATCHES + iteration;
@@ -88,6 +90,7 @@ fn suffer(subject: Subject, faults: Vec<Fault>) -> Result<(Outcome, Left), Faile
         batches: BATCHES,
         validates: true,
         folder: Some(folder.path().to_owned()),
+        pools: subject.pools,
         ..Job::new(subject.model, subject.items, kernels.path())
     };
     let settings =
@@ -121,11 +124,13 @@ fn each_allocation(subject: Subject) -> Result<(), Failed> {
 
 /// Lets the calls of a function fail from one on, early and in the midst of training. A single one may be the tuner's, which goes
 /// on with another kernel.
-fn call(function: &'static str, nths: &'static [u64], error: u32) -> Trial {
-    test(format!("a_failure_of_{}_is_an_error", function.to_lowercase()), move || {
+fn call(pools: Pools, function: &'static str, nths: &'static [u64], error: u32) -> Trial {
+    let subject = Subject { pools, ..MLP };
+    let name = format!("a_failure_of_{}_is_an_error{}", function.to_lowercase(), pools.suffix());
+    test(name, move || {
         for nth in nths {
             let fault = Fault::call(function, *nth, error).times(u64::MAX);
-            let (outcome, left) = suffer(SUBJECTS[0], vec![fault])?;
+            let (outcome, left) = suffer(subject, vec![fault])?;
             let happened = left.journal.iter().any(|entry| matches!(entry, Entry::Fault { .. }));
             ensure(happened, || left.complaint(&format!("{function} was not called {nth} times")))?;
             println!("{function} {nth}: {outcome:?}, {:.1?}", left.time);
@@ -139,7 +144,7 @@ fn call(function: &'static str, nths: &'static [u64], error: u32) -> Trial {
 fn without_pinned_memory() -> Result<(), Failed> {
     for nth in [1, 2] {
         let fault = Fault::call("cuMemAllocHost_v2", nth, Fault::OUT_OF_MEMORY).times(u64::MAX);
-        let (outcome, left) = suffer(SUBJECTS[0], vec![fault])?;
+        let (outcome, left) = suffer(MLP, vec![fault])?;
         println!("pinned memory refused from call {nth} on: {outcome:?}, {:.1?}", left.time);
     }
     Ok(())
@@ -147,19 +152,24 @@ fn without_pinned_memory() -> Result<(), Failed> {
 
 /// The tests.
 pub fn tests() -> Vec<Trial> {
-    let first =
-        test("each_allocation_that_is_refused_is_an_error_mlp", || each_allocation(SUBJECTS[0]));
-    let others = SUBJECTS[1..].iter().map(|subject| {
-        let subject = *subject;
-        let name = format!("each_allocation_that_is_refused_is_an_error_{}", subject.model);
-        test(name, move || each_allocation(subject)).with_ignored_flag(true)
+    let of_each = [Pools::Burns, Pools::Ours].into_iter().flat_map(|pools| {
+        let allocations = [MLP, CNN, GPT].map(|subject| {
+            let subject = Subject { pools, ..subject };
+            let name = format!(
+                "each_allocation_that_is_refused_is_an_error_{}{}",
+                subject.model,
+                pools.suffix()
+            );
+            test(name, move || each_allocation(subject)).with_ignored_flag(subject.model != "mlp")
+        });
+        let calls = [
+            call(pools, "cuStreamCreate", &[1, 2, 3], Fault::OUT_OF_MEMORY),
+            call(pools, "cuModuleLoadData", &[1, 20], Fault::INVALID_PTX),
+            call(pools, "cuLaunchKernel", &[1, 60, 150], Fault::LAUNCH_OUT_OF_RESOURCES),
+            call(pools, "cuEventSynchronize", &[1, 12], Fault::ILLEGAL_ADDRESS),
+        ];
+        allocations.into_iter().chain(calls)
     });
-    let rest = [
-        call("cuStreamCreate", &[1, 2, 3], Fault::OUT_OF_MEMORY),
-        call("cuModuleLoadData", &[1, 20], Fault::INVALID_PTX),
-        call("cuLaunchKernel", &[1, 60, 150], Fault::LAUNCH_OUT_OF_RESOURCES),
-        call("cuEventSynchronize", &[1, 12], Fault::ILLEGAL_ADDRESS),
-        test("training_without_pinned_memory_ends", without_pinned_memory),
-    ];
-    std::iter::once(first).chain(others).chain(rest).collect()
+    let pinned = test("training_without_pinned_memory_ends", without_pinned_memory);
+    of_each.chain([pinned]).collect()
 }

@@ -3,7 +3,7 @@
 use firebox::Bytes;
 use libtest_mimic::{Failed, Trial};
 
-use crate::child::{Job, Task};
+use crate::child::{Job, Pools, Task};
 use crate::machine::device;
 use crate::trial::{CARD, LIMIT, Left, card, ensure, only, run_with, test};
 
@@ -30,6 +30,7 @@ struct Search {
     card: &'static str,
     model: &'static str,
     memory: Bytes,
+    pools: Pools,
     /// Compiled kernels and tuned choices.
     kernels: tempfile::TempDir,
 }
@@ -39,7 +40,7 @@ impl Search {
     fn job(&self, items: usize) -> Job {
         let kernels = self.kernels.path().to_owned();
         let micro_batch = Some(items);
-        Job { workers: 0, micro_batch, ..Job::new(self.model, items, kernels) }
+        Job { pools: self.pools, workers: 0, micro_batch, ..Job::new(self.model, items, kernels) }
     }
 
     /// The largest batch that is planned to run unsplit.
@@ -123,13 +124,15 @@ pub fn tests() -> Vec<Trial> {
     let others = ["T4", "RTX 4090", "H100 80GB"].map(|card| (card, BUDGETS[1]));
     let models = |(card, memory)| MODELS.map(|model| (card, memory, model));
     let searches = all.into_iter().chain(others).flat_map(models);
-    let trial = |(card, memory, model): (&'static str, Bytes, &'static str)| {
-        let name = format!("largest_{model}_{}_{}", memory.get() >> 20, card.replace(' ', "_"));
+    let of_each = |search| [Pools::Burns, Pools::Ours].map(|pools| (search, pools));
+    let trial = |((card, memory, model), pools): ((&'static str, Bytes, &'static str), Pools)| {
+        let card_name = card.replace(' ', "_");
+        let name = format!("largest_{model}_{}_{card_name}{}", memory.get() >> 20, pools.suffix());
         let search = move || {
             let kernels = tempfile::tempdir()?;
-            Search { card, model, memory, kernels }.compare()
+            Search { card, model, memory, pools, kernels }.compare()
         };
         test(name.to_lowercase(), search).with_ignored_flag(true)
     };
-    searches.map(trial).collect()
+    searches.flat_map(of_each).map(trial).collect()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use firebox::Bytes;
 use libtest_mimic::{Failed, Trial};
 
-use crate::child::Job;
+use crate::child::{Job, Pools};
 use crate::trial::{CARD, Kernels, Left, ensure, only, run_with, test};
 
 /// Checks that what the driver holds after the first tenth of a run never grows.
@@ -33,7 +33,7 @@ fn is_flat(left: &Left, memory: Bytes) -> Result<(), Failed> {
 }
 
 /// So many epochs with so many batches each.
-fn run_flat(epochs: usize, batches: usize, workers: usize) -> Result<(), Failed> {
+fn run_flat(pools: Pools, epochs: usize, batches: usize, workers: usize) -> Result<(), Failed> {
     let kernels = Kernels::of("mlp", 600)?;
     let memory = Bytes::mib(400);
     let samples = Some((epochs * batches / 60).max(1));
@@ -45,6 +45,7 @@ fn run_flat(epochs: usize, batches: usize, workers: usize) -> Result<(), Failed>
         validates: true,
         uneven: true,
         samples,
+        pools,
         ..Job::new("mlp", 600, kernels.path())
     };
     let left = run_with(&only(CARD), &job, Duration::from_secs(1800), |_, _| ())?;
@@ -52,7 +53,7 @@ fn run_flat(epochs: usize, batches: usize, workers: usize) -> Result<(), Failed>
 }
 
 /// Passes over as many lengths of sequences, mixed anew each time.
-fn lengths(passes: usize, lengths: usize) -> Result<(), Failed> {
+fn lengths(pools: Pools, passes: usize, lengths: usize) -> Result<(), Failed> {
     let kernels = tempfile::tempdir()?;
     let memory = Bytes::mib(400);
     let job = Job {
@@ -60,6 +61,7 @@ fn lengths(passes: usize, lengths: usize) -> Result<(), Failed> {
         epochs: passes,
         batches: lengths,
         samples: Some((passes * lengths / 60).max(1)),
+        pools,
         ..Job::new("lengths", 32, kernels.path().to_owned())
     };
     // Every shape is tuned first.
@@ -70,11 +72,15 @@ fn lengths(passes: usize, lengths: usize) -> Result<(), Failed> {
 
 /// The tests. The long ones are asked for with `-- --ignored`.
 pub fn tests() -> Vec<Trial> {
-    vec![
-        test("memory_is_flat_over_100_steps", || run_flat(10, 10, 2)),
-        test("memory_is_flat_over_2000_steps", || run_flat(2, 1000, 2)).with_ignored_flag(true),
-        test("memory_is_flat_over_20_epochs_with_four_workers", || run_flat(20, 12, 4))
-            .with_ignored_flag(true),
-        test("memory_is_flat_over_40_lengths", || lengths(12, 40)).with_ignored_flag(true),
-    ]
+    let of_each = |pools: Pools| {
+        let name = |what: &str| format!("memory_is_flat_over_{what}{}", pools.suffix());
+        [
+            test(name("100_steps"), move || run_flat(pools, 10, 10, 2)),
+            test(name("2000_steps"), move || run_flat(pools, 2, 1000, 2)).with_ignored_flag(true),
+            test(name("20_epochs_with_four_workers"), move || run_flat(pools, 20, 12, 4))
+                .with_ignored_flag(true),
+            test(name("40_lengths"), move || lengths(pools, 12, 40)).with_ignored_flag(true),
+        ]
+    };
+    [Pools::Burns, Pools::Ours].into_iter().flat_map(of_each).collect()
 }

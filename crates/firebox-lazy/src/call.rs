@@ -16,8 +16,9 @@ use crate::describe::{Described, DescriptionClient};
 use crate::forms::{Returned, TensorSlot};
 use crate::kind::Kind;
 use crate::known::{Form, Known, Sign};
-use crate::session::{self, Session, Values};
+use crate::session::{self, Session};
 use crate::tensor::LazyTensor;
+use crate::values::Values;
 
 /// A call that is being recorded.
 pub struct CallFrame<B: Backend> {

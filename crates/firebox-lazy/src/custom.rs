@@ -9,9 +9,9 @@ use firebox_trace::{Bytes, TensorIndex, Use};
 use crate::call::CallFrame;
 use crate::deferred;
 use crate::kind::Kind;
-use crate::session::Values;
 use crate::streams::on_stream;
 use crate::tensor::LazyTensor;
+use crate::values::Values;
 
 /// An operation that burn's backend traits do not have, on tensors of [`Lazy<B>`](crate::Lazy).
 ///

@@ -20,9 +20,10 @@ use crate::inputs::to_host;
 use crate::kind::{Kind, Value};
 use crate::loaders::{Loaded, note_reader, upload};
 use crate::recording::Recorder;
-use crate::session::{self, Run, Session, Values};
+use crate::session::{self, Session};
 use crate::streams::{current_worker, meet, stream_of_worker};
 use crate::tensor::{LazyTensor, Node, Settle, Stage, Ticket};
+use crate::values::{Run, Values};
 
 /// A call that a loader thread has asked for.
 pub(crate) struct Deferred<B: Backend> {

@@ -20,8 +20,8 @@ use crate::call::CallFrame;
 use crate::describe::Described;
 use crate::kind::Kind;
 use crate::known::{Form, Sign};
-use crate::session::Values;
 use crate::tensor::LazyTensor;
+use crate::values::Values;
 
 /// An argument of a backend's method.
 pub(crate) trait Argument<B: Backend> {

@@ -23,7 +23,9 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 /// How many training threads there are, and the backend of each.
 static TRAINING: AtomicUsize = AtomicUsize::new(0);
 static BACKENDS: RwLock<Vec<TypeId>> = RwLock::new(Vec::new());
-static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<(u64, Left)>> = Mutex::new(Vec::new());
+/// What recordings before this one have made and others have left may end.
+static DONE_BEFORE: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// How many tensors may be left before another thread lets go of them: what a metric computes must not pile up behind a long step.
 const MOST_LEFT: usize = 64;
@@ -37,7 +39,7 @@ thread_local! {
     /// Whether this thread has the turn.
     static HAS_TURN: Cell<bool> = const { Cell::new(false) };
     /// What the call that this thread is making uses.
-    static USED: RefCell<Vec<Left>> = const { RefCell::new(Vec::new()) };
+    static USED: RefCell<Vec<(u64, Left)>> = const { RefCell::new(Vec::new()) };
 }
 
 type Left = Box<dyn Any + Send>;
@@ -85,6 +87,20 @@ impl TrainingGuard {
         work()
     }
 
+    /// Says that the other threads are done with what the recordings before this one have made, [`latest_recording`] of its time. What this
+    /// one and later ones make ends only once this is said of them, however early the others let go of it: when the memory of a step's
+    /// outputs is free is no race then. As long as nothing is said, all ends as it comes.
+    ///
+    /// ```
+    /// use firebox_lazy::{TrainingGuard, latest_recording};
+    ///
+    /// let guard = TrainingGuard::enter::<burn::backend::Flex>();
+    /// guard.done_before(latest_recording());
+    /// ```
+    pub fn done_before(&self, recording: u64) {
+        DONE_BEFORE.store(recording, Ordering::Relaxed);
+    }
+
     /// Lets go of the tensors that other threads have left so far. Outside a recording.
     pub fn collect(&self) {
         let turn = TrainingTurn::take();
@@ -106,15 +122,17 @@ impl Drop for TrainingGuard {
         drop(backends);
         // What was left in between, by those who still saw this thread train.
         if TRAINING.load(Ordering::Relaxed) == 0 {
+            DONE_BEFORE.store(u64::MAX, Ordering::Relaxed);
             collect();
         }
     }
 }
 
-/// Lets go of what was left: with the turn, or where nobody trains any more.
+/// Lets go of what was left and may end: with the turn, or where nobody trains any more.
 fn collect() {
-    let left = std::mem::take(&mut *LEFT.lock());
-    drop(left);
+    let done = DONE_BEFORE.load(Ordering::Relaxed);
+    let ended: Vec<_> = LEFT.lock().extract_if(.., |(recording, _)| *recording < done).collect();
+    drop(ended);
 }
 
 /// Held by whoever queues operations, while there is a training thread.
@@ -224,19 +242,19 @@ fn is_other_thread(backend: TypeId) -> bool {
     !trains && BACKENDS.read().contains(&backend)
 }
 
-/// Leaves a tensor to the training thread.
-pub(crate) fn leave(tensor: impl Any + Send) {
-    LEFT.lock().push(Box::new(tensor));
+/// Leaves a tensor to the training thread, which a recording of this number has made, or none.
+pub(crate) fn leave(recording: u64, tensor: impl Any + Send) {
+    LEFT.lock().push((recording, Box::new(tensor)));
 }
 
-/// Holds a tensor until the call that this thread is making is done.
-pub(crate) fn hold(tensor: impl Any + Send) {
-    USED.with_borrow_mut(|used| used.push(Box::new(tensor)));
+/// Holds a tensor, which a recording of this number has made, or none, until the call that this thread is making is done.
+pub(crate) fn hold(recording: u64, tensor: impl Any + Send) {
+    USED.with_borrow_mut(|used| used.push((recording, Box::new(tensor))));
 }
 
 /// What a call uses; it is left to the training thread when this is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Held(Vec<Left>);
+pub(crate) struct Held(Vec<(u64, Left)>);
 
 impl Held {
     /// What this thread holds for the call that it is about to make.
@@ -291,8 +309,8 @@ mod tests {
         let worker = move || {
             assert!(is_elsewhere::<Flex>());
             assert!(!is_elsewhere::<Autodiff<Flex>>(), "nobody trains on it");
-            leave(ended);
-            hold(theirs);
+            leave(0, ended);
+            hold(0, theirs);
             drop(Held::take::<Flex>());
         };
         spawn(worker).join().expect("the other thread ends");
@@ -310,7 +328,7 @@ mod tests {
         let kept = Arc::new(());
         let theirs = kept.clone();
         let other = guard.alone(|| {
-            spawn(|| leave(theirs)).join().expect("it leaves something");
+            spawn(|| leave(0, theirs)).join().expect("it leaves something");
             let other = spawn(|| TrainingGuard::enter::<Flex>().collect());
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(Arc::strong_count(&kept), 2, "nobody lets go of it in this turn");
@@ -329,7 +347,7 @@ mod tests {
             scope.spawn(|| {
                 for _ in 0..1_000 {
                     let _turn = wait_for_turn::<Flex>();
-                    hold(kept.clone());
+                    hold(0, kept.clone());
                 }
             });
         });

@@ -22,6 +22,7 @@ mod states;
 mod streams;
 mod tensor;
 mod threads;
+mod values;
 
 pub use backend::{Lazy, LazyBackend};
 pub use custom::{CustomInputs, CustomOp, CustomResults};
@@ -39,7 +40,7 @@ pub use module::{
 pub use recording::{
     Discarded, RecordError, Recorder, Recording, Survivor, index_in_trace, label, mark,
 };
-pub use session::is_recording;
+pub use session::{is_recording, latest_recording};
 pub use states::{HiddenState, HiddenStates, SavedStates};
 pub use streams::stream_of_worker;
 pub use tensor::LazyTensor;

@@ -23,16 +23,19 @@ use crate::deferred::{Awaited, Deferred};
 use crate::draws::Generator;
 use crate::handover::{self, TrainingTurn};
 use crate::inputs::{Rows, select_rows};
-use crate::kind::{Kind, Value};
+use crate::kind::Kind;
 use crate::known::{self, Form, Known};
 use crate::limits::{ReadLimit, push};
 use crate::progress;
 use crate::recording::{RecordError, Recorder};
 use crate::tensor::{LazyTensor, Settle, Stage, Ticket};
+use crate::values::{Instruction, Run, Values};
 
 thread_local! {
     /// The number of the session of this thread; zero outside a recording.
     static CURRENT: Cell<u64> = const { Cell::new(0) };
+    /// The number of the latest session that was run to its end on this thread.
+    static LATEST: Cell<u64> = const { Cell::new(0) };
     static SESSION: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
 
@@ -41,6 +44,11 @@ static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
 /// Whether this thread records, on whatever backend: what it computes now runs later, or never.
 pub fn is_recording() -> bool {
     CURRENT.get() != 0
+}
+
+/// The number of the latest recording that this thread has run to its end; zero if there is none.
+pub fn latest_recording() -> u64 {
+    LATEST.get()
 }
 
 /// Whether this thread records operations of `Lazy<B>`.
@@ -84,54 +92,6 @@ pub(crate) fn take<B: Backend>() -> Session<B> {
     CURRENT.set(0);
     let session = SESSION.take().expect("a session was installed on this thread");
     *session.downcast::<Session<B>>().expect("the session keeps its backend")
-}
-
-/// Runs one call on the backend.
-pub(crate) type Run<B> = Box<dyn FnOnce(&mut Values<B>) + Send>;
-
-/// What a session has yet to do on the backend, in order.
-enum Instruction<B: Backend> {
-    Run(Run<B>),
-    Free(TensorIndex),
-}
-
-/// The tensors of the backend that the program works on, by their number in the trace.
-pub struct Values<B: Backend> {
-    /// Boxed: most are gone while the others are still in use.
-    values: Vec<Option<Box<Value<B>>>>,
-    /// Whether random numbers come from a generator of the session's own, so that the backend's is left alone.
-    pub(crate) substitute: Option<Generator>,
-}
-
-impl<B: Backend> Values<B> {
-    /// Room for so many.
-    pub(crate) fn of(tensors: usize) -> Self {
-        Self { values: (0..tensors).map(|_| None).collect(), substitute: None }
-    }
-
-    /// The value of a tensor; its last use takes it out, so that the backend finds itself the only owner.
-    pub(crate) fn fetch(&mut self, used: Use) -> Value<B> {
-        let value = &mut self.values[used.tensor.0 as usize];
-        match used.last {
-            true => value.take().map(|value| *value),
-            false => value.as_deref().cloned(),
-        }
-        .expect("the program makes a tensor before it uses it")
-    }
-
-    /// The value of a tensor, if it is there.
-    pub(crate) fn get(&self, tensor: TensorIndex) -> Option<&Value<B>> {
-        self.values[tensor.0 as usize].as_deref()
-    }
-
-    /// Lets a value go, and gives it if it was there.
-    pub(crate) fn remove(&mut self, tensor: TensorIndex) -> Option<Box<Value<B>>> {
-        self.values[tensor.0 as usize].take()
-    }
-
-    pub(crate) fn store(&mut self, tensor: TensorIndex, value: Value<B>) {
-        self.values[tensor.0 as usize] = Some(Box::new(value));
-    }
 }
 
 /// A recording in progress or at its end.
@@ -190,7 +150,7 @@ impl<B: Backend> Session<B> {
             trace: Trace::default(),
             types: FxHashSet::default(),
             program: Vec::new(),
-            values: Values { values: Vec::new(), substitute },
+            values: Values::drawing_from(substitute),
             met: FxHashMap::default(),
             born: Vec::new(),
             operations: Vec::new(),
@@ -223,7 +183,7 @@ impl<B: Backend> Session<B> {
             new
         });
         push(&mut self.trace.tensors, TensorInfo::new(ty, origin));
-        push(&mut self.values.values, None);
+        self.values.add();
         push(&mut self.born, None);
         index
     }
@@ -474,6 +434,7 @@ impl<B: Backend> Session<B> {
 
     /// Hands the values to the tensors that wait for them.
     pub(crate) fn settle(&mut self) {
+        LATEST.set(self.id);
         for (index, waiting) in self.born.drain(..).enumerate() {
             if let Some(waiting) = waiting.and_then(|waiting| waiting.upgrade())
                 && let Some(value) = self.values.remove(TensorIndex(index as u32))

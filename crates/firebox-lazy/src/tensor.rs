@@ -190,7 +190,7 @@ impl<B: Backend, K: Kind<B>> Drop for Node<B, K> {
         }
         if handover::is_elsewhere::<B>() {
             if let Some(value) = self.value.take() {
-                handover::leave(value);
+                handover::leave(session, value);
             }
         } else if streams::is_loader_thread() {
             // burn's fusion notes the end of a tensor on the stream of the thread that drops it.
@@ -248,13 +248,14 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
             Ok(own) => return own,
             Err(tensor) => tensor.node,
         };
+        let (recording, _) = placed(node.place.load(Ordering::Relaxed));
         let value = match Arc::try_unwrap(node) {
             Ok(node) if node.value.get().is_none() => node.refuse(),
             Ok(node) => node.consume().expect("checked above"),
             Err(node) => node.value.get().unwrap_or_else(|| node.refuse()).clone(),
         };
         if handover::is_elsewhere::<B>() {
-            handover::hold(value.clone());
+            handover::hold(recording, value.clone());
         }
         value
     }

@@ -1,13 +1,12 @@
 //! The pool of a device whose buffers lie on pages of our own: which pages it is told to have, and what its buffers are for.
 
 use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cubecl::Runtime;
 use cubecl_common::stream_id::StreamId;
 use firebox_pool::{Control, NoPlace, Pages, Region};
 use firebox_trace::{Bytes, PoolPages};
-
-use crate::error::TrainError;
 
 /// The pool of a device, whichever runtime is below it.
 pub trait OwnPool: Send + Sync {
@@ -15,12 +14,12 @@ pub trait OwnPool: Send + Sync {
     fn begin(&self, stream: StreamId, limit: Bytes);
     /// As [`Control::enter`].
     fn enter(&self, region: Region);
-    /// As [`Control::prepare`].
+    /// As [`Control::prepare`]. Gives the bytes of all pages.
     ///
     /// # Errors
     ///
     /// As there.
-    fn prepare(&self, pages: Pages) -> Result<(), NoPlace>;
+    fn prepare(&self, pages: Pages) -> Result<Bytes, NoPlace>;
     /// As [`Control::end`].
     fn end(&self);
 }
@@ -34,8 +33,9 @@ impl<R: Runtime> OwnPool for Control<R> {
         self.enter(region);
     }
 
-    fn prepare(&self, pages: Pages) -> Result<(), NoPlace> {
-        self.prepare(pages)
+    fn prepare(&self, pages: Pages) -> Result<Bytes, NoPlace> {
+        self.prepare(pages)?;
+        Ok(Bytes::new(self.memory().reserved))
     }
 
     fn end(&self) {
@@ -46,15 +46,23 @@ impl<R: Runtime> OwnPool for Control<R> {
 /// The pool of a device while one trains on it.
 pub(crate) struct TrainingPool {
     pool: Box<dyn OwnPool>,
-    limit: Bytes,
     /// The bytes of tensors that are not the training's.
     others: Bytes,
+    state: Mutex<State>,
+}
+
+/// What the pool was told last.
+#[derive(Debug)]
+struct State {
+    limit: Bytes,
     pages: PoolPages,
+    /// The bytes of all pages, less those of others, with what the runtime below takes.
+    reserved: Bytes,
 }
 
 impl fmt::Debug for TrainingPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TrainingPool").field("pages", &self.pages).finish_non_exhaustive()
+        f.debug_struct("TrainingPool").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -62,33 +70,42 @@ impl TrainingPool {
     /// Training begins on the calling thread, beside `others`.
     pub(crate) fn begin(pool: Box<dyn OwnPool>, others: Bytes) -> Self {
         pool.begin(StreamId::current(), Bytes::MAX);
-        Self { pool, limit: Bytes::MAX, others, pages: PoolPages::default() }
+        let (limit, reserved) = (Bytes::MAX, Bytes::ZERO);
+        let state = State { limit, pages: PoolPages::default(), reserved };
+        Self { pool, others, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Training may take so much.
-    pub(crate) fn limit(&mut self, budget: Bytes) {
+    pub(crate) fn limit(&self, budget: Bytes) {
         let limit = budget + self.others;
-        if limit != self.limit {
-            self.limit = limit;
+        let mut state = self.state();
+        if limit != state.limit {
+            state.limit = limit;
             self.pool.begin(StreamId::current(), limit);
         }
     }
 
     /// Has the pages that all plans need, where there is room for them, else those of the one that is run. Gives the bytes of all that
     /// are there then, less those of others.
-    pub(crate) fn prepare(&mut self, [all, one]: [PoolPages; 2]) -> Result<Bytes, TrainError> {
-        let pages = if all.total() + self.others <= self.limit { all } else { one };
-        if pages != self.pages {
+    pub(crate) fn prepare(&self, [all, one]: [PoolPages; 2]) -> Result<Bytes, NoPlace> {
+        let mut state = self.state();
+        let pages = if all.total() + self.others <= state.limit { all } else { one };
+        if pages != state.pages {
             let bytes = Pages {
                 lasting: (pages.lasting + self.others).get(),
                 step: pages.step.get(),
                 small: pages.small.get(),
                 beside: pages.beside.get(),
             };
-            self.pool.prepare(bytes)?;
-            self.pages = pages;
+            state.pages = PoolPages::default();
+            state.reserved = self.pool.prepare(bytes)? + pages.below - self.others;
+            state.pages = pages;
         }
-        Ok(pages.total())
+        Ok(state.reserved)
     }
 
     /// What is made from now on outlives the step, or does not.

@@ -15,6 +15,7 @@ use firebox_trace::{Bytes, Items, MemoryModel, PoolPages, StructuralHash, Tensor
 use crate::beside::Beside;
 use crate::error::{Phase, TrainError};
 use crate::growth::Growth;
+use crate::own_pool::TrainingPool;
 use crate::pages::{OpenPages, Pages, pages_of};
 use crate::rehearsal::{Conditions, Iterations, Rehearsed, assess};
 use crate::shape::Shape;
@@ -50,6 +51,8 @@ pub(crate) struct Planner {
     /// What to do where a slightly larger micro-batch needs far more memory.
     cliffs: Cliffs,
     pub(crate) beside: Beside,
+    /// The pool that is trained on, where buffers lie on pages of our own.
+    pub(crate) pool: Option<Arc<TrainingPool>>,
     plans: HashMap<(Phase, Shape), Planned>,
     /// The most that the run was predicted to need: any plan, the pages of several, or a rehearsal that runs parts of a step.
     pub(crate) predicted: Bytes,
@@ -166,6 +169,7 @@ impl Planner {
             sizing,
             cliffs: cliffs.unwrap_or(usual),
             beside: Beside::default(),
+            pool: None,
             plans: HashMap::new(),
             predicted: Bytes::ZERO,
             pages: OpenPages::default(),

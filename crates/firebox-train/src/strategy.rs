@@ -50,7 +50,7 @@ use self::accumulated::Accumulated;
 use self::again::{restored_scheduler, seed_epoch, skip_epochs};
 use self::coupled::{Known, Means, ToSplit};
 pub(crate) use self::metrics::OUTPUTS_HELD;
-use self::metrics::{Place, catch_up, end_trained, send_trained};
+use self::metrics::{Output, Place, Sender};
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
 use self::work::Work;
 
@@ -138,7 +138,7 @@ where
             keeps_statistics,
             known: Known::default(),
             pool: <B as LazyBackend>::Base::own_pool(&device)
-                .map(|pool| TrainingPool::begin(pool, self.settings.held_for_others)),
+                .map(|pool| TrainingPool::begin(pool, self.settings.held_for_others).into()),
             signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
             phantom: PhantomData,
         };
@@ -241,7 +241,7 @@ where
     keeps_statistics: bool,
     known: Known,
     /// The device's pool, where it is one of ours; there from the first plan on.
-    pool: Option<TrainingPool>,
+    pool: Option<Arc<TrainingPool>>,
     signals: Option<Signals>,
     phantom: PhantomData<B>,
 }
@@ -290,7 +290,7 @@ where
             return Err(TrainError::Weight { weight: 0.0 });
         }
         self.measure()?;
-        end_trained(&mut self.processor, epoch.items_processed);
+        sender(&mut self.processor, &self.training).end_trained(epoch.items_processed);
         Ok(())
     }
 
@@ -361,18 +361,18 @@ where
         };
         let queue = queue::<B>(&self.training, &self.device);
         let watch = &self.watch;
-        let processor = &mut self.processor;
+        let mut sender = sender(&mut self.processor, &self.training);
         let at = Place { loader, epoch: epoch.clone(), iteration, lr: Some(learner.lr_current()) };
         // The output of the last micro-step is sent after the optimizer step, as burn does.
         let mut pending = None;
         let (join, mut outputs) = (settings.joins.of(), Vec::new());
         let mut parts = 0.0;
         if join.is_some() {
-            catch_up(processor);
+            sender.done_with_all();
         }
         for range in ranges {
             if let Some(earlier) = pending.take() {
-                send_trained(processor, at.item(earlier));
+                sender.trained(&at, earlier);
             }
             micro_step.run(
                 range,
@@ -385,8 +385,8 @@ where
                     let Some(scale) = scale else { return Ok(()) };
                     if join.is_some() {
                         outputs.push((output.item, weight));
-                    } else if let Some(earlier) = pending.replace(output.item) {
-                        send_trained(processor, at.item(earlier));
+                    } else if let Some(earlier) = pending.replace(Output::of_latest(output.item)) {
+                        sender.trained(&at, earlier);
                     }
                     queue.alone(|| accumulated.sum.add(&model, output.grads, scale));
                     Ok(())
@@ -395,7 +395,7 @@ where
         }
         micro_step.finish();
         if let Some(join) = join {
-            pending = queue.alone(|| joined(join, reduction, outputs));
+            pending = queue.alone(|| joined(join, reduction, outputs)).map(Output::of_latest);
         }
         drop(model);
         drop(batch);
@@ -411,7 +411,7 @@ where
             self.measure()?;
         }
         if let Some(last) = pending {
-            send_trained(&mut self.processor, at.item(last));
+            self::sender(&mut self.processor, &self.training).trained(&at, last);
         }
         Ok(())
     }
@@ -424,7 +424,7 @@ where
         let done = std::mem::replace(accumulated, Accumulated::new());
         let Accumulated { mut sum, reference, weight, .. } = done;
         let rest = weights::rest(reference, weight, self.strategy.settings.reduction);
-        let pool = self.pool.as_ref();
+        let pool = self.pool.as_deref();
         let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
         let stepped = queue::<B>(&self.training, &self.device).alone(|| {
             let grads = sum.finish(&self.learner.model(), rest);
@@ -456,4 +456,8 @@ fn queue<'a, B: LazyBackend>(
     device: &'a B::Device,
 ) -> Queue<'a, B> {
     Queue { training: training.as_ref(), device }
+}
+
+fn sender<'a, P>(processor: &'a mut P, training: &'a Option<TrainingGuard>) -> Sender<'a, P> {
+    Sender { processor, training: training.as_ref() }
 }

@@ -30,7 +30,7 @@ macro_rules! forward {
                     $(<$ty as $crate::forms::Argument<B>>::describe(&$arg, &mut frame)),*
                 )
             });
-            let run = move |values: &mut $crate::session::Values<B>| {
+            let run = move |values: &mut $crate::values::Values<B>| {
                 $(let mut $arg = $arg;)*
                 B::$name($($crate::forms::Slot::<B>::fetch(&mut $arg, values)),*)
             };

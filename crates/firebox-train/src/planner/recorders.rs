@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_lazy::Recorder;
-use firebox_trace::Bytes;
+use firebox_trace::{Bytes, Footprint};
 
 use super::Planner;
+use crate::own_pool::TrainingPool;
 
 impl Planner {
     /// The recorder for rehearsals and for micro-steps that are not known yet.
@@ -16,12 +17,15 @@ impl Planner {
             recorder = recorder.limit_host(budget);
         }
         if self.reads {
-            let (rehearsed, beside) = (self.rehearsed.clone(), self.beside);
+            let (rehearsed, beside, pool) =
+                (self.rehearsed.clone(), self.beside, self.pool.clone());
             recorder.limit_reads(budget, move |trace| {
                 let mut trace = trace.clone();
                 beside.add_queue(&mut trace, memory.is_on_host());
-                let peak = memory.footprint(&trace).peak;
+                let footprint = memory.footprint(&trace);
+                let mut peak = footprint.peak;
                 if peak <= budget {
+                    peak = peak.max(prepared(pool.as_deref(), &footprint));
                     rehearsed.fetch_max(peak.get(), Relaxed);
                 }
                 peak
@@ -41,4 +45,15 @@ impl Planner {
             *needed.or_insert_with(|| memory.footprint(trace).growth())
         })
     }
+}
+
+/// Has the pages that a part of a step needs, where they lie on a pool of ours. Gives the bytes of all pages then, which are beyond any
+/// budget if these cannot be had.
+fn prepared(pool: Option<&TrainingPool>, footprint: &Footprint) -> Bytes {
+    let pages = footprint.paging.as_ref().and_then(|paging| paging.pool);
+    let Some((pool, pages)) = pool.zip(pages) else { return Bytes::ZERO };
+    pool.prepare([pages, pages]).unwrap_or_else(|error| {
+        log::debug!("no pages to read a value while planning: {error}");
+        Bytes::MAX
+    })
 }

@@ -33,7 +33,7 @@ where
 
     /// Has the pages that batches of this shape need, where they lie on a pool of ours.
     pub(super) fn prepare_pool(&mut self, phase: Phase, shape: Shape) -> Result<(), TrainError> {
-        let (Some(pool), Some(planner)) = (&mut self.pool, &mut self.planner) else {
+        let (Some(pool), Some(planner)) = (&self.pool, &mut self.planner) else {
             return Ok(());
         };
         pool.limit(planner.budget);

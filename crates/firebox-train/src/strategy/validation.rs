@@ -9,8 +9,8 @@ use burn::train::{InferenceStep, TrainStep};
 use firebox_lazy::LazyBackend;
 use firebox_trace::Bytes;
 
-use super::metrics::{Place, catch_up, end_validated, send_validated};
-use super::{MEASURED_BATCHES, Run, ValidInput, queue};
+use super::metrics::{Output, Place};
+use super::{MEASURED_BATCHES, Run, ValidInput, queue, sender};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
 use crate::micro_step::MicroStep;
@@ -103,12 +103,12 @@ where
                 queue: queue(&self.training, &self.device),
                 pooled: None,
             };
-            let processor = &mut self.processor;
+            let mut sender = sender(&mut self.processor, &self.training);
             let settings = &self.strategy.settings;
             let (reduction, join) = (settings.reduction, settings.joins.of());
             let mut parts = Vec::new();
             if join.is_some() {
-                catch_up(processor);
+                sender.done_with_all();
             }
             for range in ranges {
                 micro_step.run(range, &mut |micro| model.step(micro), &mut |output, weight| {
@@ -117,7 +117,7 @@ where
                         return Ok(());
                     }
                     match join {
-                        None => send_validated(processor, at.item(output)),
+                        None => sender.validated(&at, Output::of_latest(output)),
                         Some(_) => parts.push((output, weight)),
                     }
                     Ok(())
@@ -127,7 +127,7 @@ where
             if let Some(output) =
                 join.and_then(|join| queue.alone(|| joined(join, reduction, parts)))
             {
-                send_validated(processor, at.item(output));
+                sender.validated(&at, Output::of_latest(output));
             }
             planner.has_run(Phase::Validation);
             if self.should_stop() {
@@ -136,7 +136,7 @@ where
         }
         self.watch.check()?;
         self.measure()?;
-        end_validated(&mut self.processor, epoch.items_processed);
+        sender(&mut self.processor, &self.training).end_validated(epoch.items_processed);
         Ok(())
     }
 }

@@ -57,8 +57,9 @@ where
             none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
         };
         let shape = Shape::of::<B, _, _>(Phase::Training, batch, items, splitter, planner);
-        if let (Some(pool), Some(planner)) = (&mut self.pool, &self.planner) {
+        if let Some(pool) = &self.pool {
             pool.limit(planner.budget);
+            planner.pool = Some(pool.clone());
         }
         let to_plan = self.to_plan(Phase::Training, shape);
         if let Some(iterations) = to_plan {
