@@ -245,6 +245,23 @@ impl<H: Holder> Pool<H> {
         Some(self.put(page, Slot { id, holder, place: nowhere(taken), region }))
     }
 
+    /// Gives a buffer that was lifted the place on `page` where it was on another, if that is free.
+    ///
+    /// # Errors
+    ///
+    /// The buffer.
+    pub fn place_at(&mut self, page: PageId, buffer: Lifted<H>) -> Result<Place, Lifted<H>> {
+        let Place { offset, size, .. } = buffer.place;
+        let space = self.pages.get_mut(&page).map(|page| &mut page.space);
+        if !space.is_some_and(|space| space.take_at(offset, size)) {
+            return Err(buffer);
+        }
+        let Lifted { id, holder, region, .. } = buffer;
+        let place = Place { page, offset, size };
+        self.note(Slot { id, holder, place, region });
+        Ok(place)
+    }
+
     /// Whether any page has room for `size` bytes.
     pub fn has_room(&self, size: u64) -> bool {
         self.page_for(self.taken_by(size), None).is_some()
@@ -265,12 +282,17 @@ impl<H: Holder> Pool<H> {
         let space = &mut self.pages.get_mut(&page).expect("it was just found").space;
         let offset = space.take(size).expect("the page was found to have room");
         let place = Place { page, offset, size };
+        self.note(Slot { place, ..slot });
+        place
+    }
+
+    fn note(&mut self, slot: Slot<H>) {
+        let size = slot.place.size;
         self.by_id.insert(slot.id, self.slots.len());
-        self.slots.push(Slot { place, ..slot });
+        self.slots.push(slot);
         self.in_use += size;
         self.largest = self.largest.max(size);
         self.most_in_use = self.most_in_use.max(self.in_use);
-        place
     }
 
     /// Opens a page.

@@ -5,9 +5,14 @@ use cubecl_common::stream_id::StreamId;
 use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::ServerError;
 
-use crate::pool::{Lifted, Needed, Pages, Place, Pool, PoolMemory, Region, SMALL};
+use crate::pool::{Lifted, Needed, PageId, Pages, Place, Pool, PoolMemory, Region, SMALL};
 use crate::server::{Buffer, Course, NoPlace, PoolServer};
 use crate::space::Fit;
+
+/// A buffer that is moved, and what it holds.
+type Moved = (Lifted<Buffer>, Result<Bytes, ServerError>);
+/// The place of one that has kept it, and what it holds.
+type Kept = (Place, Result<Bytes, ServerError>);
 
 impl<R: Runtime> PoolServer<R> {
     /// Only finds out from now on which pages are needed. Forgets all buffers and pages.
@@ -89,12 +94,15 @@ impl<R: Runtime> PoolServer<R> {
         };
         let moves: Vec<Region> =
             Region::ALL.into_iter().filter(|region| !is_there(region)).collect();
+        // What steps have made keeps its place on a larger page: the next buffers lie then where the twin expects them.
+        let keeps = self.pool.pages_of(Region::Step).count() == 1;
         let mut lifted = Vec::new();
         for buffer in self.pool.lift(&moves) {
             let bytes = self.read_place(buffer.place);
             lifted.push((buffer, bytes));
         }
         let mut result = Ok(());
+        let mut kept = Vec::new();
         for region in &moves {
             self.release(*region);
             self.close(Some(*region));
@@ -109,14 +117,38 @@ impl<R: Runtime> PoolServer<R> {
                 continue;
             }
             match self.open(Needed { region, size }, size) {
-                Ok(page) => self.pool.stays(page, true),
+                Ok(page) => {
+                    self.pool.stays(page, true);
+                    if region == Region::Step && keeps {
+                        (lifted, kept) = self.keep_places(page, lifted);
+                    }
+                }
                 Err(error) => result = result.and(Err(error)),
             }
+        }
+        for (place, bytes) in kept {
+            self.write_moved(Some(place), bytes);
         }
         for (buffer, bytes) in lifted {
             self.put_back(buffer, bytes);
         }
         result
+    }
+
+    /// Puts the buffers of steps back on a page of another size, at the places where they were. Gives the others, and these.
+    fn keep_places(&mut self, page: PageId, lifted: Vec<Moved>) -> (Vec<Moved>, Vec<Kept>) {
+        let (mut others, mut kept) = (Vec::new(), Vec::new());
+        for (buffer, bytes) in lifted {
+            if home(buffer.region, buffer.place.size) != Region::Step {
+                others.push((buffer, bytes));
+                continue;
+            }
+            match self.pool.place_at(page, buffer) {
+                Ok(place) => kept.push((place, bytes)),
+                Err(buffer) => others.push((buffer, bytes)),
+            }
+        }
+        (others, kept)
     }
 
     /// Gives a buffer a place again, on a page of its own if there is none.
@@ -130,11 +162,16 @@ impl<R: Runtime> PoolServer<R> {
                 Err(_) => None,
             },
         };
+        self.write_moved(place, bytes);
+    }
+
+    fn write_moved(&mut self, place: Option<Place>, bytes: Result<Bytes, ServerError>) {
         match (place, bytes) {
             (Some(place), Ok(bytes)) => self.write_place(place, bytes),
             (_, Err(error)) => log::error!("a buffer was lost when it was moved: {error}"),
-            (None, _) => {
-                log::error!("a buffer of {size} bytes was lost when it was moved: it has no place")
+            (None, Ok(bytes)) => {
+                let size = bytes.len();
+                log::error!("a buffer of {size} bytes was lost when it was moved: it has no place");
             }
         }
     }

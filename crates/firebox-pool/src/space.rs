@@ -121,6 +121,29 @@ impl Space {
         Some(at)
     }
 
+    /// Takes the place of `size` bytes at `at`, if it is free.
+    pub fn take_at(&mut self, at: u64, size: u64) -> bool {
+        if at >= self.end {
+            if size > self.size.saturating_sub(at) {
+                return false;
+            }
+            self.insert(self.end, at - self.end);
+            self.end = at + size;
+            self.high = self.high.max(self.end);
+            return true;
+        }
+        let before = self.gaps.range(..=at).next_back().map(|(from, length)| (*from, *length));
+        match before {
+            Some((from, length)) if from + length >= at + size => {
+                self.remove(from, length);
+                self.insert(from, at - from);
+                self.insert(at + size, from + length - at - size);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Frees a place.
     ///
     /// # Panics

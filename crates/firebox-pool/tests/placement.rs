@@ -27,6 +27,8 @@ enum Request {
     Free { which: usize },
     /// The buffers of a region are taken off their pages, and put back.
     Lift { region: usize },
+    /// The buffers of a region are put on a page of another size, at the places where they were if these are free there.
+    Grow { region: usize, size: u64 },
     /// Pages that nothing lies on are closed.
     Close,
 }
@@ -37,6 +39,8 @@ fn request() -> impl Strategy<Value = Request> {
         20 => (size, 0..Region::ALL.len()).prop_map(|(size, region)| Request::Buffer { size, region }),
         19 => any::<usize>().prop_map(|which| Request::Free { which }),
         1 => (0..Region::ALL.len()).prop_map(|region| Request::Lift { region }),
+        1 => (0..Region::ALL.len(), 1..3_000_000u64)
+            .prop_map(|(region, size)| Request::Grow { region, size }),
         1 => Just(Request::Close),
     ]
 }
@@ -114,6 +118,27 @@ fn run(requests: &[Request], fit: Fit, every: usize) -> Vec<Place> {
                     // Several pages may have no room for what was on them in another order.
                     let Lifted { id, holder, place, .. } = lifted;
                     let place = placed(&mut pool, &mut checker, id, holder, place.size, region);
+                    let moved = checker.alive.iter_mut().find(|alive| alive.0 == id);
+                    moved.expect("it is alive").3 = place;
+                }
+            }
+            Request::Grow { region, size } => {
+                let region = Region::ALL[region];
+                let lifted = pool.lift(&[region]);
+                let size = size.next_multiple_of(ALIGNMENT);
+                let page = pool.open(region, size);
+                checker.pages.insert(format!("{page:?}"), size);
+                for lifted in lifted {
+                    let (id, before) = (lifted.id, lifted.place);
+                    let place = match pool.place_at(page, lifted) {
+                        Ok(place) => {
+                            assert_eq!((place.offset, place.size), (before.offset, before.size));
+                            place
+                        }
+                        Err(Lifted { id, holder, place, .. }) => {
+                            placed(&mut pool, &mut checker, id, holder, place.size, region)
+                        }
+                    };
                     let moved = checker.alive.iter_mut().find(|alive| alive.0 == id);
                     moved.expect("it is alive").3 = place;
                 }
