@@ -8,7 +8,7 @@ use burn::train::{InferenceStep, TrainStep};
 use firebox_lazy::LazyBackend;
 use firebox_trace::Bytes;
 
-use super::Run;
+use super::{Run, sender};
 use crate::beside::Beside;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError, over_budget};
@@ -29,6 +29,14 @@ where
     pub(super) fn to_plan(&self, phase: Phase, shape: Shape) -> Option<Iterations> {
         let again = self.accumulation > 1 || self.latest == Some(shape);
         self.planner.as_ref().and_then(|planner| planner.to_plan(phase, shape, again))
+    }
+
+    /// Begins a batch of this shape behind one of another. What that one's outputs are to the next batch of the same shape, a twin knows;
+    /// not so where they lie for one of another shape. So on a pool of ours such a batch begins without them.
+    pub(super) fn change_shape(&mut self, latest: Option<Shape>, shape: Shape) {
+        if self.pool.is_some() && latest.is_some_and(|latest| latest != shape) {
+            sender(&mut self.processor, &self.training).done_with_all();
+        }
     }
 
     /// Has the pages that batches of this shape need, where they lie on a pool of ours.

@@ -99,6 +99,8 @@ impl<P> Sender<'_, P> {
         self.processor.process_valid(LearnerEvent::Start);
         if let Some(training) = self.training {
             training.done_before(recording);
+            // Before the next batch takes a place.
+            training.collect();
         }
     }
 }

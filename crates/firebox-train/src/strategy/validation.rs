@@ -41,6 +41,7 @@ where
         self.loader_items = loader.num_items();
         let mut iterator = self.gate.starting(|| loader.iter());
         let mut iteration = 0;
+        let mut latest = None;
         while let Some(batch) = self.gate.waiting(|| iterator.next()) {
             iteration += 1;
             let at =
@@ -53,6 +54,7 @@ where
             let planner = self.planner.as_mut().expect("training comes before validation");
             let phase = Phase::Validation;
             let shape = Shape::of::<B::InnerBackend, _, _>(phase, &batch, items, splitter, planner);
+            self.change_shape(latest.replace(shape), shape);
             let to_plan = self.to_plan(phase, shape);
             if let Some(iterations) = to_plan {
                 let beside = self.beside(items);

@@ -61,6 +61,7 @@ where
             pool.limit(planner.budget);
             planner.pool = Some(pool.clone());
         }
+        self.change_shape(self.latest, shape);
         let to_plan = self.to_plan(Phase::Training, shape);
         if let Some(iterations) = to_plan {
             let beside = self.beside(items);
