@@ -322,6 +322,25 @@ mod tests {
     }
 
     #[test]
+    fn what_a_recording_made_ends_once_the_others_are_done_with_it() {
+        let _alone = ALONE.lock();
+        let made = [1, 2, 3].map(|_| Arc::new(()));
+        let left = |recording: usize| Arc::strong_count(&made[recording - 1]) - 1;
+        let guard = TrainingGuard::enter::<Flex>();
+        guard.done_before(2);
+        let theirs = made.clone();
+        let leave_all = || (1..).zip(theirs).for_each(|(recording, made)| leave(recording, made));
+        scope(|scope| drop(scope.spawn(leave_all)));
+        guard.collect();
+        assert_eq!([1, 2, 3].map(left), [0, 1, 1]);
+        guard.done_before(3);
+        guard.collect();
+        assert_eq!([1, 2, 3].map(left), [0, 0, 1]);
+        drop(guard);
+        assert_eq!(left(3), 0, "nobody trains any more");
+    }
+
+    #[test]
     fn a_second_training_thread_waits_for_the_turn_of_the_first() {
         let _alone = ALONE.lock();
         let guard = TrainingGuard::enter::<Flex>();

@@ -9,7 +9,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use burn_backend::Backend;
+use burn_backend::{Backend, ExecutionError};
 use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_cubecl::{BoolElement, CubeBackend, CubeTuneId, FloatElement, IntElement};
 use burn_fusion::Fusion;
@@ -17,6 +17,7 @@ use burn_fusion::client::GlobalFusionClient;
 use burn_router::{BackendRouter, RunnerChannel};
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;
+use cubecl::server::ServerError;
 use cubecl_common::stream_id::StreamId;
 use firebox_dry::{Dry, DryRuntime, DryTwin, Mirrored, Target};
 use firebox_plan::MemoryInfo;
@@ -70,6 +71,17 @@ pub trait DeviceMemory: Backend {
     /// Brings the work that is queued on the device under way; does not wait for it on CUDA.
     fn pool_usage(_device: &Self::Device) -> Option<PoolUsage> {
         None
+    }
+
+    /// Waits until all that this thread has asked for is issued to the device, and tells what has failed of it. Default:
+    /// [`Backend::sync`], which also waits until it is done; burn's GPU backends do not, since the device would have nothing to do until
+    /// the next operation arrives.
+    ///
+    /// # Errors
+    ///
+    /// What the device says of a failure.
+    fn settle(device: &Self::Device) -> Result<(), ExecutionError> {
+        Self::sync(device)
     }
 
     /// Gives the pages of this thread's pools back that no buffer lies on, before anything is allocated that is asked for later.
@@ -201,6 +213,10 @@ where
         R::own_pool(device)
     }
 
+    fn settle(device: &Self::Device) -> Result<(), ExecutionError> {
+        issued(R::client(device).flush())
+    }
+
     fn give_back(device: &Self::Device) {
         R::client(device).memory_cleanup();
     }
@@ -217,6 +233,12 @@ where
 
     fn drain(device: &Self::Device) {
         GlobalFusionClient::<FusionCubeRuntime<R>>::load(device).sync(|| ());
+    }
+
+    fn settle(device: &Self::Device) -> Result<(), ExecutionError> {
+        let client = R::client(device);
+        let fusion = GlobalFusionClient::<FusionCubeRuntime<R>>::load(device);
+        issued(fusion.sync(move || client.flush()))
     }
 
     fn prerequisites() -> Result<(), TrainError> {
@@ -285,6 +307,10 @@ where
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
         Err(TrainError::UnknownMemory { device: <Self as Backend>::name(device) })
     }
+}
+
+fn issued(answer: Result<(), ServerError>) -> Result<(), ExecutionError> {
+    answer.map_err(|error| ExecutionError::WithContext { reason: error.to_string() })
 }
 
 /// The twin of a device without memory, which chooses as burn's tuner does there.

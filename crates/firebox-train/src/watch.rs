@@ -109,7 +109,7 @@ impl<B: DeviceMemory> Watch<B> {
     }
 
     fn settled(&self) -> Result<(), String> {
-        let answer = catch_unwind(AssertUnwindSafe(|| queues::settle::<B>(&self.device)));
+        let answer = catch_unwind(AssertUnwindSafe(|| B::settle(&self.device)));
         let answer = match answer {
             Ok(answer) => answer.map_err(|error| without_backtrace(&error.to_string()).to_owned()),
             Err(panic) => Err(panic_message(&*panic)),
@@ -127,51 +127,5 @@ impl<B: DeviceMemory> Watch<B> {
             measured: usage.ok().flatten().map(|usage| usage.reserved),
             message,
         }))
-    }
-}
-
-/// The two queues of a CubeCL device: burn's fusion, and the server behind it.
-///
-/// `Backend::sync` empties them, too, but then waits for the device, which would have nothing to do until the next
-/// operation arrives. Which runtime serves a device follows from the type of the device.
-mod queues {
-    use burn_backend::{Backend, ExecutionError};
-
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    use {
-        burn_cubecl::{CubeRuntime, fusion::FusionCubeRuntime},
-        burn_fusion::client::GlobalFusionClient,
-        std::any::Any,
-    };
-
-    /// Waits until all that this thread has asked is issued to the device.
-    pub(super) fn settle<B: Backend>(device: &B::Device) -> Result<(), ExecutionError> {
-        #[cfg(feature = "wgpu")]
-        if let Some(result) = settle_on::<B, cubecl::wgpu::WgpuRuntime>(device) {
-            return result;
-        }
-        #[cfg(feature = "cuda")]
-        if let Some(result) = settle_on::<B, cubecl::cuda::CudaRuntime>(device) {
-            return result;
-        }
-        B::sync(device)
-    }
-
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    fn settle_on<B, R>(device: &B::Device) -> Option<Result<(), ExecutionError>>
-    where
-        B: Backend,
-        R: CubeRuntime,
-    {
-        let fuses = B::name(device).starts_with("fusion");
-        let device = (device as &dyn Any).downcast_ref::<R::CubeDevice>()?.clone();
-        let client = R::client(&device);
-        let result = if fuses {
-            let fusion = GlobalFusionClient::<FusionCubeRuntime<R>>::load(&device);
-            fusion.sync(move || client.flush())
-        } else {
-            client.flush()
-        };
-        Some(result.map_err(|error| ExecutionError::WithContext { reason: error.to_string() }))
     }
 }
