@@ -240,7 +240,7 @@ fn loader_workers() -> [f64; 2] {
     let (plain_loader, decorated_loader) = (loader::<Plain>(32), loader::<Decorated>(32));
     fn load<B: AutodiffBackend>(loader: &Arc<dyn DataLoader<B, Images<B>>>) {
         // Each is needed, as by a step: a loader thread of `Lazy` only writes down what is to be done.
-        loader.iter().for_each(|batch| drop(black_box(batch.pixels.slice([0..1]).into_data())));
+        loader.iter().for_each(|batch| drop(black_box(batch.pixels.narrow(0, 0, 1).into_data())));
     }
     let rounds = measure(
         machine::rounds(61),

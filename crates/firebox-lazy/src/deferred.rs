@@ -8,7 +8,7 @@
 //! Where a loader thread reads a value, the calls are made on its own stream, and what it still holds of them goes back to the host: it
 //! becomes host data that is uploaded when it is needed.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use burn_backend::Backend;
 use firebox_trace::{Bytes, TensorIndex};
@@ -22,7 +22,7 @@ use crate::loaders::{Loaded, note_reader, upload};
 use crate::recording::Recorder;
 use crate::session::{self, Session};
 use crate::streams::{current_worker, meet, stream_of_worker};
-use crate::tensor::{LazyTensor, Node, Settle, Stage, Ticket};
+use crate::tensor::{LazyTensor, Node, Promised, Stage, Ticket};
 use crate::values::{Run, Values};
 
 /// A call that a loader thread has asked for.
@@ -36,7 +36,7 @@ struct Pending<B: Backend> {
     program: Vec<Run<B>>,
     inputs: Vec<Input<B>>,
     /// The tensors that wait for its results.
-    outputs: Vec<(TensorIndex, Weak<dyn Settle<B>>)>,
+    outputs: Vec<Promised<B>>,
     /// How many tensors it has to do with.
     tensors: usize,
     ticket: Arc<Ticket>,

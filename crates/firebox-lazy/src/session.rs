@@ -28,7 +28,7 @@ use crate::known::{self, Form, Known};
 use crate::limits::{ReadLimit, push};
 use crate::progress;
 use crate::recording::{RecordError, Recorder};
-use crate::tensor::{LazyTensor, Settle, Stage, Ticket};
+use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
 use crate::values::{Instruction, Run, Values};
 
 thread_local! {
@@ -445,9 +445,7 @@ impl<B: Backend> Session<B> {
     }
 
     /// What is to be done, and the tensors that wait for it.
-    pub(crate) fn take_program(
-        &mut self,
-    ) -> (Vec<Run<B>>, Vec<(TensorIndex, Weak<dyn Settle<B>>)>) {
+    pub(crate) fn take_program(&mut self) -> (Vec<Run<B>>, Vec<Promised<B>>) {
         let run = |(_, instruction)| match instruction {
             Instruction::Run(run) => Some(run),
             Instruction::Free(_) => None,

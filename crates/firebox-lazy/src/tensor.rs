@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::{Backend, TensorMetadata};
 use burn_std::{DType, Shape};
@@ -205,6 +205,9 @@ pub(crate) trait Settle<B: Backend>: Send + Sync {
     /// Gives the node its value.
     fn settle(&self, value: Value<B>);
 }
+
+/// A tensor of a session that waits for its value, as long as somebody holds it.
+pub(crate) type Promised<B> = (TensorIndex, Weak<dyn Settle<B>>);
 
 impl<B: Backend, K: Kind<B>> Settle<B> for Node<B, K> {
     fn settle(&self, value: Value<B>) {
