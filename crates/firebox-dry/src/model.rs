@@ -33,9 +33,6 @@ use crate::usage::Usage;
 /// the last mark. burn runs operations later than the program asks for them, so that a page is opened at or after the
 /// step that needs it.
 ///
-/// A tensor that a loader thread made ([`TensorInfo::worker`](firebox_trace::TensorInfo::worker)) is put into pools of that
-/// thread's own, as on a real device.
-///
 /// Excludes what the driver keeps for itself ([`Card::context`](crate::Card::context)), and what other threads have
 /// reserved beside the tensors of the trace.
 pub struct Dry<B: DryTwin> {

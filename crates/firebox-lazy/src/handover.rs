@@ -87,7 +87,7 @@ impl TrainingGuard {
         work()
     }
 
-    /// Says that the other threads are done with what the recordings before this one have made, [`latest_recording`] of its time. What this
+    /// Says that the other threads are done with what the recordings before this one have made, [`latest_recording`](crate::latest_recording) of its time. What this
     /// one and later ones make ends only once this is said of them, however early the others let go of it: when the memory of a step's
     /// outputs is free is no race then. As long as nothing is said, all ends as it comes.
     ///
