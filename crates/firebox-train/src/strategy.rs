@@ -426,7 +426,7 @@ where
         let rest = weights::rest(reference, weight, self.strategy.settings.reduction);
         let pool = self.pool.as_deref();
         let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
-        // Each micro-step has emptied the queue.
+        // Each micro-step has emptied the queue. What scales the sum is asked for behind the step.
         self.watch.check()?;
         let stepped = queue::<B>(&self.training, &self.device).alone(|| {
             let grads = sum.finish(&self.learner.model(), rest);

@@ -31,8 +31,8 @@ where
         self.planner.as_ref().and_then(|planner| planner.to_plan(phase, shape, again))
     }
 
-    /// Begins a batch of this shape behind one of another. What that one's outputs are to the next batch of the same shape, a twin knows;
-    /// not so where they lie for one of another shape. So on a pool of ours such a batch begins without them.
+    /// Begins a batch of this shape behind one of another. On a pool of ours it begins without the other's outputs: the twin knows where
+    /// those of a batch of the same shape lie, and not those of another.
     pub(super) fn change_shape(&mut self, latest: Option<Shape>, shape: Shape) {
         if self.pool.is_some() && latest.is_some_and(|latest| latest != shape) {
             sender(&mut self.processor, &self.training).done_with_all();
