@@ -115,6 +115,10 @@ impl Soak {
         let is_tight = most > Bytes::mib(self.mib).scale(0.6);
         assert!(most <= budget && is_tight, "{most} of {budget}");
         assert!(heap as f64 <= first.heap as f64 * 1.02, "the heap grows: {parts:?}");
-        assert!(process as f64 <= first.process.get() as f64 * 1.05, "it grows: {parts:?}");
+        // The kernel counts pages for each processor and adds them up when there are enough: a process
+        // of 10 MiB is seen with half a MiB more or less.
+        let level = first.process.get() as f64;
+        let noise = Bytes::mib(1).get() as f64;
+        assert!(process as f64 <= level * 1.05 + noise, "the process grows: {parts:?}");
     }
 }
