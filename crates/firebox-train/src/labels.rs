@@ -116,37 +116,73 @@ pub(crate) fn label_by_lifetime(trace: &mut Trace) {
 
 /// Lets the parameters and the optimizer's state that existed before end where an optimizer step replaces them.
 ///
-/// In a rehearsal the learner itself still holds them; in training nobody does.
+/// In a rehearsal the learner itself still holds them. In training the optimizer takes its state apart tensor by tensor, while
+/// the learner keeps the whole old model until it has the new one.
 pub(crate) fn retire_what_is_replaced(trace: &mut Trace) {
-    let mut last_uses: FxHashMap<TensorIndex, (usize, usize)> = FxHashMap::default();
-    let mut in_optimizer = false;
+    let mut last_uses: FxHashMap<TensorIndex, LastUse> = FxHashMap::default();
+    let mut optimizer_step = None;
     for (at, step) in trace.steps.iter().enumerate() {
         match step {
-            Step::Mark(mark) => in_optimizer = **mark == *OPTIMIZER_STEP,
+            Step::Mark(mark) => optimizer_step = (**mark == *OPTIMIZER_STEP).then_some(at),
             Step::Call(call) => {
                 for (i, input) in call.inputs.iter().enumerate() {
                     let tensor = trace.tensor(input.tensor);
                     let label = tensor.label.as_ref().map(|label| label.category);
-                    let is_replaced =
-                        matches!(label, Some(Category::Parameter | Category::OptimizerState));
-                    if tensor.origin != Origin::Existing || !is_replaced {
+                    let Some(category @ (Category::Parameter | Category::OptimizerState)) = label
+                    else {
+                        continue;
+                    };
+                    if tensor.origin != Origin::Existing {
                         continue;
                     }
-                    if in_optimizer {
-                        last_uses.insert(input.tensor, (at, i));
-                    } else {
-                        last_uses.remove(&input.tensor);
+                    match optimizer_step {
+                        Some(begin) => {
+                            let last = LastUse { category, begin, at, input: i };
+                            last_uses.insert(input.tensor, last);
+                        }
+                        None => _ = last_uses.remove(&input.tensor),
                     }
                 }
             }
             _ => {}
         }
     }
-    for (at, i) in last_uses.into_values() {
-        if let Step::Call(call) = &mut trace.steps[at] {
-            call.inputs[i].last = true;
+    // By the mark at which the optimizer step begins.
+    let mut old_models: FxHashMap<usize, Vec<TensorIndex>> = FxHashMap::default();
+    for (tensor, last) in last_uses {
+        if last.category == Category::Parameter {
+            old_models.entry(last.begin).or_default().push(tensor);
+        } else if let Step::Call(call) = &mut trace.steps[last.at] {
+            call.inputs[last.input].last = true;
         }
     }
+    if old_models.is_empty() {
+        return;
+    }
+    let mut replaced = Vec::new();
+    let mut steps = Vec::with_capacity(trace.steps.len());
+    for (at, step) in std::mem::take(&mut trace.steps).into_iter().enumerate() {
+        if matches!(step, Step::Mark(_)) {
+            steps.extend(replaced.drain(..).map(Step::Free));
+            if let Some(mut old) = old_models.remove(&at) {
+                old.sort_unstable();
+                replaced = old;
+            }
+        }
+        steps.push(step);
+    }
+    steps.extend(replaced.into_iter().map(Step::Free));
+    trace.steps = steps;
+}
+
+/// Where an optimizer step uses a tensor for the last time.
+struct LastUse {
+    category: Category,
+    /// The mark at which the optimizer step begins.
+    begin: usize,
+    /// The call, and which of its inputs it is.
+    at: usize,
+    input: usize,
 }
 
 fn optimizer_state(trace: &Trace) -> FxHashSet<TensorIndex> {

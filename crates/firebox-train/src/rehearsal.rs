@@ -155,10 +155,11 @@ where
                     outputs.add(output.item);
                 }
                 outputs.join();
+                drop(current);
+                let grads = sum.finish(model, 1.0);
                 // The device is asked before and after the optimizer step whether all went well.
                 mark::<<LC::Backend as LazyBackend>::Base>(Step::SETTLE);
                 mark::<<LC::Backend as LazyBackend>::Base>(OPTIMIZER_STEP);
-                let grads = sum.finish(model, 1.0);
                 learner.optimizer_step(grads);
                 label_parameters(&learner.model());
                 mark::<<LC::Backend as LazyBackend>::Base>(Step::SETTLE);

@@ -426,21 +426,21 @@ where
         let rest = weights::rest(reference, weight, self.strategy.settings.reduction);
         let pool = self.pool.as_deref();
         let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
-        // Each micro-step has emptied the queue. What scales the sum is asked for behind the step.
-        self.watch.check()?;
         let stepped = queue::<B>(&self.training, &self.device).alone(|| {
             let grads = sum.finish(&self.learner.model(), rest);
+            // What is lost behind this is the model.
+            self.watch.check()?;
             lasting(true);
             self.watch.begin(During::OptimizerStep);
             let learner = &mut self.learner;
             catch_unwind(AssertUnwindSafe(|| learner.optimizer_step(grads))).map_err(|panic| {
                 self.optimizer_lost = true;
                 TrainError::OptimizerPanicked { message: panic_message(&*panic) }
-            })
+            })?;
+            self.watch.check()
         });
         lasting(false);
         stepped?;
-        self.watch.check()?;
         self.watch.begin(During::MicroSteps);
         if let Some(planner) = &mut self.planner {
             planner.has_run(Phase::Training);
