@@ -73,7 +73,8 @@ fn counts(pools: Pools, name: &'static str, completions: Completions) -> Result<
     println!("{name}: predicted {ratio:.3} of the {} that the driver gave", left.peak());
     let accuracy = match pools {
         Pools::Burns => ACCURACY,
-        Pools::Ours => 1.0..=1.0,
+        // The page of what lasts is filled otherwise from step to step, and at times a buffer of it takes a page of its own.
+        Pools::Ours => 0.98..=1.0,
     };
     ensure(accuracy.contains(&ratio), || left.complaint(&format!("{ratio:.3} was predicted")))
 }
@@ -92,7 +93,11 @@ fn others(pools: Pools) -> Result<(), Failed> {
         beside.complaint(&format!("other plans: {first:?} {second:?}"))
     })?;
     ensure(beside.peak() >= alone.peak() + KEPT, || beside.complaint("nothing was kept"))?;
-    let is_less = second.measured.zip(second.predicted).is_some_and(|(m, p)| m <= p);
+    let share = match pools {
+        Pools::Burns => 1.0,
+        Pools::Ours => 0.98,
+    };
+    let is_less = second.measured.zip(second.predicted).is_some_and(|(m, p)| m.scale(share) <= p);
     let is_cautious = pools == Pools::Burns && beside.said.contains("later plans");
     ensure(is_less && !is_cautious, || {
         beside.complaint("what the program keeps was taken for training's")
@@ -134,9 +139,14 @@ fn taken_after_the_plan(pools: Pools, gives_back: bool) -> Result<(), Failed> {
         ..Job::new("mlp", 600, kernels.path())
     };
     let all = card(CARD).memory().get();
-    let mut machine = only(CARD).with_fault(Fault::others_take(4, all));
+    // The last allocations of the run.
+    let nth = match pools {
+        Pools::Burns => 2,
+        Pools::Ours => 4,
+    };
+    let mut machine = only(CARD).with_fault(Fault::others_take(nth, all));
     if gives_back {
-        machine = machine.with_fault(Fault::others_take(5, 0));
+        machine = machine.with_fault(Fault::others_take(nth + 1, 0));
     }
     let left = run(&machine, &job)?;
     let (kind, words) = left.error()?;
