@@ -75,9 +75,7 @@ pub fn tests() -> Vec<Trial> {
     let of_each = |pools: Pools| {
         let name = |what: &str| format!("memory_is_flat_over_{what}{}", pools.suffix());
         [
-            // On our pool the page of what lasts is filled otherwise from step to step, and further pages are opened.
-            test(name("100_steps"), move || run_flat(pools, 10, 10, 2))
-                .with_ignored_flag(pools == Pools::Ours),
+            test(name("100_steps"), move || run_flat(pools, 10, 10, 2)),
             test(name("2000_steps"), move || run_flat(pools, 2, 1000, 2)).with_ignored_flag(true),
             test(name("20_epochs_with_four_workers"), move || run_flat(pools, 20, 12, 4))
                 .with_ignored_flag(true),

@@ -412,7 +412,7 @@ fn pass<B: DryTwin>(
     if let Some(last) = timeline.last_mut() {
         *last = Moment { live: monitor.usage().in_use, peak: monitor.reserved() };
     }
-    let End { freed, left } = program.end();
+    let End { freed, left } = program.end(OpIndex(trace.steps.len() as u32));
     freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
     B::Twin::sync(device).expect("a dry device does not fail");
     Passed { baseline, timeline, calls, left }

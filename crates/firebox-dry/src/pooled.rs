@@ -8,7 +8,8 @@ use burn_backend::Backend;
 use burn_router::Runner;
 use firebox_pool::{Control, Pages, Region, SMALL};
 use firebox_trace::{
-    Bytes, Category, Estimate, Footprint, Label, Moment, PoolPages, Step, TensorIndex, Trace,
+    Bytes, Category, Estimate, Footprint, Label, Moment, OpIndex, PoolPages, Step, TensorIndex,
+    Trace,
 };
 
 use crate::device::{DryDevice, Lease, Monitor, STREAM};
@@ -81,24 +82,31 @@ impl<B: DryTwin> Dry<B> {
         let mut left = Leftovers::default();
         let mut rounds = Vec::new();
         let (mut baseline, mut timeline) = (Bytes::ZERO, Vec::new());
+        let (mut high, mut most_in_use) = (Pages::default(), 0);
         for round in 0..ROUNDS {
             let (program, begin) = Program::new(trace, self.types(), templates, left);
             let before = monitor.calls();
             let passed = pass::<B>(device, &runner, &pool, trace, round == 0, (program, begin));
             (baseline, timeline, left) = passed;
             rounds.push(monitor.calls() - before);
+            let mut of_round = pool.high();
+            if round == 0 && has_state(trace) {
+                // Uploaded, a tensor is laid out otherwise than a step does it, and steps have been before.
+                of_round.lasting = 0;
+            }
+            high = high.max(of_round);
+            most_in_use = most_in_use.max(pool.memory().most_in_use);
         }
         drop(runner);
         B::Twin::sync(device).expect("a dry device does not fail");
         let settled = rounds.windows(2).all(|rounds| rounds[0] == rounds[1]);
-        let (memory, high) = (pool.memory(), pool.high());
         Lived {
             baseline,
             timeline,
             settled,
             high,
-            most_in_use: Bytes::new(memory.most_in_use),
-            largest: Bytes::new(memory.largest),
+            most_in_use: Bytes::new(most_in_use),
+            largest: Bytes::new(pool.memory().largest),
         }
     }
 }
@@ -133,7 +141,7 @@ impl Lived {
 
 type Passed = (Bytes, Vec<Moment>, Leftovers);
 
-/// Runs a program. Before the first one, what lasts is put in order, as it is when training begins.
+/// Runs a program up to the end of its last iteration. Before it, what lasts is put in order, as it is when training begins.
 fn pass<B: DryTwin>(
     device: &DryDevice<B::Target>,
     runner: &Runner<B::Twin>,
@@ -150,13 +158,17 @@ fn pass<B: DryTwin>(
     }
     pool.enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
-    if is_first {
-        pool.settle();
-    }
+    pool.settle(match is_first {
+        true => &[Region::Lasting, Region::Small],
+        false => &[Region::Lasting],
+    });
     let baseline = Bytes::new(pool.memory().in_use);
     let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;
-    for step in &trace.steps {
+    // What a rehearsal lets go of behind it, a run goes on with.
+    let end = trace.steps.iter().rposition(|step| step.is_mark(Step::ITERATION_END));
+    let end = end.map_or(trace.steps.len(), |at| at + 1);
+    for step in &trace.steps[..end] {
         let instructions = program.step(step);
         instructions.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
         if is_settle(step) || is_drain(step) {
@@ -176,11 +188,20 @@ fn pass<B: DryTwin>(
         last.live = Bytes::new(pool.memory().in_use);
         last.peak = Bytes::new(pool.high().total());
     }
-    let End { freed, left } = program.end();
+    if let Some(last) = timeline.last().copied() {
+        timeline.resize(trace.steps.len(), last);
+    }
+    let End { freed, left } = program.end(OpIndex(end as u32));
     freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
     pool.enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
     (baseline, timeline, left)
+}
+
+/// Whether the optimizer has a state before the trace.
+fn has_state(trace: &Trace) -> bool {
+    let category = |tensor| trace.tensor(tensor).label.as_deref().map(|label| label.category);
+    trace.existing().any(|tensor| category(tensor) == Some(Category::OptimizerState))
 }
 
 /// Whether a tensor that exists before a step was there before training, or is kept from step to step.

@@ -6,7 +6,7 @@ use burn_backend::tensor::IndexingUpdateOp;
 use burn_ir::{BaseOperationIr, FloatOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_std::DType;
 use firebox_trace::{
-    Bytes, Call, Category, Description, DescriptionIndex, Label, Step, TensorIndex, Trace,
+    Bytes, Call, Category, Description, DescriptionIndex, Label, OpIndex, Step, TensorIndex, Trace,
 };
 
 use crate::translate::{Template, Types};
@@ -124,10 +124,10 @@ impl<'a> Program<'a> {
         TensorIr::uninit(self.global(tensor), info.shape.clone(), dtype)
     }
 
-    /// What is alive at the end: what a following program may go on with, and the ends of all else.
-    pub(crate) fn end(self) -> End {
+    /// What is alive before step `at` of the trace: what a following program may go on with, and the ends of all else.
+    pub(crate) fn end(self, at: OpIndex) -> End {
         let (mut tensors, mut freed) = (Vec::new(), Vec::new());
-        for tensor in self.trace.survivors() {
+        for tensor in self.trace.alive_before(at) {
             let label = self.trace.tensor(tensor).label.as_deref().filter(|label| {
                 matches!(label.category, Category::Parameter | Category::OptimizerState)
             });

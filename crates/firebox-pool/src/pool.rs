@@ -299,7 +299,9 @@ impl<H: Holder> Pool<H> {
     pub fn open(&mut self, region: Region, size: u64) -> PageId {
         let id = PageId(self.next_page);
         self.next_page += 1;
-        self.pages.insert(id, Page { region, space: Space::new(size, self.fit), stays: false });
+        // What lasts is replaced in every step by as much of the same sizes, while other threads may hold a part for longer.
+        let fit = if region == Region::Lasting { Fit::Same } else { self.fit };
+        self.pages.insert(id, Page { region, space: Space::new(size, fit), stays: false });
         id
     }
 

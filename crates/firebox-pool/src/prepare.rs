@@ -66,13 +66,13 @@ impl<R: Runtime> PoolServer<R> {
         pages.into_iter().for_each(|(page, _)| self.pool.stays(page, false));
     }
 
-    /// Puts what lasts on one page and what is small on another, the largest first.
-    pub(crate) fn settle(&mut self) {
+    /// Puts what lies in each of these regions on one page, the largest first.
+    pub(crate) fn settle(&mut self, regions: &[Region]) {
         debug_assert!(self.measures, "elsewhere it is `prepare` that does so");
-        let lifted = self.pool.lift(&[Region::Lasting, Region::Small]);
-        for region in [Region::Lasting, Region::Small] {
-            self.close(Some(region));
-            self.pool.open(region, u64::MAX);
+        let lifted = self.pool.lift(regions);
+        for region in regions {
+            self.close(Some(*region));
+            self.pool.open(*region, u64::MAX);
         }
         for buffer in lifted {
             let (region, size) = (home(buffer.region, buffer.place.size), buffer.place.size);

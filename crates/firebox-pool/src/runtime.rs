@@ -132,9 +132,9 @@ impl<R: Runtime> Control<R> {
         self.0.submit(move |server| server.enter(region));
     }
 
-    /// Puts what lasts on one page, the largest first, where pages are only measured.
-    pub fn settle(&self) {
-        self.ask(PoolServer::settle);
+    /// Puts what lies in each of these regions on one page, the largest first, where pages are only measured. Forgets what was used before.
+    pub fn settle(&self, regions: &'static [Region]) {
+        self.ask(|server| server.settle(regions));
     }
 
     /// Has one page of at least these sizes for each region but [`Region::Beside`], and moves what lies on others there, through the

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use firebox_pool::{Fit, Holder, Lifted, Place, Pool, Region};
+use firebox_pool::{Fit, Holder, Lifted, Place, Pool, Region, Space};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 
@@ -168,7 +168,7 @@ fn run(requests: &[Request], fit: Fit, every: usize) -> Vec<Place> {
 fn no_two_buffers_share_a_place() {
     let config = Config { cases: 1_000, rng_seed: RngSeed::Fixed(7), ..Config::default() };
     let requests = proptest::collection::vec(request(), 1_000);
-    let fits = prop_oneof![Just(Fit::Best), Just(Fit::First), Just(Fit::Worst)];
+    let fits = prop_oneof![Just(Fit::Best), Just(Fit::First), Just(Fit::Worst), Just(Fit::Same)];
     let run = |(requests, fit): (Vec<Request>, Fit)| {
         run(&requests, fit, 64);
         Ok(())
@@ -185,4 +185,39 @@ fn the_same_requests_give_the_same_places() {
         Ok(())
     };
     TestRunner::new(config).run(&requests, run).expect("they are the same");
+}
+
+#[test]
+fn of_same_sizes_as_much_is_used_as_there_are_at_once() {
+    const SIZES: [u64; 4] = [512, 1024, 1536, 81_920];
+    let config = Config { cases: 200, rng_seed: RngSeed::Fixed(9), ..Config::default() };
+    let requests = proptest::collection::vec((0..SIZES.len(), any::<bool>(), any::<usize>()), 500);
+    let run = |requests: Vec<(usize, bool, usize)>| {
+        let mut endless = Space::new(u64::MAX, Fit::Same);
+        let (mut alive, mut most) = (vec![Vec::new(); SIZES.len()], [0; SIZES.len()]);
+        // One always stays, so that the page does not begin anew.
+        endless.take(256);
+        for (kind, takes, which) in &requests {
+            if *takes {
+                alive[*kind].push(endless.take(SIZES[*kind]).expect("it is endless"));
+                most[*kind] = alive[*kind].len().max(most[*kind]);
+            } else if !alive[*kind].is_empty() {
+                let which = which % alive[*kind].len();
+                endless.give(alive[*kind].swap_remove(which), SIZES[*kind]);
+            }
+        }
+        let needed =
+            256 + most.iter().zip(SIZES).map(|(most, size)| *most as u64 * size).sum::<u64>();
+        prop_assert_eq!(endless.high(), needed);
+        // A page of that size has room, in whatever order: here all that was ever there of each size at once, the largest first.
+        let mut page = Space::new(needed, Fit::Same);
+        page.take(256);
+        for (most, size) in most.iter().zip(SIZES).rev() {
+            let places: Vec<u64> = (0..*most).filter_map(|_| page.take(size)).collect();
+            prop_assert_eq!(places.len(), *most);
+            places.into_iter().for_each(|at| page.give(at, size));
+        }
+        Ok(())
+    };
+    TestRunner::new(config).run(&requests, run).expect("it follows from the sizes");
 }
