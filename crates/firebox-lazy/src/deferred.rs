@@ -9,11 +9,12 @@
 //! becomes host data that is uploaded when it is needed.
 
 use std::sync::Arc;
+use std::thread::{self, ThreadId};
 
 use burn_backend::Backend;
 use firebox_trace::{Bytes, TensorIndex};
-use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use parking_lot::{Condvar, Mutex};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::handover::{TrainingTurn, wait_for_turn};
 use crate::inputs::to_host;
@@ -27,8 +28,21 @@ use crate::values::{Run, Values};
 
 /// A call that a loader thread has asked for.
 pub(crate) struct Deferred<B: Backend> {
-    /// None while it is written down, and once it was made.
-    call: Mutex<Option<Pending<B>>>,
+    state: Mutex<State<B>>,
+    /// Told when a thread is done with it.
+    done: Condvar,
+}
+
+/// How such a call stands.
+enum State<B: Backend> {
+    /// It is being written down.
+    Open,
+    /// Nobody has made it.
+    Waiting(Pending<B>),
+    /// This thread makes it.
+    Running(ThreadId),
+    /// It was made, or has failed.
+    Over,
 }
 
 /// A call that nobody has made yet.
@@ -40,8 +54,9 @@ struct Pending<B: Backend> {
     /// How many tensors it has to do with.
     tensors: usize,
     ticket: Arc<Ticket>,
-    /// What it takes of the host.
-    _host: Loaded,
+    /// What it takes of the host, counted until it is made.
+    #[allow(dead_code, reason = "it counts while it lives")]
+    host: Option<Loaded>,
 }
 
 type Input<B> = (TensorIndex, Arc<dyn Awaited<B>>);
@@ -74,13 +89,13 @@ impl<B: Backend, K: Kind<B>> Awaited<B> for Node<B, K> {
     }
 
     fn take(self: Arc<Self>) -> Value<B> {
-        K::erase(LazyTensor { node: self }.into_inner())
+        K::erase(LazyTensor { node: self }.into_value())
     }
 
     fn unlink(self: Arc<Self>) -> Vec<Input<B>> {
         let call = Arc::into_inner(self).and_then(|mut node| node.forget_deferred());
         let call = call.and_then(|place| Arc::into_inner(place.call));
-        call.map_or_else(Vec::new, |call| call.into_inputs())
+        call.map_or_else(Vec::new, |mut call| call.take_inputs())
     }
 }
 
@@ -89,21 +104,31 @@ impl<B: Backend> Place<B> {
     fn force(&self) {
         let mut order = Order::new(self.call.clone());
         while let Some(call) = order.next(|_| false) {
-            call.run();
+            if let Some(claim) = Claim::of(call) {
+                claim.run();
+            }
         }
     }
 
     /// The value of the tensor, computed on this loader thread. What others still hold of the tensors that lead to it goes back to the
-    /// host.
-    fn compute(self, worker: u16) -> Value<B> {
+    /// host. None if another thread was faster, or the call has failed.
+    fn compute(&self, worker: u16) -> Option<Value<B>> {
+        // A thread that makes calls for itself alone keeps all of them until the end, and must not wait for another one that does so.
+        static ALONE: Mutex<()> = Mutex::new(());
+        let _alone = ALONE.lock();
         let mut known = Known::default();
-        let mut made = Vec::new();
+        let (mut made, mut mine) = (Vec::new(), FxHashSet::default());
         let mut order = Order::new(self.call.clone());
         while let Some(call) = order.next(|place| known.contains_key(&place.key())) {
-            made.extend(call.compute(&mut known));
+            if mine.insert(Arc::as_ptr(&call))
+                && let Some(mut claim) = Claim::of(call)
+            {
+                claim.compute(&mut known);
+                made.push(claim);
+            }
         }
-        made.into_iter().for_each(|(call, pending)| call.go_to_host(pending, &known, worker));
-        known.remove(&self.key()).expect("the call makes this result")
+        made.into_iter().for_each(|claim| claim.go_to_host(&known, self.key(), worker));
+        known.remove(&self.key())
     }
 
     fn key(&self) -> Key {
@@ -115,9 +140,6 @@ type Key = (usize, TensorIndex);
 
 /// The values of results that have none for other threads.
 type Known<B> = FxHashMap<Key, Value<B>>;
-
-/// Held while deferred calls are made: two threads may need the same ones.
-static FORCING: Mutex<()> = Mutex::new(());
 
 /// Calls in the order in which they depend on each other. Without recursion: a chain of them may be long.
 struct Order<B: Backend>(Vec<Arc<Deferred<B>>>);
@@ -142,33 +164,99 @@ impl<B: Backend> Order<B> {
 impl<B: Backend> Deferred<B> {
     /// The calls that have to be made first, the first of them last.
     fn waits_for(&self, known: impl Fn(&Place<B>) -> bool) -> Vec<Arc<Self>> {
-        let call = self.call.lock();
-        let inputs = call.iter().flat_map(|call| &call.inputs).rev();
-        let waits = inputs.filter_map(|(_, input)| input.waits_for());
+        let state = self.state.lock();
+        let State::Waiting(call) = &*state else { return Vec::new() };
+        let waits = call.inputs.iter().rev().filter_map(|(_, input)| input.waits_for());
         // A call that has failed is not made again.
-        let waits = waits.filter(|place| !known(place) && place.call.call.lock().is_some());
+        let waits = waits.filter(|place| !known(place) && !place.call.is_over());
         waits.map(|place| place.call.clone()).collect()
     }
 
-    /// Makes the call, if nobody has made it, and hands its results to those that wait for them.
-    fn run(&self) {
-        let Some(call) = self.call.lock().take() else { return };
-        call.ticket.set(Stage::Failed);
-        let mut values = Values::of(call.tensors);
-        call.inputs.into_iter().for_each(|(index, input)| values.store(index, input.take()));
-        call.program.into_iter().for_each(|run| run(&mut values));
-        for (index, waiting) in call.outputs {
+    fn is_over(&self) -> bool {
+        matches!(*self.state.lock(), State::Over)
+    }
+
+    fn set(&self, state: State<B>) {
+        *self.state.lock() = state;
+        self.done.notify_all();
+    }
+
+    fn key(&self, index: TensorIndex) -> Key {
+        (std::ptr::from_ref(self) as usize, index)
+    }
+
+    /// Ends the writing down of the call.
+    fn close(&self, mut session: Session<B>) {
+        session.end(Stage::Recorded);
+        let worker = current_worker().expect("this is a loader thread");
+        let (program, outputs) = session.take_program();
+        self.set(State::Waiting(Pending {
+            program,
+            inputs: std::mem::take(&mut session.awaited),
+            outputs,
+            tensors: session.trace.tensors.len(),
+            ticket: session.ticket.clone(),
+            host: Some(Loaded::new(worker, session.uploaded)),
+        }));
+    }
+
+    fn take_inputs(&mut self) -> Vec<Input<B>> {
+        match self.state.get_mut() {
+            State::Waiting(call) => std::mem::take(&mut call.inputs),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A call that this thread makes. Unless it says how that ended, the call has failed.
+struct Claim<B: Backend> {
+    call: Arc<Deferred<B>>,
+    pending: Option<Pending<B>>,
+}
+
+impl<B: Backend> Claim<B> {
+    /// The call, for this thread alone; behind another one that makes it now. None if it is over.
+    ///
+    /// # Panics
+    ///
+    /// If this thread makes it already, as it may while it waits for a thread pool.
+    fn of(call: Arc<Deferred<B>>) -> Option<Self> {
+        let me = thread::current().id();
+        let mut state = call.state.lock();
+        while let State::Running(other) = *state {
+            assert!(
+                other != me,
+                "a tensor that a loader thread has asked for was needed by a task that its own computation has started: use it \
+                 once before it is shared with tasks of a thread pool"
+            );
+            call.done.wait(&mut state);
+        }
+        let State::Waiting(_) = *state else { return None };
+        let State::Waiting(pending) = std::mem::replace(&mut *state, State::Running(me)) else {
+            unreachable!("it was checked under the same lock")
+        };
+        drop(state);
+        Some(Self { call, pending: Some(pending) })
+    }
+
+    /// Makes the call, and hands its results to those that wait for them.
+    fn run(mut self) {
+        let pending = self.pending.as_mut().expect("nobody has ended it");
+        let mut values = Values::of(pending.tensors);
+        let inputs = pending.inputs.drain(..);
+        inputs.for_each(|(index, input)| values.store(index, input.take()));
+        pending.program.drain(..).for_each(|run| run(&mut values));
+        for (index, waiting) in pending.outputs.drain(..) {
             if let Some((waiting, value)) = waiting.upgrade().zip(values.remove(index)) {
                 waiting.settle(*value);
             }
         }
-        call.ticket.set(Stage::Run);
+        self.end(Stage::Run, |_| State::Over);
     }
 
-    /// Makes the call for this thread alone. Gives what is left of it.
-    fn compute(self: Arc<Self>, known: &mut Known<B>) -> Option<(Arc<Self>, Pending<B>)> {
-        let mut call = self.call.lock().take()?;
-        call.ticket.set(Stage::Failed);
+    /// Makes the call for this thread alone.
+    fn compute(&mut self, known: &mut Known<B>) {
+        let call = self.pending.as_mut().expect("nobody has ended it");
         let mut values = Values::of(call.tensors);
         for (index, input) in call.inputs.drain(..) {
             let value = match input.waits_for().map(Place::key) {
@@ -181,57 +269,54 @@ impl<B: Backend> Deferred<B> {
         call.program.drain(..).for_each(|run| run(&mut values));
         for (index, _) in &call.outputs {
             if let Some(value) = values.remove(*index) {
-                known.insert(self.key(*index), *value);
+                known.insert(self.call.key(*index), *value);
             }
         }
-        Some((self, call))
     }
 
-    /// Reads those of the results that somebody holds: they are uploaded again when they are needed.
-    fn go_to_host(&self, mut call: Pending<B>, known: &Known<B>, worker: u16) {
-        call.outputs.retain(|(_, waiting)| waiting.strong_count() > 0);
+    /// Reads those of the results that somebody holds, beside the one who asks for `wanted`: they are uploaded again when they are
+    /// needed. The call has failed if one of them cannot be read.
+    fn go_to_host(mut self, known: &Known<B>, wanted: Key, worker: u16) {
+        let pending = self.pending.as_mut().expect("nobody has ended it");
+        let key = |index| self.call.key(index);
+        pending
+            .outputs
+            .retain(|(index, waiting)| waiting.strong_count() > usize::from(key(*index) == wanted));
         let mut host = Bytes::ZERO;
-        for (index, _) in &call.outputs {
-            let (index, value) = (*index, known.get(&self.key(*index)));
-            let Some((data, device, make)) = value.and_then(to_host) else { continue };
+        for (index, _) in &pending.outputs {
+            let index = *index;
+            let Some((data, device, make)) = known.get(&key(index)).and_then(to_host) else {
+                return;
+            };
             host += Bytes::new(data.bytes.len() as u64);
-            call.program.push(Box::new(move |values| values.store(index, make(data, &device))));
+            pending.program.push(Box::new(move |values| values.store(index, make(data, &device))));
         }
-        call.ticket.set(Stage::Recorded);
-        call._host = Loaded::new(worker, host);
-        *self.call.lock() = Some(call);
+        pending.host = None;
+        pending.host = Some(Loaded::new(worker, host));
+        self.end(Stage::Recorded, State::Waiting);
     }
 
-    fn key(&self, index: TensorIndex) -> Key {
-        (std::ptr::from_ref(self) as usize, index)
+    fn end(mut self, stage: Stage, state: impl FnOnce(Pending<B>) -> State<B>) {
+        if let Some(pending) = self.pending.take() {
+            pending.ticket.set(stage);
+            self.call.set(state(pending));
+        }
     }
+}
 
-    /// Ends the writing down of the call.
-    fn close(&self, mut session: Session<B>) {
-        session.end(Stage::Recorded);
-        let worker = current_worker().expect("this is a loader thread");
-        let (program, outputs) = session.take_program();
-        *self.call.lock() = Some(Pending {
-            program,
-            inputs: std::mem::take(&mut session.awaited),
-            outputs,
-            tensors: session.trace.tensors.len(),
-            ticket: session.ticket.clone(),
-            _host: Loaded::new(worker, session.uploaded),
-        });
-    }
-
-    fn into_inputs(self) -> Vec<Input<B>> {
-        let call = self.call.lock().take();
-        call.map_or_else(Vec::new, |mut call| std::mem::take(&mut call.inputs))
+impl<B: Backend> Drop for Claim<B> {
+    fn drop(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            pending.ticket.set(Stage::Failed);
+            self.call.set(State::Over);
+        }
     }
 }
 
 impl<B: Backend> Drop for Deferred<B> {
     /// Lets go of what it depends on. Without recursion, as above.
     fn drop(&mut self) {
-        let call = self.call.get_mut().as_mut();
-        let mut inputs = call.map_or_else(Vec::new, |call| std::mem::take(&mut call.inputs));
+        let mut inputs = self.take_inputs();
         while let Some((_, input)) = inputs.pop() {
             inputs.extend(input.unlink());
         }
@@ -275,7 +360,7 @@ pub(crate) fn begin<B: Backend>() -> Option<Scope<B>> {
 
 #[cold]
 fn open<B: Backend>() -> Scope<B> {
-    let call = Arc::new(Deferred { call: Mutex::new(None) });
+    let call = Arc::new(Deferred { state: Mutex::new(State::Open), done: Condvar::new() });
     let recorder = Recorder { glances: true, ..Recorder::default() };
     session::install(Session::<B>::deferring(&recorder, call.clone()));
     Scope::Deferred(call)
@@ -327,24 +412,22 @@ impl<B: Backend> Session<B> {
 pub(crate) fn force<B: Backend, K: Kind<B>>(
     tensor: LazyTensor<B, K>,
 ) -> Result<K::Primitive, LazyTensor<B, K>> {
-    if tensor.node.to_force().is_none() {
+    if tensor.node.deferred().is_none() {
         return Err(tensor);
     }
     meet::<B>(&tensor.device());
     let _turn = (TrainingTurn::take(), wait_for_turn::<B>());
-    let _alone = FORCING.lock();
     // Another thread may have been faster.
-    let Some(place) = tensor.node.to_force().cloned() else { return Err(tensor) };
-    match current_worker() {
+    let Some(place) = tensor.node.deferred().cloned() else { return Err(tensor) };
+    let value = match current_worker() {
         None => {
             place.force();
-            Err(tensor)
+            None
         }
         Some(worker) => {
-            drop(tensor);
             note_reader(worker);
-            let value = stream_of_worker(worker).executes(|| place.compute(worker));
-            Ok(K::restore(value))
+            stream_of_worker(worker).executes(|| place.compute(worker))
         }
-    }
+    };
+    value.map(K::restore).ok_or(tensor)
 }

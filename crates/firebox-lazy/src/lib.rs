@@ -7,6 +7,7 @@ mod deferred;
 mod describe;
 mod draws;
 mod forms;
+mod gate;
 mod handover;
 mod inputs;
 mod kind;

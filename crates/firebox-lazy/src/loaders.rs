@@ -5,7 +5,6 @@
 //!
 //! The gate is one for the process, because burn hands nothing to the threads that it starts but their name.
 
-use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use burn_backend::{Backend, StreamId, TensorData};
 use firebox_trace::Bytes;
 
 use crate::deferred;
+use crate::gate::{State, Verdict};
 use crate::kind::Kind;
 use crate::progress;
 use crate::session::{self, is_recording};
@@ -103,9 +103,9 @@ impl LoaderGuard {
     /// Lets a loader thread wait, before it makes a tensor of host data, while it has `bytes_per_worker` or more that nobody has needed
     /// yet. Default: no limit.
     ///
-    /// Such a thread overshoots by the tensor that it was let in for, and by what its batch is made of after that. Give
-    /// at least the bytes of one batch: with less, a batch of several tensors is only finished once the training thread
-    /// has waited for it for 20 ms.
+    /// Such a thread overshoots by the tensor that it was let in for, and by what its batch is made of after that. Once a batch was
+    /// [waited for](Self::waiting) and used, the limit is at least what was counted for the largest: with less, a batch of several
+    /// tensors would only be finished once somebody has waited for it for 20 ms.
     pub fn limit(&self, bytes_per_worker: Bytes) {
         state().guards.insert(self.number, Some(bytes_per_worker));
         CHANGED.notify_all();
@@ -118,6 +118,8 @@ impl LoaderGuard {
     ///
     /// If `start` panics.
     pub fn starting<R>(&self, start: impl FnOnce() -> R) -> R {
+        // What is left of the loader before is no batch.
+        state().measures = false;
         threads::starting(start)
     }
 
@@ -130,16 +132,29 @@ impl LoaderGuard {
     ///
     /// If `next` panics.
     pub fn waiting<R>(&self, next: impl FnOnce() -> R) -> R {
-        struct Waiting;
+        state().end_batch();
+        let batch = self.waiting_for(PATIENCE, next);
+        state().begin_batch();
+        batch
+    }
+
+    /// Waits for something else that may depend on a loader thread, such as a metric with a loader of its own: if it takes longer than
+    /// `patience`, nobody is held back any more until it is done.
+    ///
+    /// # Panics
+    ///
+    /// If `wait` panics.
+    pub fn waiting_for<R>(&self, patience: Duration, wait: impl FnOnce() -> R) -> R {
+        struct Waiting(u64);
         impl Drop for Waiting {
             fn drop(&mut self) {
-                state().stop_waiting();
+                state().waits.remove(&self.0);
             }
         }
-        state().start_waiting(Instant::now());
+        let number = state().start_waiting(Instant::now() + patience);
+        let _until_done = Waiting(number);
         CHANGED.notify_all();
-        let _until_done = Waiting;
-        next()
+        wait()
     }
 
     /// How many loader threads there are: one more than the highest number of those that made a tensor since the guard
@@ -156,6 +171,12 @@ impl LoaderGuard {
     /// since the first of them was.
     pub fn peak_of_worker(&self) -> Bytes {
         state().workers.values().map(|worker| worker.peak).max().unwrap_or_default()
+    }
+
+    /// The most that was counted for one batch, from one [`waiting`](Self::waiting) to the next, since the guard was taken. With several
+    /// guards, since the first of them was.
+    pub fn largest_batch(&self) -> Bytes {
+        state().largest_batch
     }
 
     /// What all loader threads have made that nobody has needed yet.
@@ -231,7 +252,7 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        state().remove(self.worker, self.bytes);
+        state().remove(self.worker, self.bytes, current_worker().is_none());
         CHANGED.notify_all();
     }
 }
@@ -268,181 +289,5 @@ fn pass(worker: u16) {
             log::debug!("loader thread {worker} goes on: the step may wait for it");
             return;
         }
-    }
-}
-
-/// Whether a worker may go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Pass,
-    /// Not before something changes, or the step that is recorded stands still.
-    Wait,
-    /// When nothing changes for so long.
-    WaitFor(Duration),
-}
-
-/// What is known of guards and workers.
-#[derive(Debug)]
-struct State {
-    /// The guards that live, and their limits.
-    guards: BTreeMap<u64, Option<Bytes>>,
-    next_guard: u64,
-    /// How many calls of [`LoaderGuard::waiting`] go on, and since when there was always one.
-    waiting: usize,
-    waiting_since: Option<Instant>,
-    workers: BTreeMap<u16, Worker>,
-}
-
-/// The host data that a worker made.
-#[derive(Debug, Default)]
-struct Worker {
-    live: Bytes,
-    peak: Bytes,
-    /// Whether it made one since the guard was taken.
-    seen: bool,
-    /// Whether it ever computed something, to read it.
-    reads: bool,
-}
-
-impl State {
-    const fn new() -> Self {
-        Self {
-            guards: BTreeMap::new(),
-            next_guard: 0,
-            waiting: 0,
-            waiting_since: None,
-            workers: BTreeMap::new(),
-        }
-    }
-
-    fn enter(&mut self) -> u64 {
-        if self.guards.is_empty() {
-            for worker in self.workers.values_mut() {
-                (worker.peak, worker.seen) = (worker.live, false);
-            }
-        }
-        let number = self.next_guard;
-        self.next_guard += 1;
-        self.guards.insert(number, None);
-        number
-    }
-
-    /// The limit of the guard, if there is just one.
-    fn limit(&self) -> Option<Bytes> {
-        match self.guards.len() {
-            1 => self.guards.values().copied().next().flatten(),
-            _ => None,
-        }
-    }
-
-    fn start_waiting(&mut self, now: Instant) {
-        self.waiting += 1;
-        self.waiting_since.get_or_insert(now);
-    }
-
-    fn stop_waiting(&mut self) {
-        self.waiting -= 1;
-        if self.waiting == 0 {
-            self.waiting_since = None;
-        }
-    }
-
-    fn add(&mut self, worker: u16, bytes: Bytes) {
-        let worker = self.workers.entry(worker).or_default();
-        worker.seen = true;
-        worker.live += bytes;
-        worker.peak = worker.peak.max(worker.live);
-    }
-
-    fn remove(&mut self, worker: u16, bytes: Bytes) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.live -= bytes;
-        }
-    }
-
-    fn verdict(&self, worker: u16, now: Instant) -> Verdict {
-        let live = self.workers.get(&worker).map_or(Bytes::ZERO, |worker| worker.live);
-        if self.limit().is_none_or(|limit| live < limit) {
-            return Verdict::Pass;
-        }
-        let Some(since) = self.waiting_since else { return Verdict::Wait };
-        match PATIENCE.saturating_sub(now.saturating_duration_since(since)) {
-            Duration::ZERO => Verdict::Pass,
-            left => Verdict::WaitFor(left),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A state with one guard of this limit.
-    fn limited(limit: u64) -> State {
-        let mut state = State::new();
-        let guard = state.enter();
-        state.guards.insert(guard, Some(Bytes::new(limit)));
-        state
-    }
-
-    #[test]
-    fn a_worker_waits_at_its_own_limit_and_at_no_other() {
-        let (mut state, now) = (limited(100), Instant::now());
-        state.add(0, Bytes::new(99));
-        assert_eq!(state.verdict(0, now), Verdict::Pass);
-        state.add(0, Bytes::new(1));
-        assert_eq!([0, 1].map(|worker| state.verdict(worker, now)), [Verdict::Wait, Verdict::Pass]);
-        state.remove(0, Bytes::new(1));
-        assert_eq!(state.verdict(0, now), Verdict::Pass);
-    }
-
-    #[test]
-    fn a_limit_of_nothing_is_a_limit() {
-        let now = Instant::now();
-        assert_eq!(limited(0).verdict(0, now), Verdict::Wait);
-    }
-
-    #[test]
-    fn nobody_is_held_back_without_a_limit_or_with_several_guards() {
-        let now = Instant::now();
-        let mut state = State::new();
-        state.add(0, Bytes::gib(1));
-        assert_eq!(state.verdict(0, now), Verdict::Pass, "no guard");
-        let first = state.enter();
-        assert_eq!(state.verdict(0, now), Verdict::Pass, "no limit");
-        state.guards.insert(first, Some(Bytes::ZERO));
-        assert_eq!(state.verdict(0, now), Verdict::Wait);
-        let second = state.enter();
-        assert_eq!(state.verdict(0, now), Verdict::Pass, "two guards");
-        state.guards.remove(&second);
-        assert_eq!(state.verdict(0, now), Verdict::Wait, "the first guard counts again");
-    }
-
-    #[test]
-    fn a_long_wait_for_a_batch_opens_the_gate_until_it_ends() {
-        let (mut state, start) = (limited(0), Instant::now());
-        state.start_waiting(start);
-        assert_eq!(state.verdict(0, start + PATIENCE / 2), Verdict::WaitFor(PATIENCE / 2));
-        assert_eq!(state.verdict(0, start + PATIENCE), Verdict::Pass);
-        // Another thread that waits meanwhile does not close it.
-        state.start_waiting(start + PATIENCE);
-        state.stop_waiting();
-        assert_eq!(state.verdict(0, start + PATIENCE), Verdict::Pass);
-        state.stop_waiting();
-        assert_eq!(state.verdict(0, start + PATIENCE), Verdict::Wait);
-    }
-
-    #[test]
-    fn a_guard_counts_from_where_it_finds_the_workers() {
-        let mut state = State::new();
-        state.add(2, Bytes::new(70));
-        state.remove(2, Bytes::new(40));
-        assert_eq!(state.workers[&2].peak, Bytes::new(70));
-        state.enter();
-        assert_eq!((state.workers[&2].peak, state.workers[&2].seen), (Bytes::new(30), false));
-        state.add(2, Bytes::new(5));
-        assert_eq!((state.workers[&2].peak, state.workers[&2].seen), (Bytes::new(35), true));
-        state.enter();
-        assert_eq!(state.workers[&2].peak, Bytes::new(35), "a second guard starts nothing anew");
     }
 }

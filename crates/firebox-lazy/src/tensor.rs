@@ -143,12 +143,6 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
         promise.deferred.as_ref()
     }
 
-    /// The same, if the call has not failed.
-    pub(crate) fn to_force(&self) -> Option<&Place<B>> {
-        let is_sound = |promise: &Promise<B>| promise.ticket.get() != Stage::Failed;
-        self.deferred().filter(|_| self.promise.as_ref().is_some_and(is_sound))
-    }
-
     /// Takes that call out of a node that nobody else holds.
     pub(crate) fn forget_deferred(&mut self) -> Option<Place<B>> {
         self.promise.as_mut()?.deferred.take()
@@ -247,10 +241,15 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     ///
     /// If a recording made this tensor and was not run. The message says what happened to the recording.
     pub fn into_inner(self) -> K::Primitive {
-        let node = match self.forced() {
-            Ok(own) => return own,
-            Err(tensor) => tensor.node,
-        };
+        match self.forced() {
+            Ok(own) => own,
+            Err(tensor) => tensor.into_value(),
+        }
+    }
+
+    /// The same, of a tensor that has its value.
+    pub(crate) fn into_value(self) -> K::Primitive {
+        let node = self.node;
         let (recording, _) = placed(node.place.load(Ordering::Relaxed));
         let value = match Arc::try_unwrap(node) {
             Ok(node) if node.value.get().is_none() => node.refuse(),
@@ -266,11 +265,9 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// Gives a tensor that a loader thread has asked for its value, on any other thread: before a session is at work.
     #[inline]
     pub(crate) fn settle(&self) {
-        if self.node.value.get().is_none() && self.node.to_force().is_some() {
-            // On a loader thread the session asks for it when it needs it.
-            if streams::current_worker().is_none() {
-                drop(self.clone().forced());
-            }
+        // On a loader thread the session asks for it when it needs it.
+        if self.node.deferred().is_some() && streams::current_worker().is_none() {
+            drop(self.clone().forced());
         }
     }
 

@@ -1,8 +1,9 @@
 //! What loader threads ask for: computed once, by whoever needs it, as if that thread had asked for it itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use burn::backend::Flex;
 use burn::tensor::{Bool, Distribution, Int, Tensor, TensorPrimitive};
@@ -14,10 +15,16 @@ type T = Tensor<B, 1>;
 
 /// Runs `work` on a loader thread.
 fn on_loader_thread<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().name("dataloader-0".into());
-        thread.spawn_scoped(scope, work).expect("a thread").join().expect("it ends")
-    })
+    thread::scope(|scope| loader_thread(scope, 0, work).join().expect("it ends"))
+}
+
+fn loader_thread<'s, R: Send + 's>(
+    scope: &'s thread::Scope<'s, '_>,
+    number: usize,
+    work: impl FnOnce() -> R + Send + 's,
+) -> thread::ScopedJoinHandle<'s, R> {
+    let thread = thread::Builder::new().name(format!("dataloader-{number}"));
+    thread.spawn_scoped(scope, work).expect("a thread")
 }
 
 /// The threads on which an operation has run.
@@ -83,6 +90,68 @@ fn two_threads_that_need_the_same_compute_it_once() {
         assert_eq!(ran.lock().expect("nobody panics").len(), 1);
         assert_eq!(floats(shared + 1.0), first);
     }
+}
+
+/// A tensor whose only call takes a while.
+fn slow(start: f32) -> T {
+    let tensor = T::from_floats([start], &Default::default()).into_primitive().tensor();
+    let form = (tensor.shape(), tensor.dtype());
+    let op = CustomOp::new("slow").call::<Flex, _, _>(tensor, form, |tensor| {
+        thread::sleep(Duration::from_millis(5));
+        tensor
+    });
+    T::from_primitive(TensorPrimitive::Float(op))
+}
+
+#[test]
+fn a_tensor_that_another_thread_computes_is_waited_for() {
+    for _ in 0..10 {
+        // By threads that keep it, and by one that goes on alone.
+        let shared = on_loader_thread(|| slow(3.0));
+        let barrier = Barrier::new(4);
+        let read = || {
+            let shared = shared.clone();
+            barrier.wait();
+            floats(shared)
+        };
+        let all = thread::scope(|scope| {
+            let others = [scope.spawn(read), scope.spawn(read), loader_thread(scope, 0, read)];
+            let mine = read();
+            let others = others.map(|thread| thread.join().expect("it reads"));
+            [vec![mine], others.to_vec()].concat()
+        });
+        assert!(all.iter().all(|read| *read == [3.0]), "{all:?}");
+    }
+}
+
+#[test]
+fn loader_threads_that_read_what_they_share_do_not_wait_for_each_other_for_ever() {
+    for _ in 0..10 {
+        let (first, second) = on_loader_thread(|| (slow(1.0), slow(2.0)));
+        let sum = |a: &T, b: &T| floats(a.clone() + b.clone());
+        let (one_way, other_way) = (|| sum(&first, &second), || sum(&second, &first));
+        let sums = thread::scope(|scope| {
+            let there = [loader_thread(scope, 0, &one_way), loader_thread(scope, 1, &other_way)];
+            let mine = other_way();
+            let there = there.map(|thread| thread.join().expect("it reads"));
+            [there.concat(), mine].concat()
+        });
+        assert_eq!(sums, [3.0; 3]);
+        assert_eq!((floats(first), floats(second)), (vec![1.0], vec![2.0]));
+    }
+}
+
+#[test]
+fn a_tensor_that_is_read_twice_in_one_call_is_computed_once() {
+    let ran = Ran::default();
+    let values = on_loader_thread(|| {
+        let tensor = ask(&ran);
+        let twice = tensor.clone() * tensor.clone() + tensor;
+        floats(twice)
+    });
+    let sine = |x: f32| x.sin() * 2.0;
+    assert_eq!(values, [1.0, 2.0].map(|x| sine(x) * sine(x) + sine(x)));
+    assert_eq!(ran.lock().expect("nobody panics").len(), 1);
 }
 
 #[test]

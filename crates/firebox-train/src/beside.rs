@@ -20,8 +20,8 @@ pub(crate) struct Beside {
     pub(crate) batches: usize,
     /// What a thread may have prepared before it has to wait, for batches that were planned before.
     pub(crate) limit: Bytes,
-    /// The most that a thread was found to have prepared.
-    pub(crate) taken: Bytes,
+    /// What was counted for the largest batch of theirs, or, while none was used yet, the most that one of them has prepared.
+    pub(crate) counted: Bytes,
     /// Whether checkpoints are written while training goes on.
     pub(crate) saves: bool,
 }
@@ -74,8 +74,8 @@ impl Beside {
             return (limit, Bytes::ZERO);
         }
         // A thread that is below the limit makes another batch; in an epoch of few batches it can not make more than those.
-        let batch = batch.max(self.taken);
-        let most = (limit + batch).min(batch * (self.batches as u64 + 1));
+        let batch = batch.max(self.counted);
+        let most = (limit.max(batch) + batch).min(batch * (self.batches as u64 + 1));
         let queued = most * self.workers as u64;
         if queued > Bytes::ZERO {
             trace.tensors.push(beside_the_step(&workspace(queued), Category::Input, "queued"));

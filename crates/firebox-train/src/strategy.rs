@@ -290,7 +290,7 @@ where
             return Err(TrainError::Weight { weight: 0.0 });
         }
         self.measure()?;
-        sender(&mut self.processor, &self.training).end_trained(epoch.items_processed);
+        sender(&mut self.processor, &self.training, &self.gate).end_trained(epoch.items_processed);
         Ok(())
     }
 
@@ -361,7 +361,7 @@ where
         };
         let queue = queue::<B>(&self.training, &self.device);
         let watch = &self.watch;
-        let mut sender = sender(&mut self.processor, &self.training);
+        let mut sender = sender(&mut self.processor, &self.training, &self.gate);
         let at = Place { loader, epoch: epoch.clone(), iteration, lr: Some(learner.lr_current()) };
         // The output of the last micro-step is sent after the optimizer step, as burn does.
         let mut pending = None;
@@ -411,7 +411,7 @@ where
             self.measure()?;
         }
         if let Some(last) = pending {
-            self::sender(&mut self.processor, &self.training).trained(&at, last);
+            self::sender(&mut self.processor, &self.training, &self.gate).trained(&at, last);
         }
         Ok(())
     }
@@ -459,6 +459,10 @@ fn queue<'a, B: LazyBackend>(
     Queue { training: training.as_ref(), device }
 }
 
-fn sender<'a, P>(processor: &'a mut P, training: &'a Option<TrainingGuard>) -> Sender<'a, P> {
-    Sender { processor, training: training.as_ref() }
+fn sender<'a, P>(
+    processor: &'a mut P,
+    training: &'a Option<TrainingGuard>,
+    gate: &'a LoaderGuard,
+) -> Sender<'a, P> {
+    Sender { processor, training: training.as_ref(), gate }
 }

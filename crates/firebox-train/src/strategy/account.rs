@@ -35,7 +35,7 @@ where
     /// those of a batch of the same shape lie, and not those of another.
     pub(super) fn change_shape(&mut self, latest: Option<Shape>, shape: Shape) {
         if self.pool.is_some() && latest.is_some_and(|latest| latest != shape) {
-            sender(&mut self.processor, &self.training).done_with_all();
+            sender(&mut self.processor, &self.training, &self.gate).done_with_all();
         }
     }
 
@@ -71,8 +71,11 @@ where
     pub(super) fn beside(&self, items: usize) -> Beside {
         let workers = self.gate.workers();
         let batches = self.loader_items.div_ceil(items).div_ceil(workers.max(1));
-        let taken = self.gate.peak_of_worker();
-        Beside { workers, batches, limit: self.loader_limit, taken, saves: self.saves }
+        let counted = match self.gate.largest_batch() {
+            Bytes::ZERO => self.gate.peak_of_worker(),
+            largest => largest,
+        };
+        Beside { workers, batches, limit: self.loader_limit, counted, saves: self.saves }
     }
 
     /// Lets loader threads have so much alive from now on before they wait; without a limit where they make no tensors.

@@ -1,12 +1,17 @@
 //! What is sent to burn's metrics thread, and how much that thread may hold.
 
+use std::time::Duration;
+
 use burn::data::dataloader::Progress;
 use burn::optim::LearningRate;
 use burn::train::{EventProcessorTraining, LearnerEvent, TrainingItem};
-use firebox_lazy::{TrainingGuard, latest_recording};
+use firebox_lazy::{LoaderGuard, TrainingGuard, latest_recording};
 
 /// Of how many earlier micro-steps the metrics thread may hold the outputs while a micro-step runs.
 pub(crate) const OUTPUTS_HELD: usize = 1;
+
+/// How long the metrics thread is waited for before loader threads beyond their limit may go on: a metric may have a loader of its own.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where in a run an output is from.
 pub(super) struct Place {
@@ -42,6 +47,8 @@ pub(super) struct Sender<'a, P> {
     pub(super) processor: &'a mut P,
     /// Where that thread leaves what it has used, on devices that fuse.
     pub(super) training: Option<&'a TrainingGuard>,
+    /// Holds the threads of loaders back.
+    pub(super) gate: &'a LoaderGuard,
 }
 
 impl<P> Sender<'_, P> {
@@ -49,7 +56,8 @@ impl<P> Sender<'_, P> {
     where
         P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
-        self.processor.process_train(LearnerEvent::ProcessedItem(at.item(output.item)));
+        let event = LearnerEvent::ProcessedItem(at.item(output.item));
+        self.gate.waiting_for(PATIENCE, || self.processor.process_train(event));
         self.catch_up(output.recording);
     }
 
@@ -57,7 +65,8 @@ impl<P> Sender<'_, P> {
     where
         P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
-        self.processor.process_valid(LearnerEvent::ProcessedItem(at.item(output.item)));
+        let event = LearnerEvent::ProcessedItem(at.item(output.item));
+        self.gate.waiting_for(PATIENCE, || self.processor.process_valid(event));
         self.catch_up(output.recording);
     }
 
@@ -66,7 +75,8 @@ impl<P> Sender<'_, P> {
     where
         P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
-        self.processor.process_train(LearnerEvent::EndEpoch(items));
+        let event = LearnerEvent::EndEpoch(items);
+        self.gate.waiting_for(PATIENCE, || self.processor.process_train(event));
         self.done_with_all();
     }
 
@@ -75,7 +85,8 @@ impl<P> Sender<'_, P> {
     where
         P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
-        self.processor.process_valid(LearnerEvent::EndEpoch(items));
+        let event = LearnerEvent::EndEpoch(items);
+        self.gate.waiting_for(PATIENCE, || self.processor.process_valid(event));
         self.done_with_all();
     }
 
@@ -96,7 +107,7 @@ impl<P> Sender<'_, P> {
     where
         P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
-        self.processor.process_valid(LearnerEvent::Start);
+        self.gate.waiting_for(PATIENCE, || self.processor.process_valid(LearnerEvent::Start));
         if let Some(training) = self.training {
             training.done_before(recording);
             // Before the next batch takes a place.

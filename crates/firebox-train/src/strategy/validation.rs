@@ -105,7 +105,7 @@ where
                 queue: queue(&self.training, &self.device),
                 pooled: None,
             };
-            let mut sender = sender(&mut self.processor, &self.training);
+            let mut sender = sender(&mut self.processor, &self.training, &self.gate);
             let settings = &self.strategy.settings;
             let (reduction, join) = (settings.reduction, settings.joins.of());
             let mut parts = Vec::new();
@@ -138,7 +138,8 @@ where
         }
         self.watch.check()?;
         self.measure()?;
-        sender(&mut self.processor, &self.training).end_validated(epoch.items_processed);
+        sender(&mut self.processor, &self.training, &self.gate)
+            .end_validated(epoch.items_processed);
         Ok(())
     }
 }

@@ -69,7 +69,8 @@ where
             planner.beside = beside;
             let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
             let pages = !planner.memory.is_on_host();
-            let course = Course { iterations, batches: self.accumulation, pages };
+            let has_stepped = self.scheduler_steps > 0;
+            let course = Course { iterations, has_stepped, batches: self.accumulation, pages };
             let queue = queue::<B>(&self.training, &self.device);
             let planned = planner.plan(Phase::Training, shape, iterations, |split, recorder| {
                 let rehearsed =
