@@ -78,6 +78,25 @@ fn counts(pools: Pools, name: &'static str, completions: Completions) -> Result<
     ensure(accuracy.contains(&ratio), || left.complaint(&format!("{ratio:.3} was predicted")))
 }
 
+/// A run that goes on from a checkpoint, whose tensors were uploaded and are laid out otherwise than steps do it.
+fn goes_on(pools: Pools, model: &'static str, items: usize) -> Result<(), Failed> {
+    let kernels = tempfile::tempdir()?;
+    let folder = tempfile::tempdir()?;
+    let folder = Some(folder.path().to_owned());
+    let job = Job { pools, folder, epochs: 1, ..Job::new(model, items, kernels.path().to_owned()) };
+    run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?.fitted()?;
+    let job = Job { goes_on_from: Some(1), epochs: 3, ..job };
+    let left = run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?;
+    let ended = left.fitted()?;
+    let ratio = ended.predicted.unwrap_or_default().ratio(left.peak());
+    println!("{model}: predicted {ratio:.4} of the {} that the driver gave", left.peak());
+    let accuracy = match pools {
+        Pools::Burns => ACCURACY,
+        Pools::Ours => 1.0..=1.0,
+    };
+    ensure(accuracy.contains(&ratio), || left.complaint(&format!("{ratio:.4} was predicted")))
+}
+
 /// Tensors that the program keeps on the device are not part of a budget, and not free.
 fn others(pools: Pools) -> Result<(), Failed> {
     let kernels = Kernels::of("mlp", 600)?;
@@ -178,5 +197,11 @@ fn tests_on(pools: Pools) -> Vec<Trial> {
         }),
         test(name("books_agree_where_work_is_done_late"), move || counts(pools, CARD, LATE)),
     ];
-    tight.into_iter().chain(cards).chain(rest).collect()
+    let going_on = [("resnet", 8), ("mlp", 600)].map(|(model, items)| {
+        let name = name(&format!("a_run_that_goes_on_is_predicted_{model}"));
+        // Burn's pages have room for both layouts.
+        let is_long = model == "resnet";
+        test(name, move || goes_on(pools, model, items)).with_ignored_flag(is_long)
+    });
+    tight.into_iter().chain(cards).chain(going_on).chain(rest).collect()
 }

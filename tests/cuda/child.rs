@@ -21,6 +21,7 @@ use burn::train::renderer::{
 };
 use burn::train::{ClassificationOutput, InferenceStep, SupervisedTraining, TrainStep};
 use cubecl_runtime::config::cache::CacheConfig;
+use cubecl_runtime::config::memory::PersistentMemory;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 use firebox::{Budget, Bytes, DeviceMemory, FitError, LastState, Lazy, Learner, TrainError};
 use firebox_blank::Books;
@@ -84,6 +85,10 @@ pub struct Job {
     pub validates: bool,
     /// Where checkpoints are written, if they are.
     pub folder: Option<PathBuf>,
+    /// The epoch whose checkpoint training goes on from.
+    pub goes_on_from: Option<usize>,
+    /// Whether CubeCL is configured to have pages of an exact size.
+    pub exact_pages: bool,
     /// The bytes of the tensors that the program keeps on the device.
     pub keeps: Bytes,
     /// Where compiled kernels and the tuner's choices are kept.
@@ -108,6 +113,8 @@ impl Job {
             workers: 2,
             validates: false,
             folder: None,
+            goes_on_from: None,
+            exact_pages: true,
             keeps: Bytes::ZERO,
             kernels,
             samples: None,
@@ -130,6 +137,9 @@ impl Job {
         let mut config = CubeClRuntimeConfig::from_current_dir();
         config.compilation.cache = Some(CacheConfig::File(self.kernels.clone()));
         config.autotune.cache = CacheConfig::File(self.kernels.clone());
+        if !self.exact_pages {
+            config.memory.persistent_memory = PersistentMemory::Disabled;
+        }
         CubeClRuntimeConfig::set(config);
         SAMPLES.store(self.samples.unwrap_or(usize::MAX), Relaxed);
         let ended = match self.pools {
@@ -236,6 +246,9 @@ impl Job {
         if self.folder.is_some() {
             training = training.with_file_checkpointer(CompactRecorder::new());
         }
+        if let Some(epoch) = self.goes_on_from {
+            training = training.checkpoint(epoch);
+        }
         let budget = self.memory.map_or(Budget::free(), Budget::Bytes);
         let mut builder = Learner::builder().auto_batch().memory(budget).quiet();
         if let Some(items) = self.micro_batch {
@@ -285,6 +298,7 @@ impl Ended {
             TrainError::Nvidia(_) => "Nvidia",
             TrainError::Plan { .. } => "Plan",
             TrainError::NoPlace { .. } => "NoPlace",
+            TrainError::NoExactPages => "NoExactPages",
             _ => "other",
         };
         let state = state.map(|LastState { epoch, iteration, .. }| (epoch, iteration));

@@ -6,7 +6,7 @@ use std::process::Command;
 use firebox_blank::{Fault, Settings};
 use libtest_mimic::{Failed, Trial};
 
-use crate::child::Job;
+use crate::child::{Job, Pools};
 use crate::trial::{CARD, LIMIT, ensure, only, run_with, test};
 
 /// Trains on a machine on which something is missing, and expects an error with these words.
@@ -20,6 +20,18 @@ fn check(
     let left = run_with(&settings, &job, LIMIT, break_it)?;
     let (kind, said) = left.error()?;
     let is_said = kind == "Nvidia" && words.iter().all(|word| said.contains(word));
+    ensure(is_said, || left.complaint(&format!("{kind}: {said}")))?;
+    ensure(left.peak().get() == 0, || left.complaint("something was allocated"))
+}
+
+/// CubeCL's configuration takes from our pool what it asks its pages with.
+fn without_exact_pages() -> Result<(), Failed> {
+    let kernels = tempfile::tempdir()?;
+    let job = Job::new("mlp", 64, kernels.path().to_owned());
+    let job = Job { pools: Pools::Ours, exact_pages: false, ..job };
+    let left = run_with(&only(CARD), &job, LIMIT, nothing)?;
+    let (kind, said) = left.error()?;
+    let is_said = kind == "NoExactPages" && said.contains("persistent_memory");
     ensure(is_said, || left.complaint(&format!("{kind}: {said}")))?;
     ensure(left.peak().get() == 0, || left.complaint("something was allocated"))
 }
@@ -39,6 +51,7 @@ fn without(library: &'static [&'static str]) -> impl Fn(&Path) {
 pub fn tests() -> Vec<Trial> {
     let machine = || only(CARD);
     vec![
+        test("without_exact_pages_our_pool_is_an_error", without_exact_pages),
         test("without_a_driver_there_is_an_error", move || {
             let gone = |_: &mut Command, folder: &Path| {
                 without(&["libcuda.so", "libcuda.so.1"])(folder);

@@ -1,6 +1,7 @@
 //! A pool of our own on a real device: the same values as on burn's backend, wherever buffers lie. Without a Vulkan device each
 //! test prints one line that says what was not run.
 
+mod devices;
 mod moves;
 
 #[path = "../zoo/mod.rs"]
@@ -12,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::{Autodiff, Vulkan};
 use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::AdamConfig;
@@ -83,12 +85,30 @@ where
         + 'static,
     V: Zoo<B::InnerBackend> + InferenceStep<Input = <V as Zoo<B::InnerBackend>>::Batch> + 'static,
 {
-    let device = Default::default();
-    B::seed(&device, SEED);
+    let model = fitted::<B, M, V>(&Default::default(), micro_batch, Numbered::<M>::new());
+    bits::<B::InnerBackend, _>(&model)
+}
+
+/// The same on one of several devices, with batches that somebody makes. Gives the model.
+fn fitted<B, M, V>(
+    device: &B::Device,
+    micro_batch: Option<usize>,
+    batches: impl Batcher<B, usize, <M as Zoo<B>>::Batch> + Clone + 'static,
+) -> V
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    M: Zoo<B>
+        + TrainStep<Input = <M as Zoo<B>>::Batch>
+        + AutodiffModule<B, InnerModule = V>
+        + fmt::Display
+        + 'static,
+    V: Zoo<B::InnerBackend> + InferenceStep<Input = <V as Zoo<B::InnerBackend>>::Batch> + 'static,
+{
+    B::seed(device, SEED);
     let folder = tempfile::tempdir().expect("there is room for a folder");
     let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
-    let train =
-        DataLoaderBuilder::<B, _, _>::new(Numbered::<M>::new()).batch_size(6).build(numbers(16));
+    let train = DataLoaderBuilder::<B, _, _>::new(batches).batch_size(6).build(numbers(16));
     let valid = DataLoaderBuilder::<B::InnerBackend, _, _>::new(Numbered::<V>::new())
         .batch_size(6)
         .build(numbers(8));
@@ -97,9 +117,8 @@ where
     if let Some(items) = micro_batch {
         builder = builder.micro_batch(items);
     }
-    let learner = builder.build(M::new(&device), AdamConfig::new().init(), 1e-2);
-    let fitted = learner.fit(training).expect("it fits");
-    bits::<B::InnerBackend, _>(&fitted.model)
+    let learner = builder.build(M::new(device), AdamConfig::new().init(), 1e-2);
+    learner.fit(training).expect("it fits").model
 }
 
 macro_rules! models {

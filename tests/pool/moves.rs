@@ -41,7 +41,7 @@ fn values_stay_when_buffers_are_moved() {
     let Some(still) = trained(|| ()) else { return };
     let moved = trained(|| {
         let control = Control::<WgpuRuntime>::of(&Default::default());
-        control.begin(StreamId::current(), u64::MAX);
+        control.begin(StreamId::current(), u64::MAX, u64::MAX);
         let pages = Pages { lasting: 3 << 20, step: 5 << 20, small: 1 << 20, beside: 0 };
         control.prepare(pages).expect("there is memory");
         assert_eq!(control.memory().reserved, pages.total());
@@ -61,7 +61,7 @@ fn what_outlives_training_is_all_that_is_held_behind_it() {
     let control = Control::<WgpuRuntime>::of(&device);
     let kept = Tensor::<B, 1, Int>::arange(0..100_000, &device).float();
     B::sync(&device).expect("the device is healthy");
-    control.begin(StreamId::current(), u64::MAX);
+    control.begin(StreamId::current(), u64::MAX, u64::MAX);
     control
         .prepare(Pages { lasting: 1 << 20, step: 8 << 20, ..Pages::default() })
         .expect("there is memory");
@@ -92,14 +92,65 @@ fn no_place_is_an_error_that_tells_the_sizes() {
     let _alone = alone();
     let Some(device) = device() else { return };
     let control = Control::<WgpuRuntime>::of(&device);
-    control.begin(StreamId::current(), 4 << 20);
+    control.begin(StreamId::current(), 4 << 20, u64::MAX);
     let refused = Tensor::<B, 1>::zeros([4 << 20], &device).add_scalar(1.0);
     let error = B::sync(&device).expect_err("16 MiB do not fit into 4").to_string();
     assert!(error.contains("16777216 bytes") && error.contains("4194304"), "{error}");
-    // Once the error is taken, what fits runs.
+    // Nobody takes it from the training thread, and nothing runs.
+    let other = std::thread::spawn(move || B::sync(&Default::default()).is_err());
+    assert!(other.join().expect("it asks"));
+    let error = B::sync(&device).expect_err("it is still so").to_string();
+    assert!(error.contains("16777216 bytes"), "{error}");
+    // Once training has ended, what fits runs.
+    control.end();
     drop(refused);
     B::sync(&device).expect("nothing is wrong any more");
     let fits = Tensor::<B, 1>::ones([1 << 18], &device).sum().into_scalar();
     assert_eq!(fits, (1 << 18) as f32);
+}
+
+#[test]
+fn pages_have_no_more_bytes_than_the_device_allows() {
+    let _alone = alone();
+    let Some(still) = trained(|| ()) else { return };
+    let moved = trained(|| {
+        let control = Control::<WgpuRuntime>::of(&Default::default());
+        control.begin(StreamId::current(), u64::MAX, 1 << 20);
+        let pages = Pages { lasting: 5 << 19, step: 9 << 18, small: 1 << 20, beside: 0 };
+        control.prepare(pages).expect("there is memory");
+        assert_eq!(control.memory().reserved, pages.total());
+        // A region that is full takes another page, of the size of the buffer.
+        let large = Tensor::<B, 1>::ones([1 << 20], &Default::default());
+        assert_eq!(large.sum().into_scalar(), (1 << 20) as f32);
+    });
+    Control::<WgpuRuntime>::of(&Default::default()).end();
+    assert_eq!(Some(still), moved);
+}
+
+#[test]
+fn small_buffers_that_lie_on_pages_for_others_move_with_them() {
+    let _alone = alone();
+    let Some(device) = device() else { return };
+    let control = Control::<WgpuRuntime>::of(&device);
+    control.begin(StreamId::current(), 5 << 20, u64::MAX);
+    let pages = Pages { lasting: 0, step: 4 << 20, small: 64 << 10, beside: 0 };
+    control.prepare(pages).expect("there is memory");
+    // More small ones than their page has room for, and no room for another page.
+    let small: Vec<_> =
+        (0..20).map(|number| Tensor::<B, 1>::full([5_000], number as f32, &device)).collect();
+    B::sync(&device).expect("they lie on the page of steps");
+    assert_eq!(control.memory().reserved, pages.total());
+    let larger = Pages { step: 4 << 20, small: 512 << 10, ..pages };
+    control.prepare(larger).expect("there is memory");
+    let shrunk = Pages { step: 3 << 20, ..larger };
+    control.prepare(shrunk).expect("there is memory");
+    assert_eq!(
+        control.memory().reserved,
+        shrunk.total(),
+        "no page stays for a buffer of another region"
+    );
+    for (number, tensor) in small.into_iter().enumerate() {
+        assert_eq!(tensor.sum().into_scalar(), 5_000.0 * number as f32);
+    }
     control.end();
 }

@@ -33,6 +33,12 @@ pub trait Zoo<B: Backend>: Module<B> {
 /// Makes batches of the model `M` out of the numbers of their items.
 pub struct Numbered<M>(PhantomData<fn() -> M>);
 
+impl<M> Clone for Numbered<M> {
+    fn clone(&self) -> Self {
+        Self(PhantomData)
+    }
+}
+
 impl<M> Numbered<M> {
     pub fn new() -> Self {
         Self(PhantomData)

@@ -17,6 +17,7 @@ use crate::execute::{execute, is_drain, is_settle, upload};
 use crate::model::{Dry, MOST_REPLAYS, Replay, ReplayError};
 use crate::program::{Begin, End, Leftovers, Program, Templates};
 use crate::runtime::DryRuntime;
+use crate::target::Target;
 use crate::twin::DryTwin;
 use crate::usage::Usage;
 
@@ -76,11 +77,12 @@ impl<B: DryTwin> Dry<B> {
     ) -> Lived {
         let pool = B::pool(device).expect("the twin has a pool");
         pool.measure();
-        pool.begin(STREAM, u64::MAX);
+        pool.begin(STREAM, u64::MAX, B::Target::largest_page(self.properties()));
         let monitor = Monitor::of(device);
         let runner = Runner::<B::Twin>::new(device.clone());
         let mut left = Leftovers::default();
         let mut rounds = Vec::new();
+        let has_stepped = trace.steps.iter().any(|step| step.is_mark(Step::STEPPED_BEFORE));
         let (mut baseline, mut timeline) = (Bytes::ZERO, Vec::new());
         let (mut high, mut most_in_use) = (Pages::default(), 0);
         for round in 0..ROUNDS {
@@ -90,8 +92,8 @@ impl<B: DryTwin> Dry<B> {
             (baseline, timeline, left) = passed;
             rounds.push(monitor.calls() - before);
             let mut of_round = pool.high();
-            if round == 0 && has_state(trace) {
-                // Uploaded, a tensor is laid out otherwise than a step does it, and steps have been before.
+            if round == 0 && has_stepped {
+                // Uploaded, a tensor is laid out otherwise than a step does it.
                 of_round.lasting = 0;
             }
             high = high.max(of_round);
@@ -196,12 +198,6 @@ fn pass<B: DryTwin>(
     pool.enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
     (baseline, timeline, left)
-}
-
-/// Whether the optimizer has a state before the trace.
-fn has_state(trace: &Trace) -> bool {
-    let category = |tensor| trace.tensor(tensor).label.as_deref().map(|label| label.category);
-    trace.existing().any(|tensor| category(tensor) == Some(Category::OptimizerState))
 }
 
 /// Whether a tensor that exists before a step was there before training, or is kept from step to step.

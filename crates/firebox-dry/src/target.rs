@@ -44,6 +44,11 @@ pub trait Target:
     /// Whether a kernel can be given no more than the largest page at once, wherever its buffers lie.
     const LIMITS_BINDINGS: bool;
 
+    /// The bytes of one page of a pool of ours, at most: those of a binding, which every buffer may have.
+    fn largest_page(properties: &DeviceProperties) -> u64 {
+        if Self::LIMITS_BINDINGS { properties.memory.max_page_size } else { u64::MAX }
+    }
+
     /// Whether runs of one program were found to take a page for small buffers more or less, so that a replay asks whether there is
     /// room for one more.
     const SMALL_PAGE_VARIES: bool;

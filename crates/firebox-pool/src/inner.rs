@@ -1,6 +1,7 @@
 //! The runtime below: its server, which owns the device, and how pages are asked of it.
 
 use std::any::{Any, TypeId};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -80,6 +81,7 @@ impl<R: Runtime> Inner<R> {
         let memory = ManagedMemoryHandle::new();
         let (stream, asked) = (self.stream, memory.clone());
         let opened = self.server.submit_blocking(move |server| {
+            let _opens = Opens::begin();
             server.allocation_mode(MemoryAllocationMode::Persistent, stream);
             server.initialize_memory(asked, size, stream);
             server.allocation_mode(MemoryAllocationMode::Auto, stream);
@@ -99,6 +101,32 @@ impl<R: Runtime> Inner<R> {
         let stream = self.stream;
         self.server.submit(move |server| server.memory_cleanup(stream));
     }
+}
+
+thread_local! {
+    static OPENS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While this lives, the thread asks for a page.
+struct Opens;
+
+impl Opens {
+    fn begin() -> Self {
+        OPENS.set(true);
+        Self
+    }
+}
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        OPENS.set(false);
+    }
+}
+
+/// Whether this thread, of a device, is asking for a page. CubeCL's servers panic where the driver refuses it; that is an answer, which
+/// whoever has asked knows what to do with. For panic hooks.
+pub fn opens_a_page() -> bool {
+    OPENS.try_with(Cell::get).unwrap_or(false)
 }
 
 /// Whether pages of an exact size can be had: not if CubeCL's configuration switches that mode off.

@@ -17,13 +17,15 @@ mod id;
 mod inner;
 mod pool;
 mod prepare;
+mod refusal;
 mod runtime;
 mod server;
 mod space;
 mod transfer;
 
-pub use inner::has_exact_pages;
+pub use inner::{has_exact_pages, opens_a_page};
 pub use pool::{Holder, Lifted, Needed, PageId, Pages, Place, Pool, PoolMemory, Region, SMALL};
+pub use refusal::{NoPlace, Why};
 pub use runtime::{Control, Pooled};
-pub use server::{Layout, NoPlace, PoolInfo, PoolServer, Why};
+pub use server::{Layout, PoolInfo, PoolServer};
 pub use space::{Fit, Space};

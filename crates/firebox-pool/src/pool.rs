@@ -317,14 +317,15 @@ impl<H: Holder> Pool<H> {
         self.by_id.get(&id).map(|at| self.slots[*at].place)
     }
 
-    /// Takes the buffers of some regions off their pages, in the order in which they are put back: the largest first, and the older
-    /// of two that are as large. Their pages are empty then.
+    /// Takes the buffers of some regions off their pages, and others off the pages of these regions, in the order in which they are put
+    /// back: the largest first, and the older of two that are as large. The pages are empty then.
     pub fn lift(&mut self, regions: &[Region]) -> Vec<Lifted<H>> {
         self.collect();
         let mut lifted = Vec::new();
         let mut at = 0;
         while at < self.slots.len() {
-            if !regions.contains(&self.slots[at].region) {
+            let Slot { region, place, .. } = &self.slots[at];
+            if !regions.contains(region) && !regions.contains(&self.pages[&place.page].region) {
                 at += 1;
                 continue;
             }
@@ -363,13 +364,24 @@ impl<H: Holder> Pool<H> {
         closed
     }
 
-    /// What was ever used of the pages of each region.
+    /// The bytes that each region has to have: what was ever used of its last page, and all before it, which were full.
     pub fn high(&self) -> Pages {
         let mut high = Pages::default();
-        for page in self.pages.values() {
-            *high.of_mut(page.region) += page.space.high();
+        for region in Region::ALL {
+            let mut pages = self.pages.values().filter(|page| page.region == region).rev();
+            let last = pages.next().map_or(0, |page| page.space.high());
+            *high.of_mut(region) = last + pages.map(|page| page.space.size()).sum::<u64>();
         }
         high
+    }
+
+    /// The bytes of the buffers of less than [`SMALL`] bytes, and of all others.
+    pub fn in_use_by_size(&self) -> [u64; 2] {
+        let of = |is_small: bool| {
+            let sizes = self.slots.iter().map(|slot| slot.place.size);
+            sizes.filter(|size| (*size < SMALL) == is_small).sum()
+        };
+        [of(true), of(false)]
     }
 
     /// Forgets what was used before.

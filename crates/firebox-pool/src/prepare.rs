@@ -6,13 +6,12 @@ use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::ServerError;
 
 use crate::pool::{Lifted, Needed, PageId, Pages, Place, Pool, PoolMemory, Region, SMALL};
-use crate::server::{Buffer, Course, NoPlace, PoolServer};
+use crate::refusal::{NoPlace, Refusals, Why};
+use crate::server::{Buffer, Course, PoolServer};
 use crate::space::Fit;
 
 /// A buffer that is moved, and what it holds.
 type Moved = (Lifted<Buffer>, Result<Bytes, ServerError>);
-/// The place of one that has kept it, and what it holds.
-type Kept = (Place, Result<Bytes, ServerError>);
 
 impl<R: Runtime> PoolServer<R> {
     /// Only finds out from now on which pages are needed. Forgets all buffers and pages.
@@ -21,7 +20,7 @@ impl<R: Runtime> PoolServer<R> {
         self.pages.clear();
         self.measures = true;
         self.course = None;
-        self.refused = None;
+        self.refusals = Refusals::default();
     }
 
     pub(crate) fn memory(&mut self) -> PoolMemory {
@@ -38,10 +37,18 @@ impl<R: Runtime> PoolServer<R> {
         self.pool.forget_high();
     }
 
-    /// From now on one thread trains, and all pages together have no more than `limit` bytes.
-    pub(crate) fn begin(&mut self, stream: StreamId, limit: u64) {
-        let region = self.course.map_or(Region::Step, |course| course.region);
-        self.course = Some(Course { stream: stream.value, region, limit });
+    /// From now on one thread trains, all pages together have no more than `limit` bytes, and none has more than `largest_page`.
+    pub(crate) fn begin(&mut self, stream: StreamId, limit: u64, largest_page: u64) {
+        // A device has places at multiples of its alignment only.
+        let largest_page =
+            largest_page - largest_page % self.utilities.properties.memory.alignment.max(1);
+        let begun = self.course.map(|course| (course.region, course.is_prepared));
+        if begun.is_none() {
+            self.refusals = Refusals::default();
+        }
+        let (region, is_prepared) = begun.unwrap_or((Region::Step, false));
+        self.course =
+            Some(Course { stream: stream.value, region, limit, largest_page, is_prepared });
     }
 
     /// What the training thread's buffers are for from now on.
@@ -54,6 +61,7 @@ impl<R: Runtime> PoolServer<R> {
     /// Training is over: gives pages back that nothing lies on.
     pub(crate) fn end(&mut self) {
         self.course = None;
+        self.refusals = Refusals::default();
         for region in Region::ALL {
             self.release(region);
         }
@@ -72,25 +80,24 @@ impl<R: Runtime> PoolServer<R> {
         let lifted = self.pool.lift(regions);
         for region in regions {
             self.close(Some(*region));
-            self.pool.open(*region, u64::MAX);
         }
         for buffer in lifted {
-            let (region, size) = (home(buffer.region, buffer.place.size), buffer.place.size);
-            drop(self.pool.place(buffer.id, buffer.holder, size, region));
+            // Pages that are only measured have no end.
+            let _place = self.put(buffer);
         }
         self.pool.forget_high();
     }
 
-    /// Has one page of the size that is asked for in each region, or of what lies there if that is more, and moves what lies on
-    /// others there.
+    /// Has pages of the bytes that are asked for in each region, or of what lies there if that is more, and moves what lies on others
+    /// there. The first time in a training, all that is there is moved.
     ///
     /// What is moved goes through the host's memory, so that old and new pages are never there at once.
     pub(crate) fn prepare(&mut self, pages: Pages) -> Result<(), NoPlace> {
         self.close(None);
+        let is_prepared = self.course.is_none_or(|course| course.is_prepared);
         let is_there = |region: &Region| {
             let open: Vec<u64> = self.pool.pages_of(*region).map(|(_, size)| size).collect();
-            let asked = self.pool.taken_by(pages.of(*region));
-            open.is_empty() && asked == 0 || matches!(open[..], [size] if size == asked)
+            open == self.sizes(pages.of(*region)) && (is_prepared || open.is_empty())
         };
         let moves: Vec<Region> =
             Region::ALL.into_iter().filter(|region| !is_there(region)).collect();
@@ -101,78 +108,116 @@ impl<R: Runtime> PoolServer<R> {
             let bytes = self.read_place(buffer.place);
             lifted.push((buffer, bytes));
         }
-        let mut result = Ok(());
-        let mut kept = Vec::new();
         for region in &moves {
             self.release(*region);
             self.close(Some(*region));
         }
-        for region in Region::ALL {
-            let here = |lifted: &&(Lifted<Buffer>, _)| {
-                home(lifted.0.region, lifted.0.place.size) == region
-            };
+        let mut result = Ok(());
+        let mut step = None;
+        for region in &moves {
+            let here = |(buffer, _): &&Moved| home(buffer.region, buffer.place.size) == *region;
             let needed: u64 = lifted.iter().filter(here).map(|(buffer, _)| buffer.place.size).sum();
-            let size = self.pool.taken_by(pages.of(region)).max(needed);
-            if size == 0 || !moves.contains(&region) {
-                continue;
-            }
-            match self.open(Needed { region, size }, size) {
-                Ok(page) => {
-                    self.pool.stays(page, true);
-                    if region == Region::Step && keeps {
-                        (lifted, kept) = self.keep_places(page, lifted);
+            for size in self.sizes(pages.of(*region).max(needed)) {
+                match self.open(Needed { region: *region, size }, size) {
+                    Ok(page) => {
+                        self.pool.stays(page, true);
+                        step = step.or((*region == Region::Step && keeps).then_some(page));
                     }
+                    Err(error) => result = result.and(Err(error)),
                 }
-                Err(error) => result = result.and(Err(error)),
             }
         }
-        for (place, bytes) in kept {
-            self.write_moved(Some(place), bytes);
+        if let Some(page) = step {
+            lifted = self.keep_places(page, lifted);
         }
         for (buffer, bytes) in lifted {
-            self.put_back(buffer, bytes);
+            if let Err(lost) = self.put_back(buffer, bytes) {
+                result = Err(lost);
+            }
+        }
+        if let Some(course) = &mut self.course {
+            course.is_prepared = result.is_ok();
         }
         result
     }
 
-    /// Puts the buffers of steps back on a page of another size, at the places where they were. Gives the others, and these.
-    fn keep_places(&mut self, page: PageId, lifted: Vec<Moved>) -> (Vec<Moved>, Vec<Kept>) {
-        let (mut others, mut kept) = (Vec::new(), Vec::new());
+    /// The sizes of the pages of a region with so many bytes.
+    fn sizes(&self, bytes: u64) -> Vec<u64> {
+        let largest = self.course.map_or(u64::MAX, |course| course.largest_page);
+        let (mut left, mut sizes) = (self.pool.taken_by(bytes), Vec::new());
+        while left > largest {
+            sizes.push(largest);
+            left -= largest;
+        }
+        sizes.extend((left > 0).then_some(left));
+        sizes
+    }
+
+    /// Puts the buffers of steps back on a page of another size, at the places where they were. Gives the others.
+    fn keep_places(&mut self, page: PageId, lifted: Vec<Moved>) -> Vec<Moved> {
+        let mut others = Vec::new();
         for (buffer, bytes) in lifted {
             if home(buffer.region, buffer.place.size) != Region::Step {
                 others.push((buffer, bytes));
                 continue;
             }
             match self.pool.place_at(page, buffer) {
-                Ok(place) => kept.push((place, bytes)),
+                Ok(place) => self.write_moved(place, bytes),
                 Err(buffer) => others.push((buffer, bytes)),
             }
         }
-        (others, kept)
+        others
     }
 
-    /// Gives a buffer a place again, on a page of its own if there is none.
-    fn put_back(&mut self, buffer: Lifted<Buffer>, bytes: Result<Bytes, ServerError>) {
+    /// Gives a buffer a place again, where there is one: what was there stays there, beyond the limit if it has to.
+    fn put_back(
+        &mut self,
+        buffer: Lifted<Buffer>,
+        bytes: Result<Bytes, ServerError>,
+    ) -> Result<(), NoPlace> {
+        let place = self.put(buffer)?;
+        self.write_moved(place, bytes);
+        Ok(())
+    }
+
+    fn put(&mut self, buffer: Lifted<Buffer>) -> Result<Place, NoPlace> {
         let Lifted { id, holder, region, place: Place { size, .. } } = buffer;
         let region = home(region, size);
-        let place = match self.pool.place(id, holder, size, region) {
-            Ok(place) => Some(place),
-            Err((holder, needed)) => match self.open(needed, size) {
-                Ok(_) => self.pool.place(id, holder, size, region).ok(),
-                Err(_) => None,
-            },
+        let (holder, needed) = match self.pool.place(id, holder, size, region) {
+            Ok(place) => return Ok(place),
+            Err(missing) => missing,
         };
-        self.write_moved(place, bytes);
+        let opened = match self.open(needed, size) {
+            Err(_) if !self.pool.has_room(size) => self.open_beyond(needed, size),
+            opened => opened.map(drop),
+        };
+        let place = self.pool.place_anywhere(id, holder, size, region);
+        match (place, opened) {
+            (Some(place), _) => Ok(place),
+            (None, opened) => {
+                let page = needed.size;
+                let lost =
+                    opened.err().unwrap_or_else(|| self.no_place(needed, size, Why::Lost { page }));
+                Err(NoPlace { why: Why::Lost { page }, ..lost })
+            }
+        }
     }
 
-    fn write_moved(&mut self, place: Option<Place>, bytes: Result<Bytes, ServerError>) {
-        match (place, bytes) {
-            (Some(place), Ok(bytes)) => self.write_place(place, bytes),
-            (_, Err(error)) => log::error!("a buffer was lost when it was moved: {error}"),
-            (None, Ok(bytes)) => {
-                let size = bytes.len();
-                log::error!("a buffer of {size} bytes was lost when it was moved: it has no place");
-            }
+    /// Opens a page whatever the limit is.
+    fn open_beyond(&mut self, needed: Needed, size: u64) -> Result<(), NoPlace> {
+        let limit =
+            self.course.as_mut().map(|course| std::mem::replace(&mut course.limit, u64::MAX));
+        let opened = self.open(needed, size);
+        if let (Some(course), Some(limit)) = (&mut self.course, limit) {
+            course.limit = limit;
+        }
+        opened.map(drop)
+    }
+
+    fn write_moved(&mut self, place: Place, bytes: Result<Bytes, ServerError>) {
+        match bytes {
+            Ok(bytes) => self.write_place(place, bytes),
+            Err(error) => log::error!("a buffer was lost when it was moved: {error}"),
         }
     }
 }

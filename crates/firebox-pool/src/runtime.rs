@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use cubecl::ir::TargetProperties;
+use cubecl::ir::{DeviceProperties, TargetProperties};
 use cubecl::zspace::{Shape, Strides};
 use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::device_handle::DeviceHandle;
@@ -14,7 +14,8 @@ use cubecl_runtime::runtime::Runtime;
 
 use crate::inner::Inner;
 use crate::pool::{Pages, PoolMemory, Region};
-use crate::server::{NoPlace, PoolInfo, PoolServer};
+use crate::refusal::NoPlace;
+use crate::server::{PoolInfo, PoolServer};
 
 /// The runtime `R` with a pool of its own in place of CubeCL's.
 ///
@@ -122,9 +123,23 @@ impl<R: Runtime> Control<R> {
         self.ask(PoolServer::forget_high);
     }
 
-    /// From now on the thread of `stream` trains, and all pages together have no more than `limit` bytes.
-    pub fn begin(&self, stream: StreamId, limit: u64) {
-        self.ask(|server| server.begin(stream, limit));
+    /// From now on the thread of `stream` trains, all pages together have no more than `limit` bytes, and each has no more than
+    /// `largest_page`.
+    pub fn begin(&self, stream: StreamId, limit: u64, largest_page: u64) {
+        self.ask(|server| server.begin(stream, limit, largest_page));
+    }
+
+    /// What is known of the device.
+    pub fn properties(&self) -> DeviceProperties {
+        self.ask(|server| server.utilities.properties.clone())
+    }
+
+    /// The bytes of the buffers of less than [`SMALL`](crate::SMALL) bytes, and of all others.
+    pub fn in_use_by_size(&self) -> [u64; 2] {
+        self.ask(|server| {
+            server.pool.collect();
+            server.pool.in_use_by_size()
+        })
     }
 
     /// What the buffers of the training thread are for from now on.
@@ -137,12 +152,12 @@ impl<R: Runtime> Control<R> {
         self.ask(|server| server.settle(regions));
     }
 
-    /// Has one page of at least these sizes for each region but [`Region::Beside`], and moves what lies on others there, through the
-    /// host's memory.
+    /// Has pages of at least these bytes for each region, and moves what lies on others there, through the host's memory.
     ///
     /// # Errors
     ///
-    /// A page that the device refuses, or that would exceed the limit. What was there is there still.
+    /// A page that the device refuses, or that would exceed the limit. What was there is there still, unless the error says that the
+    /// device had no memory left for it ([`Why::Lost`](crate::Why::Lost)).
     pub fn prepare(&self, pages: Pages) -> Result<(), NoPlace> {
         self.ask(|server| server.prepare(pages))
     }

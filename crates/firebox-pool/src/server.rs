@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use cubecl_common::backtrace::BackTrace;
 use cubecl_common::bytes::Bytes;
 use cubecl_common::device::{DeviceId, DeviceService, DeviceServiceStage, ServerUtilitiesHandle};
 use cubecl_common::device_handle::DeviceHandle;
@@ -29,6 +28,7 @@ use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 use crate::id::number_of;
 use crate::inner::{Inner, Page};
 use crate::pool::{Holder, Needed, PageId, Place, Pool, PoolMemory, Region, SMALL};
+use crate::refusal::{NoPlace, Refusals, Why, gone, no_buffer};
 use crate::space::Fit;
 
 /// The one clone of a buffer's handle that the server keeps. A second would end work in place: CubeCL counts them.
@@ -40,42 +40,6 @@ impl Holder for Buffer {
     }
 }
 
-/// A buffer found no place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "no place for a buffer of {size} bytes: the longest piece that is free on the pages for it has {largest_gap} bytes, \
-     {in_use} of {reserved} bytes are in use, and {why}"
-)]
-pub struct NoPlace {
-    /// The bytes that were asked for.
-    pub size: u64,
-    /// The longest piece that is free on the pages of the region.
-    pub largest_gap: u64,
-    /// The bytes of all buffers.
-    pub in_use: u64,
-    /// The bytes of all pages.
-    pub reserved: u64,
-    /// Why no page was opened for it.
-    pub why: Why,
-}
-
-/// Why no page was opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Why {
-    /// All pages together must not be larger.
-    #[error("another page would exceed {limit} bytes")]
-    Limit {
-        /// The bytes of all pages, at most.
-        limit: u64,
-    },
-    /// The device has no more memory.
-    #[error("the device refused a page of {page} bytes")]
-    Refused {
-        /// The bytes of the page.
-        page: u64,
-    },
-}
-
 /// Training in progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Course {
@@ -85,6 +49,10 @@ pub(crate) struct Course {
     pub(crate) region: Region,
     /// The bytes of all pages, at most.
     pub(crate) limit: u64,
+    /// The bytes of one page, at most.
+    pub(crate) largest_page: u64,
+    /// Whether it has pages of its own.
+    pub(crate) is_prepared: bool,
 }
 
 /// The server of a [`Pooled`](crate::Pooled) runtime.
@@ -97,8 +65,8 @@ pub struct PoolServer<R: Runtime> {
     /// Whether it only finds out which pages are needed, for a server below that needs no memory.
     pub(crate) measures: bool,
     pub(crate) course: Option<Course>,
-    /// Why nothing is run until somebody takes the error.
-    pub(crate) refused: Option<NoPlace>,
+    /// Why nothing is run, if that is so.
+    pub(crate) refusals: Refusals,
     pub(crate) utilities: Arc<ServerUtilities<Self>>,
 }
 
@@ -153,7 +121,7 @@ impl<R: Runtime> DeviceService for PoolServer<R> {
             pages: HashMap::new(),
             measures: false,
             course: None,
-            refused: None,
+            refusals: Refusals::default(),
             utilities,
         }
     }
@@ -197,7 +165,7 @@ impl<R: Runtime> PoolServer<R> {
             && !self.pool.has_room(size)
         {
             log::error!("{no_place}");
-            self.refused.get_or_insert(no_place);
+            self.refusals.add(no_place);
             return;
         }
         let placed = self.pool.place_anywhere(id, buffer, size, region);
@@ -207,7 +175,8 @@ impl<R: Runtime> PoolServer<R> {
     /// Opens a page for a buffer of `size` bytes.
     pub(crate) fn open(&mut self, needed: Needed, size: u64) -> Result<PageId, NoPlace> {
         if self.measures {
-            return Ok(self.pool.open(needed.region, u64::MAX));
+            let largest = self.course.map_or(u64::MAX, |course| course.largest_page);
+            return Ok(self.pool.open(needed.region, largest.max(needed.size)));
         }
         let limit = self.course.map_or(u64::MAX, |course| course.limit);
         if self.pool.memory().reserved.saturating_add(needed.size) > limit {
@@ -228,7 +197,7 @@ impl<R: Runtime> PoolServer<R> {
         Ok(id)
     }
 
-    fn no_place(&self, needed: Needed, size: u64, why: Why) -> NoPlace {
+    pub(crate) fn no_place(&self, needed: Needed, size: u64, why: Why) -> NoPlace {
         let PoolMemory { in_use, reserved, .. } = self.pool.memory();
         NoPlace { size, largest_gap: self.pool.largest_gap(needed.region), in_use, reserved, why }
     }
@@ -281,10 +250,14 @@ impl<R: Runtime> PoolServer<R> {
         Ok((count, KernelArguments { buffers, info, tensor_maps }))
     }
 
-    fn take_error(&mut self) -> Result<(), ServerError> {
-        match self.refused.take() {
-            Some(no_place) => Err(error(no_place.to_string())),
-            None => Ok(()),
+    fn tell_refusals(&mut self) -> Result<(), ServerError> {
+        self.refusals.tell(self.course.is_some())
+    }
+
+    /// Something is left out, because one of its buffers has no place.
+    fn leave_out(&mut self, what: &str, why: &IoError) {
+        if !self.refusals.recur() {
+            log::error!("{what} is left out: {why}");
         }
     }
 
@@ -308,21 +281,6 @@ impl<R: Runtime> PoolServer<R> {
 
 fn flat(handle: Binding, size: u64) -> CopyDescriptor {
     CopyDescriptor { handle, shape: [size as usize].into(), strides: [1].into(), elem_size: 1 }
-}
-
-fn no_buffer() -> IoError {
-    IoError::NotFound {
-        backtrace: BackTrace::capture(),
-        reason: "the buffer has no place, because there was none left when it was asked for".into(),
-    }
-}
-
-pub(crate) fn error(reason: String) -> ServerError {
-    ServerError::Generic { reason, backtrace: BackTrace::capture() }
-}
-
-fn gone() -> ServerError {
-    error("the thread of the device panicked".into())
 }
 
 impl<R: Runtime> ComputeServer for PoolServer<R> {
@@ -360,7 +318,7 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
         descriptors: Vec<CopyDescriptor>,
         _stream: StreamId,
     ) -> DynFut<Result<Vec<Bytes>, ServerError>> {
-        if let Err(error) = self.take_error() {
+        if let Err(error) = self.tell_refusals() {
             return Box::pin(async move { Err(error) });
         }
         let descriptors: Result<Vec<_>, _> = match self.measures {
@@ -377,7 +335,7 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
     }
 
     fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _stream: StreamId) {
-        if self.measures || self.refused.is_some() {
+        if self.measures || self.refusals.are_any() {
             return;
         }
         let translated =
@@ -387,13 +345,13 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
                 let stream = self.inner.stream;
                 self.server().submit(move |server| server.write(descriptors, stream));
             }
-            Err(error) => log::error!("nothing is written: {error}"),
+            Err(error) => self.leave_out("a tensor's data", &error),
         }
     }
 
     fn sync(&mut self, _stream: StreamId) -> DynFut<Result<(), ServerError>> {
         let stream = self.inner.stream;
-        let refused = self.take_error();
+        let refused = self.tell_refusals();
         let synced = self.server().submit_blocking(move |server| server.sync(stream));
         match (refused, synced) {
             (Ok(()), Ok(synced)) => synced,
@@ -430,7 +388,7 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
         mode: ExecutionMode,
         _stream: StreamId,
     ) {
-        if self.refused.is_some() {
+        if self.refusals.are_any() {
             return;
         }
         match self.translate_launch(count, arguments) {
@@ -440,12 +398,12 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
                     unsafe { server.launch(kernel, count, arguments, mode, stream) };
                 });
             }
-            Err(error) => log::error!("a kernel is not run: {error}"),
+            Err(error) => self.leave_out("a kernel", &error),
         }
     }
 
     fn flush(&mut self, _stream: StreamId) -> Result<(), ServerError> {
-        self.take_error()?;
+        self.tell_refusals()?;
         let stream = self.inner.stream;
         let flushed = self.server().submit_blocking(move |server| server.flush(stream));
         flushed.map_err(|_| gone())?
@@ -470,6 +428,7 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
     }
 
     fn start_profile(&mut self, _stream: StreamId) -> Result<ProfilingToken, ServerError> {
+        self.refusals.begin_profile()?;
         let stream = self.inner.stream;
         let started = self.server().submit_blocking(move |server| server.start_profile(stream));
         started.map_err(|_| gone())?
@@ -482,7 +441,10 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
     ) -> Result<ProfileDuration, ProfileError> {
         let stream = self.inner.stream;
         let ended = self.server().submit_blocking(move |server| server.end_profile(stream, token));
-        ended.map_err(|_| ProfileError::Server(Box::new(gone())))?
+        let refused = self.refusals.end_profile();
+        let ended = ended.map_err(|_| ProfileError::Server(Box::new(gone())))?;
+        refused.map_err(|error| ProfileError::Server(Box::new(error)))?;
+        ended
     }
 
     /// Places do not depend on it: what lasts is told apart by [`Region`].

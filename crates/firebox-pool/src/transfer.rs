@@ -1,7 +1,7 @@
 //! Between devices: what one sends waits on the host until the other receives it.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cubecl::ir::ElemType;
 use cubecl_common::bytes::Bytes;
@@ -14,14 +14,23 @@ use cubecl_runtime::server::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use crate::server::{PoolServer, error};
+use crate::refusal::error;
+use crate::server::PoolServer;
 
-/// How long a device waits for what another one sends. Both are asked for at once, by one thread.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a device waits for what another one sends, which has work to do before. Both are asked for at once, by one thread.
+const PATIENCE: Duration = Duration::from_secs(600);
 
-type Mail = HashMap<(DeviceId, DeviceId), VecDeque<Bytes>>;
+/// The devices that something comes from and goes to, and the thread that has asked for it.
+type Way = (DeviceId, DeviceId, StreamId);
 
-static MAIL: Mutex<Option<Mail>> = Mutex::new(None);
+/// What waits on a way: what was sent or why it could not be read, and how many of the next are waited for no more.
+#[derive(Default)]
+struct Letters {
+    sent: VecDeque<Result<Bytes, ServerError>>,
+    given_up: usize,
+}
+
+static MAIL: Mutex<Option<HashMap<Way, Letters>>> = Mutex::new(None);
 static ARRIVED: Condvar = Condvar::new();
 
 impl<R: Runtime> ServerCommunication for PoolServer<R> {
@@ -49,9 +58,14 @@ impl<R: Runtime> ServerCommunication for PoolServer<R> {
             strides: [1].into(),
             elem_size: 1,
         };
-        let bytes = block_on(self.read(vec![flat], stream))?.remove(0);
+        // What goes wrong is told to the device that waits, where it fails what is made of the bytes.
+        let bytes = block_on(self.read(vec![flat], stream)).map(|mut bytes| bytes.remove(0));
         let mut mail = MAIL.lock();
-        mail.get_or_insert_default().entry((self.device(), to)).or_default().push_back(bytes);
+        let letters = mail.get_or_insert_default().entry((self.device(), to, stream)).or_default();
+        match letters.given_up.checked_sub(1) {
+            Some(left) => letters.given_up = left,
+            None => letters.sent.push_back(bytes),
+        }
         ARRIVED.notify_all();
         Ok(())
     }
@@ -65,18 +79,24 @@ impl<R: Runtime> ServerCommunication for PoolServer<R> {
     ) -> Result<(), ServerError> {
         let size = handle.size();
         self.initialize_memory(handle.memory.clone(), size, stream);
-        let way = (from, self.device());
+        let way = (from, self.device(), stream);
+        let until = Instant::now() + PATIENCE;
         let mut mail = MAIL.lock();
         let bytes = loop {
-            let arrived = mail.get_or_insert_default().get_mut(&way).and_then(VecDeque::pop_front);
-            if let Some(bytes) = arrived {
-                break bytes;
+            let letters = mail.get_or_insert_default().entry(way).or_default();
+            if let Some(bytes) = letters.sent.pop_front() {
+                break bytes?;
             }
-            if ARRIVED.wait_for(&mut mail, PATIENCE).timed_out() {
+            if Instant::now() >= until {
+                letters.given_up += 1;
                 return Err(error(format!("{from} did not send what {} waits for", way.1)));
             }
+            ARRIVED.wait_until(&mut mail, until);
         };
         drop(mail);
+        if bytes.len() as u64 != size {
+            return Err(error(format!("{from} sent {} bytes in place of {size}", bytes.len())));
+        }
         let flat = CopyDescriptor {
             handle: handle.binding(),
             shape: [size as usize].into(),

@@ -246,6 +246,8 @@ impl Step {
     pub const OPTIMIZER_STEP: &str = "optimizer step";
     /// A mark at the end of an iteration.
     pub const ITERATION_END: &str = "end of iteration";
+    /// A mark at the begin: in this process the optimizer has stepped before, so that steps have laid out what lasts.
+    pub const STEPPED_BEFORE: &str = "stepped before";
 
     /// Whether the step is the [`Mark`](Self::Mark) of this text.
     pub fn is_mark(&self, text: &str) -> bool {

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use firebox_batch::MicroBatchError;
 use firebox_lazy::{RecordError, Survivor};
 use firebox_plan::{BudgetError, HostMemoryError, Plan, PlanError};
-use firebox_pool::NoPlace;
+use firebox_pool::{NoPlace, Why};
 use firebox_trace::{Bytes, Items};
 
 use crate::check::Coupling;
@@ -300,7 +300,11 @@ pub enum TrainError {
 impl TrainError {
     /// Whether parameters may be half computed.
     pub(crate) fn loses_the_model(&self) -> bool {
-        matches!(self, Self::DeviceFailed(failure) if failure.during == During::OptimizerStep)
+        match self {
+            Self::DeviceFailed(failure) => failure.during == During::OptimizerStep,
+            Self::NoPlace(no_place) => matches!(no_place.why, Why::Lost { .. }),
+            _ => false,
+        }
     }
 }
 

@@ -294,7 +294,7 @@ where
     ///
     /// If the batch cannot be cut, or does not fit however it is cut.
     pub fn plan(&self, batch: &M::Input) -> Result<PlanReport, TrainError> {
-        let held_for_others = make_ready::<B, M>(&self.model)?;
+        let others = make_ready::<B, M>(&self.model)?;
         let _listener = Listener::of_all();
         let splitter = &self.builder.train_splitter;
         let items = splitter.items(batch)?;
@@ -304,10 +304,10 @@ where
             optim,
             self.lr_scheduler.clone(),
         );
-        let settings = &Settings { held_for_others, ..self.builder.settings.clone() };
+        let settings = &Settings { others, ..self.builder.settings.clone() };
         let mut planner = settings.planner::<B, M>(&self.model)?;
         let pages = !planner.memory.is_on_host();
-        let course = Course { iterations: Iterations::Two, batches: 1, pages };
+        let course = Course { iterations: Iterations::Two, has_stepped: false, batches: 1, pages };
         let states = &settings.states;
         let planned = planner
             .plan(Phase::Training, Shape::of_items(items), course.iterations, |split, recorder| {
@@ -349,11 +349,10 @@ where
         self,
         training: SupervisedTraining<Components<B, LR, M, O>>,
     ) -> FitResult<B, LR, M, O> {
-        let held_for_others =
-            make_ready::<B, M>(&self.model).map_err(|cause| FitError::new(cause, None))?;
+        let others = make_ready::<B, M>(&self.model).map_err(|cause| FitError::new(cause, None))?;
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
-        let settings = Settings { held_for_others, ..settings };
+        let settings = Settings { others, ..settings };
         let states = settings.states.clone();
         let strategy = AutoBatch {
             settings,

@@ -3,15 +3,20 @@
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cubecl::Runtime;
 use cubecl_common::stream_id::StreamId;
+use firebox_dry::Target;
 use firebox_pool::{Control, NoPlace, Pages, Region};
 use firebox_trace::{Bytes, PoolPages};
+
+use crate::device::RuntimeMemory;
+use crate::ready::Others;
 
 /// The pool of a device, whichever runtime is below it.
 pub trait OwnPool: Send + Sync {
     /// As [`Control::begin`].
     fn begin(&self, stream: StreamId, limit: Bytes);
+    /// The bytes of its buffers of less than [`SMALL`](firebox_pool::SMALL) bytes.
+    fn small_in_use(&self) -> Bytes;
     /// As [`Control::enter`].
     fn enter(&self, region: Region);
     /// As [`Control::prepare`]. Gives the bytes of all pages.
@@ -24,9 +29,14 @@ pub trait OwnPool: Send + Sync {
     fn end(&self);
 }
 
-impl<R: Runtime> OwnPool for Control<R> {
+impl<R: RuntimeMemory> OwnPool for Control<R> {
     fn begin(&self, stream: StreamId, limit: Bytes) {
-        self.begin(stream, limit.get());
+        let largest_page = <R::Target as Target>::largest_page(&self.properties());
+        self.begin(stream, limit.get(), largest_page);
+    }
+
+    fn small_in_use(&self) -> Bytes {
+        Bytes::new(self.in_use_by_size()[0])
     }
 
     fn enter(&self, region: Region) {
@@ -46,8 +56,8 @@ impl<R: Runtime> OwnPool for Control<R> {
 /// The pool of a device while one trains on it.
 pub(crate) struct TrainingPool {
     pool: Box<dyn OwnPool>,
-    /// The bytes of tensors that are not the training's.
-    others: Bytes,
+    /// Tensors that are not the training's.
+    others: Others,
     state: Mutex<State>,
 }
 
@@ -68,7 +78,7 @@ impl fmt::Debug for TrainingPool {
 
 impl TrainingPool {
     /// Training begins on the calling thread, beside `others`.
-    pub(crate) fn begin(pool: Box<dyn OwnPool>, others: Bytes) -> Self {
+    pub(crate) fn begin(pool: Box<dyn OwnPool>, others: Others) -> Self {
         pool.begin(StreamId::current(), Bytes::MAX);
         let (limit, reserved) = (Bytes::MAX, Bytes::ZERO);
         let state = State { limit, pages: PoolPages::default(), reserved };
@@ -81,7 +91,7 @@ impl TrainingPool {
 
     /// Training may take so much.
     pub(crate) fn limit(&self, budget: Bytes) {
-        let limit = budget + self.others;
+        let limit = budget + self.others.held;
         let mut state = self.state();
         if limit != state.limit {
             state.limit = limit;
@@ -93,16 +103,16 @@ impl TrainingPool {
     /// are there then, less those of others.
     pub(crate) fn prepare(&self, [all, one]: [PoolPages; 2]) -> Result<Bytes, NoPlace> {
         let mut state = self.state();
-        let pages = if all.total() + self.others <= state.limit { all } else { one };
+        let pages = if all.total() + self.others.held <= state.limit { all } else { one };
         if pages != state.pages {
             let bytes = Pages {
-                lasting: (pages.lasting + self.others).get(),
+                lasting: (pages.lasting + self.others.held - self.others.small).get(),
                 step: pages.step.get(),
-                small: pages.small.get(),
+                small: (pages.small + self.others.small).get(),
                 beside: pages.beside.get(),
             };
             state.pages = PoolPages::default();
-            state.reserved = self.pool.prepare(bytes)? + pages.below - self.others;
+            state.reserved = self.pool.prepare(bytes)? + pages.below - self.others.held;
             state.pages = pages;
         }
         Ok(state.reserved)

@@ -10,6 +10,7 @@ use std::thread::ThreadId;
 
 use burn_backend::DeviceId;
 use firebox_lazy::goes_on_with_zeros;
+use firebox_pool::opens_a_page;
 
 /// What was heard while a [`Listener`] lived.
 #[derive(Debug)]
@@ -101,6 +102,11 @@ fn install() {
         let _alive = &token;
         // The step will be told to read nothing, or run in smaller parts: an assertion about zeros is no news.
         if goes_on_with_zeros() {
+            return;
+        }
+        // A pool of ours goes on without the page, or says so itself.
+        if opens_a_page() {
+            log::debug!("the device refused a page: {info}");
             return;
         }
         listen(info);

@@ -21,7 +21,7 @@ const LEAST: Bytes = Bytes::mib(1);
 /// # Errors
 ///
 /// If what the backend needs is not installed, the model has no single device, or the device fails.
-pub(crate) fn make_ready<B, M>(model: &M) -> Result<Bytes, TrainError>
+pub(crate) fn make_ready<B, M>(model: &M) -> Result<Others, TrainError>
 where
     B: LazyBackend<Base: DeviceMemory>,
     M: Module<B>,
@@ -49,6 +49,15 @@ where
     }
 }
 
+/// What the device holds for tensors that are not the training's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Others {
+    /// The bytes of all.
+    pub(crate) held: Bytes,
+    /// On a pool of ours, those of the tensors that lie on the page for small ones.
+    pub(crate) small: Bytes,
+}
+
 fn not_ready(message: &str) -> TrainError {
     TrainError::NotReady { message: without_backtrace(message).to_owned() }
 }
@@ -63,7 +72,7 @@ fn single_device<B: Backend, M: Module<B>>(model: &M) -> Result<(), TrainError> 
 
 /// What the allocator holds for tensors that are not the model's. Pages that nothing lies on are given back first. Those on which
 /// such tensors lie count whole, less the model's own bytes: whether training finds room there is not known.
-fn held_for_others<B, M>(model: &M) -> Result<Bytes, TrainError>
+fn held_for_others<B, M>(model: &M) -> Result<Others, TrainError>
 where
     B: LazyBackend<Base: DeviceMemory>,
     M: Module<B>,
@@ -73,16 +82,20 @@ where
         B::Base::give_back(device);
         B::Base::pool_usage(device)
     };
-    let Some(usage) = asked() else { return Ok(Bytes::ZERO) };
+    let Some(usage) = asked() else { return Ok(Others::default()) };
     let recorder = Recorder::new().refuse_reads();
     let rehearsal = rehearse::<B, M>(&recorder, model, |model| label_parameters(model))?;
-    let own = B::Base::memory_model(device).footprint(&rehearsal.trace).baseline;
-    if B::Base::own_pool(device).is_some() {
-        return Ok(usage.in_use - own);
+    let footprint = B::Base::memory_model(device).footprint(&rehearsal.trace);
+    let own = footprint.baseline;
+    if let Some(pool) = B::Base::own_pool(device) {
+        let pages = footprint.paging.and_then(|paging| paging.pool).unwrap_or_default();
+        // The page of what lasts has nothing else.
+        let own_small = own - pages.lasting;
+        return Ok(Others { held: usage.in_use - own, small: pool.small_in_use() - own_small });
     }
     if usage.in_use - own < LEAST {
-        return Ok(Bytes::ZERO);
+        return Ok(Others::default());
     }
     log::info!("the device has {usage} before training, {own} of it for the model's parameters");
-    Ok(usage.reserved - own)
+    Ok(Others { held: usage.reserved - own, small: Bytes::ZERO })
 }

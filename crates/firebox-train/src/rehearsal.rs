@@ -91,6 +91,8 @@ pub(crate) enum Iterations {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Course {
     pub(crate) iterations: Iterations,
+    /// Whether the optimizer has stepped in this process.
+    pub(crate) has_stepped: bool,
     /// How many batches an iteration has, whose gradients are summed up.
     pub(crate) batches: usize,
     /// Whether pages count, so that each size needs its own.
@@ -126,6 +128,9 @@ where
             }
             let mut outputs = Outputs::new(joins.of());
             label_parameters(model);
+            if course.has_stepped {
+                mark::<<LC::Backend as LazyBackend>::Base>(Step::STEPPED_BEFORE);
+            }
             let iterations = course.iterations as usize;
             for iteration in 1..=iterations {
                 // Where pages do not count, the first of two is there for the optimizer's state.
@@ -209,6 +214,8 @@ where
         rehearse::<B, _>(recorder, model, |model| {
             let mut outputs = Outputs::new(joins.of());
             label_parameters(model);
+            // It comes behind an epoch of training.
+            mark::<B::Base>(Step::STEPPED_BEFORE);
             for piece in &pieces {
                 outputs.begin(piece);
                 let micro = splitter.range(batch, piece.clone());

@@ -13,6 +13,7 @@ use crate::error::{Phase, TrainError};
 use crate::gradients::Reduction;
 use crate::growth::Growth;
 use crate::planner::{Planned, Planner};
+use crate::ready::Others;
 use crate::report::PlanReport;
 use crate::whole::Joins;
 
@@ -40,7 +41,7 @@ pub(crate) struct Settings {
     /// What couples items and is split all the same.
     pub(crate) accepted: Vec<Coupling>,
     /// What the device's allocator holds for other tensors of the program: a data set that is kept there, another model.
-    pub(crate) held_for_others: Bytes,
+    pub(crate) others: Others,
 }
 
 impl Settings {
@@ -74,7 +75,7 @@ impl Settings {
         let budget = self.budget.resolve(&memory)?;
         Ok(match self.budget {
             Budget::Free { .. } => match B::Base::pool_usage(device) {
-                Some(usage) => budget + (usage.reserved - self.held_for_others),
+                Some(usage) => budget + (usage.reserved - self.others.held),
                 None => budget + parameter_bytes::<B, M>(model),
             },
             _ => budget,

@@ -138,7 +138,7 @@ where
             keeps_statistics,
             known: Known::default(),
             pool: <B as LazyBackend>::Base::own_pool(&device)
-                .map(|pool| TrainingPool::begin(pool, self.settings.held_for_others).into()),
+                .map(|pool| TrainingPool::begin(pool, self.settings.others).into()),
             signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
             phantom: PhantomData,
         };

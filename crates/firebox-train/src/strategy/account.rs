@@ -94,7 +94,7 @@ where
         let memory = outcome.memory.get_or_insert_default();
         memory.predicted = predicted;
         let usage = <B as LazyBackend>::Base::pool_usage(&self.device);
-        let others = settings.held_for_others;
+        let others = settings.others.held;
         let (measured, limit) = match usage {
             Some(usage) => (Some(usage.reserved - others), budget),
             None => (planner.growth.as_mut().and_then(Growth::measured), Growth::limit(budget)),
