@@ -39,9 +39,12 @@ impl<R: Runtime> PoolServer<R> {
 
     /// From now on one thread trains, all pages together have no more than `limit` bytes, and none has more than `largest_page`.
     pub(crate) fn begin(&mut self, stream: StreamId, limit: u64, largest_page: u64) {
-        // A device has places at multiples of its alignment only.
-        let largest_page =
-            largest_page - largest_page % self.utilities.properties.memory.alignment.max(1);
+        // Places begin and end at multiples of the alignment.
+        let alignment = self.utilities.properties.memory.alignment.max(1);
+        let largest_page = match largest_page {
+            u64::MAX => u64::MAX,
+            limited => limited - limited % alignment,
+        };
         let begun = self.course.map(|course| (course.region, course.is_prepared));
         if begun.is_none() {
             self.refusals = Refusals::default();

@@ -1,6 +1,7 @@
 //! How a batch is run: as its plan says, which is made where there is none.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
@@ -54,7 +55,15 @@ where
         let splitter = &self.strategy.train_splitter;
         let planner = match &mut self.planner {
             Some(planner) => planner,
-            none => none.insert(self.strategy.settings.planner::<B, M>(&self.learner.model())?),
+            none => {
+                let planner = self.strategy.settings.planner::<B, M>(&self.learner.model())?;
+                // A thread of burn's has read the checkpoint, and has pools of its own.
+                let goes_on = self.position.0 > 1;
+                let usage = goes_on.then(|| <B as LazyBackend>::Base::pool_usage(&self.device));
+                let of_others = usage.flatten().map(|usage| usage.reserved - usage.own);
+                planner.kept.store(of_others.unwrap_or_default().get(), Relaxed);
+                none.insert(planner)
+            }
         };
         let shape = Shape::of::<B, _, _>(Phase::Training, batch, items, splitter, planner);
         if let Some(pool) = &self.pool {
