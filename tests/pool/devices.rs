@@ -68,7 +68,8 @@ fn tensors_go_to_another_device_and_back() {
     std::thread::scope(|scope| {
         let (first, second) = (&first, &second);
         let moved = move |number: usize| {
-            let [from, to] = if number % 2 == 0 { [first, second] } else { [second, first] };
+            let [from, to] =
+                if number.is_multiple_of(2) { [first, second] } else { [second, first] };
             for round in 0..20 {
                 let value = (100 * number + round) as f32;
                 let sum = Tensor::<B, 1>::full([1000], value, from).to_device(to).sum();

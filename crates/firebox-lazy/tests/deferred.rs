@@ -131,7 +131,7 @@ fn loader_threads_that_read_what_they_share_do_not_wait_for_each_other_for_ever(
         let sum = |a: &T, b: &T| floats(a.clone() + b.clone());
         let (one_way, other_way) = (|| sum(&first, &second), || sum(&second, &first));
         let sums = thread::scope(|scope| {
-            let there = [loader_thread(scope, 0, &one_way), loader_thread(scope, 1, &other_way)];
+            let there = [loader_thread(scope, 0, one_way), loader_thread(scope, 1, other_way)];
             let mine = other_way();
             let there = there.map(|thread| thread.join().expect("it reads"));
             [there.concat(), mine].concat()
