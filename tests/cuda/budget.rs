@@ -78,6 +78,23 @@ fn counts(pools: Pools, name: &'static str, completions: Completions) -> Result<
     ensure(accuracy.contains(&ratio), || left.complaint(&format!("{ratio:.3} was predicted")))
 }
 
+/// Our pool launches what burn's pools do, no more and no less, once kernels are chosen.
+fn launches() -> Result<(), Failed> {
+    let launches_on = |pools| {
+        let kernels = Kernels::of("mlp", 600)?;
+        let job = Job { pools, workers: 0, ..Job::new("mlp", 600, kernels.path()) };
+        // What no run before has chosen.
+        run(&only(CARD), &job)?.fitted()?;
+        let left = run(&only(CARD), &job)?;
+        left.fitted()?;
+        let books = left.books.ok_or("the child kept no books")?;
+        Ok::<_, Failed>(books.device(0).launches())
+    };
+    let (burns, ours) = (launches_on(Pools::Burns)?, launches_on(Pools::Ours)?);
+    println!("{burns} launches on burn's pools, {ours} on ours");
+    ensure(burns == ours && ours > 0, || format!("{ours} launches, {burns} on burn's pools").into())
+}
+
 /// A run that goes on from a checkpoint, whose tensors were uploaded and are laid out otherwise than steps do it.
 fn goes_on(pools: Pools, model: &'static str, items: usize) -> Result<(), Failed> {
     let kernels = tempfile::tempdir()?;
@@ -179,7 +196,10 @@ fn taken_after_the_plan(pools: Pools, gives_back: bool) -> Result<(), Failed> {
 
 /// The tests.
 pub fn tests() -> Vec<Trial> {
-    [Pools::Burns, Pools::Ours].into_iter().flat_map(tests_on).collect()
+    let mut tests: Vec<Trial> =
+        [Pools::Burns, Pools::Ours].into_iter().flat_map(tests_on).collect();
+    tests.push(test("our_pool_launches_what_burns_do", launches));
+    tests
 }
 
 fn tests_on(pools: Pools) -> Vec<Trial> {

@@ -11,7 +11,7 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{LearningRate, SgdConfig, SimpleOptimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::metric::LossMetric;
+use burn::train::metric::{LossMetric, Metric, MetricMetadata, MetricName, SerializedEntry};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
@@ -72,6 +72,51 @@ fn a_step_that_waits_for_a_loader_of_its_own() {
             .num_epochs(1);
         let model = Pulling { net: Net::new(&Default::default()) };
         let learner = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
+        let fitted = learner.build(model, SgdConfig::new().init(), 1e-2).fit(training);
+        fitted.map(|_| ()).map_err(|error| error.to_string())
+    });
+}
+
+/// A metric that goes through a loader of its own, whose threads have the names of training's.
+#[derive(Clone)]
+struct Counting;
+
+impl Metric for Counting {
+    type Input = ();
+
+    fn name(&self) -> MetricName {
+        MetricName::new("Counting".to_owned())
+    }
+
+    fn update(&mut self, (): &(), _metadata: &MetricMetadata) -> SerializedEntry {
+        let loader = DataLoaderBuilder::<Lazy<Flex>, _, Points<Lazy<Flex>>>::new(PointBatcher)
+            .batch_size(4)
+            .num_workers(2)
+            .build(InMemDataset::new(points(40)));
+        let count = loader.iter().count().to_string();
+        SerializedEntry::new(count.clone(), count)
+    }
+
+    fn clear(&mut self) {}
+}
+
+#[test]
+fn a_metric_that_waits_for_a_loader_of_its_own() {
+    trains_in_time(|| {
+        let _lock = random_state();
+        let folder = tempfile::tempdir().expect("a folder");
+        let train = DataLoaderBuilder::<B, _, _>::new(PointBatcher)
+            .batch_size(20)
+            .num_workers(2)
+            .build(InMemDataset::new(points(100)));
+        let valid = Given::loader::<Lazy<Flex>>(vec![batch(6)]);
+        let training = SupervisedTraining::new(folder.path(), train, valid)
+            .metric_train(Counting)
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .num_epochs(1);
+        let learner = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
+        let model = Net::<B>::new(&Default::default());
         let fitted = learner.build(model, SgdConfig::new().init(), 1e-2).fit(training);
         fitted.map(|_| ()).map_err(|error| error.to_string())
     });
