@@ -12,38 +12,34 @@ mod machine;
 #[allow(dead_code, reason = "it times what happens between steps")]
 #[path = "harness/paired.rs"]
 mod paired;
+#[path = "harness/turn.rs"]
+mod turn;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
 use burn::data::dataloader::batcher::Batcher;
-use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
-use burn::data::dataset::InMemDataset;
 use burn::optim::{AdamConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::renderer::CliMetricsRenderer;
-use burn::train::{
-    ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
-};
+use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use firebox::dry::{Card, Cuda, DryCuda, Lease};
-use firebox::{Bytes, Lazy, Learner, initialize, is_rehearsal};
+use firebox::{Lazy, is_rehearsal};
 
 use crate::cnn::{Cnn, Images};
 use crate::paired::measure;
+use crate::turn::{Gray, Steps, turn};
 
 type B = Autodiff<Lazy<DryCuda>>;
 type Plain = Autodiff<DryCuda>;
 
 /// What a step with random crops or reads may take of one without.
 const TARGET: f64 = 1.05;
-/// The steps of a turn that do not count, in which all is planned, and those that do.
-const WARM_UP: usize = 400;
-const TIMED: usize = 40;
-/// The images of a batch.
-const ITEMS: usize = 4;
+/// What one turn is.
+const TURN: Steps = Steps { warm_up: 400, timed: 40, items: 4 };
+/// Pixels along an edge of an image, before it is cropped.
+const EDGE: usize = 36;
 
 /// What a step does.
 #[derive(Clone, Copy, Debug)]
@@ -109,53 +105,10 @@ impl<B: Backend> InferenceStep for Cropping<B> {
     }
 }
 
-/// Makes images of 36 by 36 pixels, and notes when it is asked for a batch.
-#[derive(Clone)]
-struct Blank(Arc<std::sync::Mutex<Vec<Instant>>>);
-
-impl<B: Backend> Batcher<B, usize, Images<B>> for Blank {
-    fn batch(&self, items: Vec<usize>, device: &B::Device) -> Images<B> {
-        self.0.lock().expect("nobody panics with it").push(Instant::now());
-        let pixels = TensorData::new(vec![0.5f32; items.len() * 36 * 36], [items.len(), 1, 36, 36]);
-        let targets = TensorData::new(vec![1i32; items.len()], [items.len()]);
-        Images {
-            pixels: Tensor::from_data(pixels, device),
-            targets: Tensor::from_data(targets, device),
-        }
-    }
-}
-
 /// Trains; gives how long the steps took that count.
-fn turn(way: Way, device: &Device<B>) -> Duration {
+fn steps(way: Way, device: &Device<B>) -> Duration {
     STEPS.store(0, Relaxed);
-    let model = Cropping::<B> { cnn: Cnn::new(device), way };
-    initialize(&model);
-    let begun = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let loader = |batches: usize, batcher: Blank| -> Arc<dyn DataLoader<B, Images<B>>> {
-        DataLoaderBuilder::new(batcher)
-            .batch_size(ITEMS)
-            .set_device(device.clone())
-            .build(InMemDataset::new((0..batches * ITEMS).collect::<Vec<usize>>()))
-    };
-    let train = loader(WARM_UP + TIMED + 1, Blank(begun.clone()));
-    let valid = DataLoaderBuilder::new(Blank(Arc::default()))
-        .batch_size(ITEMS)
-        .set_device(device.clone())
-        .build(InMemDataset::new((0..ITEMS).collect::<Vec<usize>>()));
-    let folder = tempfile::tempdir().expect("a folder");
-    let training = SupervisedTraining::new(folder.path(), train, valid)
-        .with_application_logger(None)
-        .renderer(CliMetricsRenderer::new())
-        .num_epochs(1);
-    Learner::builder()
-        .auto_batch()
-        .memory(Bytes::gib(4))
-        .quiet()
-        .build(model, AdamConfig::new().init(), 1e-3)
-        .fit(training)
-        .expect("it fits");
-    let begun = begun.lock().expect("nobody panics with it");
-    begun[WARM_UP + TIMED] - begun[WARM_UP]
+    turn::<B, _>(Cropping { cnn: Cnn::new(device), way }, Gray::new(EDGE), TURN, device)
 }
 
 /// The same steps by burn alone.
@@ -164,11 +117,11 @@ fn turn_of_burn(way: Way, device: &Device<Plain>) -> Duration {
     let mut model = Cropping::<Plain> { cnn: Cnn::new(device), way };
     let mut optimizer = AdamConfig::new().init();
     let mut begin = Instant::now();
-    for step in 0..WARM_UP + TIMED {
-        if step == WARM_UP {
+    for step in 0..TURN.warm_up + TURN.timed {
+        if step == TURN.warm_up {
             begin = Instant::now();
         }
-        let batch = Blank(Arc::default()).batch((0..ITEMS).collect(), device);
+        let batch = Gray::new(EDGE).batch((0..TURN.items).collect(), device);
         let output = TrainStep::step(&model, batch);
         model = optimizer.step(1e-3, model, output.grads);
         drop(output.item.loss.into_data());
@@ -182,14 +135,14 @@ fn main() {
     let lease = Lease::<Cuda>::take(&card.properties()).expect("no other card was asked for");
     let device = lease.device();
     let turns = [Way::Fixed, Way::Random, Way::Reads];
-    let mut of_learner = turns.map(|way| move || turn(way, device));
+    let mut of_learner = turns.map(|way| move || steps(way, device));
     let mut of_burn = [Way::Fixed, Way::Random].map(|way| move || turn_of_burn(way, device));
     let [fixed, random, reads] = &mut of_learner;
     let [burn_fixed, burn_random] = &mut of_burn;
     let rounds = measure(machine::rounds(9), &mut [fixed, random, reads, burn_fixed, burn_random]);
-    println!("\na CNN on a card without memory: {TIMED} steps of the Learner");
+    println!("\na CNN on a card without memory: {} steps of the Learner", TURN.timed);
     println!("  {:<14}  {:>8}  {:>8}  {:>16}  target", "", "ms", "ratio", "quartiles");
-    let ms = |subject| rounds.seconds(subject).median * 1e3 / TIMED as f64;
+    let ms = |subject| rounds.seconds(subject).median * 1e3 / TURN.timed as f64;
     println!("  {:<14}  {:>8.3}", "as always", ms(0));
     let mut result = "result: bench=steps".to_owned();
     for (subject, name) in [(1, "random_crops"), (2, "three_reads")] {

@@ -1,5 +1,6 @@
 //! What must not wait for ever, under a time limit.
 
+use std::fmt::Display;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
+use burn::module::AutodiffModule;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{LearningRate, SgdConfig, SimpleOptimizer};
 use burn::prelude::*;
@@ -56,25 +58,39 @@ fn trains_in_time(train: impl FnOnce() -> Result<(), String> + Send + 'static) {
     is_done.recv_timeout(LIMIT).expect("it does not hang").expect("it trains");
 }
 
+/// Trains for an epoch on batches of loader threads.
+fn train<M>(model: M, metric: Option<Counting>) -> Result<(), String>
+where
+    M: TrainStep<Input = Points<B>, Output = ClassificationOutput<B>>
+        + AutodiffModule<B>
+        + Display
+        + 'static,
+    M::InnerModule:
+        InferenceStep<Input = Points<Lazy<Flex>>, Output = ClassificationOutput<Lazy<Flex>>>,
+{
+    let _lock = random_state();
+    let folder = tempfile::tempdir().expect("a folder");
+    let train = DataLoaderBuilder::<B, _, _>::new(PointBatcher)
+        .batch_size(20)
+        .num_workers(2)
+        .build(InMemDataset::new(points(100)));
+    let valid = Given::loader::<Lazy<Flex>>(vec![batch(6)]);
+    let training = SupervisedTraining::new(folder.path(), train, valid)
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(1);
+    let training = match metric {
+        Some(metric) => training.metric_train(metric),
+        None => training,
+    };
+    let learner = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
+    let fitted = learner.build(model, SgdConfig::new().init(), 1e-2).fit(training);
+    fitted.map(|_| ()).map_err(|error| error.to_string())
+}
+
 #[test]
 fn a_step_that_waits_for_a_loader_of_its_own() {
-    trains_in_time(|| {
-        let _lock = random_state();
-        let folder = tempfile::tempdir().expect("a folder");
-        let train = DataLoaderBuilder::<B, _, _>::new(PointBatcher)
-            .batch_size(20)
-            .num_workers(2)
-            .build(InMemDataset::new(points(60)));
-        let valid = Given::loader::<Lazy<Flex>>(vec![batch(6)]);
-        let training = SupervisedTraining::new(folder.path(), train, valid)
-            .with_application_logger(None)
-            .renderer(CliMetricsRenderer::new())
-            .num_epochs(1);
-        let model = Pulling { net: Net::new(&Default::default()) };
-        let learner = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
-        let fitted = learner.build(model, SgdConfig::new().init(), 1e-2).fit(training);
-        fitted.map(|_| ()).map_err(|error| error.to_string())
-    });
+    trains_in_time(|| train(Pulling { net: Net::new(&Default::default()) }, None));
 }
 
 /// A metric that goes through a loader of its own, whose threads have the names of training's.
@@ -102,24 +118,7 @@ impl Metric for Counting {
 
 #[test]
 fn a_metric_that_waits_for_a_loader_of_its_own() {
-    trains_in_time(|| {
-        let _lock = random_state();
-        let folder = tempfile::tempdir().expect("a folder");
-        let train = DataLoaderBuilder::<B, _, _>::new(PointBatcher)
-            .batch_size(20)
-            .num_workers(2)
-            .build(InMemDataset::new(points(100)));
-        let valid = Given::loader::<Lazy<Flex>>(vec![batch(6)]);
-        let training = SupervisedTraining::new(folder.path(), train, valid)
-            .metric_train(Counting)
-            .with_application_logger(None)
-            .renderer(CliMetricsRenderer::new())
-            .num_epochs(1);
-        let learner = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
-        let model = Net::<B>::new(&Default::default());
-        let fitted = learner.build(model, SgdConfig::new().init(), 1e-2).fit(training);
-        fitted.map(|_| ()).map_err(|error| error.to_string())
-    });
+    trains_in_time(|| train(Net::<B>::new(&Default::default()), Some(Counting)));
 }
 
 /// Gradient descent on threads of rayon, which it waits for. What such threads do is not recorded.

@@ -73,23 +73,7 @@ fn bits<B: Backend, M: Module<B>>(module: &M) -> Vec<u32> {
     bits.0
 }
 
-/// Trains a model on a few batches of two sizes, a part of them in micro-batches, and validates it. Gives its bits.
-fn trained<B, M, V>(micro_batch: Option<usize>) -> Vec<u32>
-where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
-    M: Zoo<B>
-        + TrainStep<Input = <M as Zoo<B>>::Batch>
-        + AutodiffModule<B, InnerModule = V>
-        + fmt::Display
-        + 'static,
-    V: Zoo<B::InnerBackend> + InferenceStep<Input = <V as Zoo<B::InnerBackend>>::Batch> + 'static,
-{
-    let model = fitted::<B, M, V>(&Default::default(), micro_batch, Numbered::<M>::new());
-    bits::<B::InnerBackend, _>(&model)
-}
-
-/// The same on one of several devices, with batches that somebody makes. Gives the model.
+/// Trains a model on a few batches of two sizes, a part of them in micro-batches, and validates it.
 fn fitted<B, M, V>(
     device: &B::Device,
     micro_batch: Option<usize>,
@@ -121,14 +105,27 @@ where
     learner.fit(training).expect("it fits").model
 }
 
+/// The bits of a model of the zoo, trained on one of the two backends.
+macro_rules! trained {
+    ($backend:ident, $model:ident, $micro_batch:expr) => {{
+        let batches = Numbered::<zoo::$model<$backend>>::new();
+        let model = fitted::<$backend, zoo::$model<$backend>, _>(
+            &Default::default(),
+            $micro_batch,
+            batches,
+        );
+        bits::<<$backend as AutodiffBackend>::InnerBackend, _>(&model)
+    }};
+}
+
 macro_rules! models {
     ($($test:ident: $model:ident;)*) => {
         $(#[test]
         fn $test() {
             let _alone = alone();
             let Some(_) = device() else { return };
-            let burns = trained::<Burns, zoo::$model<Burns>, _>(None);
-            let ours = trained::<Ours, zoo::$model<Ours>, _>(None);
+            let burns = trained!(Burns, $model, None);
+            let ours = trained!(Ours, $model, None);
             assert!(!burns.is_empty() && burns == ours, "the values differ from burn's");
         })*
     };
@@ -138,8 +135,8 @@ macro_rules! models {
 fn in_micro_batches() {
     let _alone = alone();
     let Some(_) = device() else { return };
-    let burns = trained::<Burns, zoo::Mlp<Burns>, _>(Some(4));
-    let ours = trained::<Ours, zoo::Mlp<Ours>, _>(Some(4));
+    let burns = trained!(Burns, Mlp, Some(4));
+    let ours = trained!(Ours, Mlp, Some(4));
     assert!(!burns.is_empty() && burns == ours, "the values differ from burn's");
 }
 

@@ -55,7 +55,6 @@ struct Pending<B: Backend> {
     tensors: usize,
     ticket: Arc<Ticket>,
     /// What it takes of the host, counted until it is made.
-    #[allow(dead_code, reason = "it counts while it lives")]
     host: Option<Loaded>,
 }
 
@@ -104,8 +103,8 @@ impl<B: Backend> Place<B> {
     fn force(&self) {
         let mut order = Order::new(self.call.clone());
         while let Some(call) = order.next(|_| false) {
-            if let Some(claim) = Claim::of(call) {
-                claim.run();
+            if let Some((claim, pending)) = Claim::of(call) {
+                claim.run(pending);
             }
         }
     }
@@ -121,13 +120,15 @@ impl<B: Backend> Place<B> {
         let mut order = Order::new(self.call.clone());
         while let Some(call) = order.next(|place| known.contains_key(&place.key())) {
             if mine.insert(Arc::as_ptr(&call))
-                && let Some(mut claim) = Claim::of(call)
+                && let Some((claim, mut pending)) = Claim::of(call)
             {
-                claim.compute(&mut known);
-                made.push(claim);
+                claim.compute(&mut pending, &mut known);
+                made.push((claim, pending));
             }
         }
-        made.into_iter().for_each(|claim| claim.go_to_host(&known, self.key(), worker));
+        for (claim, pending) in made {
+            claim.go_to_host(pending, &known, self.key(), worker);
+        }
         known.remove(&self.key())
     }
 
@@ -211,7 +212,8 @@ impl<B: Backend> Deferred<B> {
 /// A call that this thread makes. Unless it says how that ended, the call has failed.
 struct Claim<B: Backend> {
     call: Arc<Deferred<B>>,
-    pending: Option<Pending<B>>,
+    ticket: Arc<Ticket>,
+    has_ended: bool,
 }
 
 impl<B: Backend> Claim<B> {
@@ -220,7 +222,7 @@ impl<B: Backend> Claim<B> {
     /// # Panics
     ///
     /// If this thread makes it already, as it may while it waits for a thread pool.
-    fn of(call: Arc<Deferred<B>>) -> Option<Self> {
+    fn of(call: Arc<Deferred<B>>) -> Option<(Self, Pending<B>)> {
         let me = thread::current().id();
         let mut state = call.state.lock();
         while let State::Running(other) = *state {
@@ -231,34 +233,35 @@ impl<B: Backend> Claim<B> {
             );
             call.done.wait(&mut state);
         }
-        let State::Waiting(_) = *state else { return None };
-        let State::Waiting(pending) = std::mem::replace(&mut *state, State::Running(me)) else {
-            unreachable!("it was checked under the same lock")
-        };
-        drop(state);
-        Some(Self { call, pending: Some(pending) })
+        match std::mem::replace(&mut *state, State::Running(me)) {
+            State::Waiting(pending) => {
+                drop(state);
+                Some((Self { call, ticket: pending.ticket.clone(), has_ended: false }, pending))
+            }
+            other => {
+                *state = other;
+                None
+            }
+        }
     }
 
     /// Makes the call, and hands its results to those that wait for them.
-    fn run(mut self) {
-        let pending = self.pending.as_mut().expect("nobody has ended it");
+    fn run(self, pending: Pending<B>) {
         let mut values = Values::of(pending.tensors);
-        let inputs = pending.inputs.drain(..);
-        inputs.for_each(|(index, input)| values.store(index, input.take()));
-        pending.program.drain(..).for_each(|run| run(&mut values));
-        for (index, waiting) in pending.outputs.drain(..) {
+        pending.inputs.into_iter().for_each(|(index, input)| values.store(index, input.take()));
+        pending.program.into_iter().for_each(|run| run(&mut values));
+        for (index, waiting) in pending.outputs {
             if let Some((waiting, value)) = waiting.upgrade().zip(values.remove(index)) {
                 waiting.settle(*value);
             }
         }
-        self.end(Stage::Run, |_| State::Over);
+        self.end(Stage::Run, State::Over);
     }
 
     /// Makes the call for this thread alone.
-    fn compute(&mut self, known: &mut Known<B>) {
-        let call = self.pending.as_mut().expect("nobody has ended it");
-        let mut values = Values::of(call.tensors);
-        for (index, input) in call.inputs.drain(..) {
+    fn compute(&self, pending: &mut Pending<B>, known: &mut Known<B>) {
+        let mut values = Values::of(pending.tensors);
+        for (index, input) in pending.inputs.drain(..) {
             let value = match input.waits_for().map(Place::key) {
                 Some(key) if Arc::strong_count(&input) == 1 => known.remove(&key),
                 Some(key) => known.get(&key).cloned(),
@@ -266,8 +269,8 @@ impl<B: Backend> Claim<B> {
             };
             values.store(index, value.unwrap_or_else(|| input.take()));
         }
-        call.program.drain(..).for_each(|run| run(&mut values));
-        for (index, _) in &call.outputs {
+        pending.program.drain(..).for_each(|run| run(&mut values));
+        for (index, _) in &pending.outputs {
             if let Some(value) = values.remove(*index) {
                 known.insert(self.call.key(*index), *value);
             }
@@ -276,8 +279,7 @@ impl<B: Backend> Claim<B> {
 
     /// Reads those of the results that somebody holds, beside the one who asks for `wanted`: they are uploaded again when they are
     /// needed. The call has failed if one of them cannot be read.
-    fn go_to_host(mut self, known: &Known<B>, wanted: Key, worker: u16) {
-        let pending = self.pending.as_mut().expect("nobody has ended it");
+    fn go_to_host(self, mut pending: Pending<B>, known: &Known<B>, wanted: Key, worker: u16) {
         let key = |index| self.call.key(index);
         pending
             .outputs
@@ -291,23 +293,23 @@ impl<B: Backend> Claim<B> {
             host += Bytes::new(data.bytes.len() as u64);
             pending.program.push(Box::new(move |values| values.store(index, make(data, &device))));
         }
-        pending.host = None;
+        // Not both at once.
+        drop(pending.host.take());
         pending.host = Some(Loaded::new(worker, host));
-        self.end(Stage::Recorded, State::Waiting);
+        self.end(Stage::Recorded, State::Waiting(pending));
     }
 
-    fn end(mut self, stage: Stage, state: impl FnOnce(Pending<B>) -> State<B>) {
-        if let Some(pending) = self.pending.take() {
-            pending.ticket.set(stage);
-            self.call.set(state(pending));
-        }
+    fn end(mut self, stage: Stage, state: State<B>) {
+        self.has_ended = true;
+        self.ticket.set(stage);
+        self.call.set(state);
     }
 }
 
 impl<B: Backend> Drop for Claim<B> {
     fn drop(&mut self) {
-        if let Some(pending) = self.pending.take() {
-            pending.ticket.set(Stage::Failed);
+        if !self.has_ended {
+            self.ticket.set(Stage::Failed);
             self.call.set(State::Over);
         }
     }

@@ -132,7 +132,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_millis(20);
 
     /// A state with one guard of this limit.
-    pub(crate) fn limited(limit: u64) -> State {
+    fn limited(limit: u64) -> State {
         let mut state = State::new();
         let guard = state.enter();
         state.guards.insert(guard, Some(Bytes::new(limit)));

@@ -130,11 +130,12 @@ impl<R: Runtime> PoolServer<R> {
                 }
             }
         }
-        if let Some(page) = step {
-            lifted = self.keep_places(page, lifted);
-        }
-        for (buffer, bytes) in lifted {
-            if let Err(lost) = self.put_back(buffer, bytes) {
+        // Those that keep their places come first.
+        lifted.sort_by_key(|(buffer, _)| {
+            step.is_none() || home(buffer.region, buffer.place.size) != Region::Step
+        });
+        for moved in lifted {
+            if let Err(lost) = self.put_back(step, moved) {
                 result = Err(lost);
             }
         }
@@ -156,31 +157,16 @@ impl<R: Runtime> PoolServer<R> {
         sizes
     }
 
-    /// Puts the buffers of steps back on a page of another size, at the places where they were. Gives the others.
-    fn keep_places(&mut self, page: PageId, lifted: Vec<Moved>) -> Vec<Moved> {
-        let mut others = Vec::new();
-        for (buffer, bytes) in lifted {
-            if home(buffer.region, buffer.place.size) != Region::Step {
-                others.push((buffer, bytes));
-                continue;
-            }
-            match self.pool.place_at(page, buffer) {
-                Ok(place) => self.write_moved(place, bytes),
-                Err(buffer) => others.push((buffer, bytes)),
-            }
-        }
-        others
-    }
-
-    /// Gives a buffer a place again, where there is one: what was there stays there, beyond the limit if it has to.
-    fn put_back(
-        &mut self,
-        buffer: Lifted<Buffer>,
-        bytes: Result<Bytes, ServerError>,
-    ) -> Result<(), NoPlace> {
-        let place = self.put(buffer)?;
-        self.write_moved(place, bytes);
-        Ok(())
+    /// Gives a buffer a place again: on the page of steps, if that is `step`, the one that it had; otherwise where there is one, beyond
+    /// the limit if it has to.
+    fn put_back(&mut self, step: Option<PageId>, (buffer, bytes): Moved) -> Result<(), NoPlace> {
+        let is_step = home(buffer.region, buffer.place.size) == Region::Step;
+        let kept = match step.filter(|_| is_step) {
+            Some(page) => self.pool.place_at(page, buffer),
+            None => Err(buffer),
+        };
+        let place = kept.or_else(|buffer| self.put(buffer))?;
+        self.write_moved(place, bytes)
     }
 
     fn put(&mut self, buffer: Lifted<Buffer>) -> Result<Place, NoPlace> {
@@ -190,37 +176,32 @@ impl<R: Runtime> PoolServer<R> {
             Ok(place) => return Ok(place),
             Err(missing) => missing,
         };
-        let opened = match self.open(needed, size) {
-            Err(_) if !self.pool.has_room(size) => self.open_beyond(needed, size),
-            opened => opened.map(drop),
-        };
+        if self.open(needed, size).is_err() && !self.pool.has_room(size) {
+            self.open_beyond(needed, size);
+        }
         let place = self.pool.place_anywhere(id, holder, size, region);
-        match (place, opened) {
-            (Some(place), _) => Ok(place),
-            (None, opened) => {
-                let page = needed.size;
-                let lost =
-                    opened.err().unwrap_or_else(|| self.no_place(needed, size, Why::Lost { page }));
-                Err(NoPlace { why: Why::Lost { page }, ..lost })
-            }
-        }
+        place.ok_or_else(|| self.no_place(needed, size, Why::Lost { page: needed.size }))
     }
 
-    /// Opens a page whatever the limit is.
-    fn open_beyond(&mut self, needed: Needed, size: u64) -> Result<(), NoPlace> {
-        let limit =
-            self.course.as_mut().map(|course| std::mem::replace(&mut course.limit, u64::MAX));
-        let opened = self.open(needed, size);
-        if let (Some(course), Some(limit)) = (&mut self.course, limit) {
-            course.limit = limit;
-        }
-        opened.map(drop)
+    /// Opens a page whatever the limit is, if the device has memory for it.
+    fn open_beyond(&mut self, needed: Needed, size: u64) {
+        let course = self.course;
+        self.course = course.map(|course| Course { limit: u64::MAX, ..course });
+        let _page = self.open(needed, size);
+        self.course = course;
     }
 
-    fn write_moved(&mut self, place: Place, bytes: Result<Bytes, ServerError>) {
+    fn write_moved(&self, place: Place, bytes: Result<Bytes, ServerError>) -> Result<(), NoPlace> {
         match bytes {
-            Ok(bytes) => self.write_place(place, bytes),
-            Err(error) => log::error!("a buffer was lost when it was moved: {error}"),
+            Ok(bytes) => {
+                self.write_place(place, bytes);
+                Ok(())
+            }
+            Err(error) => {
+                log::error!("what a buffer of {} bytes held cannot be read: {error}", place.size);
+                let needed = Needed { region: Region::Lasting, size: place.size };
+                Err(self.no_place(needed, place.size, Why::Unread))
+            }
         }
     }
 }

@@ -50,6 +50,9 @@ pub enum Why {
         /// The bytes of the page.
         page: u64,
     },
+    /// It has one, and what it held before it was moved could not be read from the device: it is lost.
+    #[error("what a tensor held could not be read from the device when it was moved, and is lost")]
+    Unread,
 }
 
 /// What was refused, and has not been told.

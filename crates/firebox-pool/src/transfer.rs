@@ -85,6 +85,10 @@ impl<R: Runtime> ServerCommunication for PoolServer<R> {
         let bytes = loop {
             let letters = mail.get_or_insert_default().entry(way).or_default();
             if let Some(bytes) = letters.sent.pop_front() {
+                if letters.sent.is_empty() {
+                    // Threads come and go.
+                    mail.get_or_insert_default().remove(&way);
+                }
                 break bytes?;
             }
             if Instant::now() >= until {

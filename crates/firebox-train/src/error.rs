@@ -302,7 +302,7 @@ impl TrainError {
     pub(crate) fn loses_the_model(&self) -> bool {
         match self {
             Self::DeviceFailed(failure) => failure.during == During::OptimizerStep,
-            Self::NoPlace(no_place) => matches!(no_place.why, Why::Lost { .. }),
+            Self::NoPlace(no_place) => matches!(no_place.why, Why::Lost { .. } | Why::Unread),
             _ => false,
         }
     }

@@ -1,0 +1,90 @@
+//! A turn of the Learner on images, and how long the steps of it took that count.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
+use burn::module::AutodiffModule;
+use burn::optim::AdamConfig;
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
+use firebox::{Bytes, DeviceMemory, LazyBackend, Learner, initialize};
+
+use crate::cnn::Images;
+
+/// Makes gray images, and notes when it is asked for a batch.
+#[derive(Clone)]
+pub struct Gray {
+    edge: usize,
+    begun: Arc<Mutex<Vec<Instant>>>,
+}
+
+impl Gray {
+    /// Images of so many pixels along an edge.
+    pub fn new(edge: usize) -> Self {
+        Self { edge, begun: Arc::default() }
+    }
+}
+
+impl<B: Backend> Batcher<B, usize, Images<B>> for Gray {
+    fn batch(&self, items: Vec<usize>, device: &B::Device) -> Images<B> {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
+        let (items, edge) = (items.len(), self.edge);
+        let pixels = TensorData::new(vec![0.5f32; items * edge * edge], [items, 1, edge, edge]);
+        let targets = TensorData::new(vec![1i32; items], [items]);
+        Images {
+            pixels: Tensor::from_data(pixels, device),
+            targets: Tensor::from_data(targets, device),
+        }
+    }
+}
+
+/// The steps of a turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps {
+    /// Those that do not count, in which all is planned.
+    pub warm_up: usize,
+    /// Those that do.
+    pub timed: usize,
+    /// The images of a batch.
+    pub items: usize,
+}
+
+/// Trains `model` on `batches`; gives how long the steps took that count.
+pub fn turn<B, M>(model: M, batches: Gray, steps: Steps, device: &B::Device) -> Duration
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    M: TrainStep<Input = Images<B>> + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep<Input = Images<B::InnerBackend>>,
+{
+    initialize(&model);
+    let Steps { warm_up, timed, items } = steps;
+    let numbers = |batches: usize| InMemDataset::new((0..batches * items).collect::<Vec<usize>>());
+    let train = DataLoaderBuilder::<B, _, _>::new(batches.clone())
+        .batch_size(items)
+        .set_device(device.clone())
+        .build(numbers(warm_up + timed + 1));
+    let valid = DataLoaderBuilder::<B::InnerBackend, _, _>::new(Gray::new(batches.edge))
+        .batch_size(items)
+        .set_device(device.clone())
+        .build(numbers(1));
+    let folder = tempfile::tempdir().expect("a folder");
+    let training = SupervisedTraining::new(folder.path(), train, valid)
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(1);
+    Learner::builder()
+        .auto_batch()
+        .memory(Bytes::gib(4))
+        .quiet()
+        .build(model, AdamConfig::new().init(), 1e-3)
+        .fit(training)
+        .expect("it fits");
+    let begun = batches.begun.lock().unwrap_or_else(PoisonError::into_inner);
+    begun[warm_up + timed] - begun[warm_up]
+}
