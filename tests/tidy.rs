@@ -92,7 +92,7 @@ fn the_architecture_page_names_what_exists() {
 #[test]
 fn a_path_that_is_not_there_would_be_noticed() {
     let page = "- `crates/firebox-plan`: see `src/planner.rs` and `src/gone.rs`.\n- `src/planner.rs` alone.\n\n\
-                `docs/DESIGN.md`, `Lazy<B>` and `a / b` but no `docs/gone.md`.";
+                `docs/upstream.md`, `Lazy<B>` and `a / b` but no `docs/gone.md`.";
     assert_eq!(missing_paths(page), ["src/gone.rs", "src/planner.rs", "docs/gone.md"]);
 }
 

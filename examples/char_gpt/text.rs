@@ -83,7 +83,18 @@ pub fn character(token: i32) -> char {
 /// of a batch are of about the same length.
 pub fn lines() -> anyhow::Result<(Vec<String>, Vec<String>)> {
     let root = env!("CARGO_MANIFEST_DIR");
-    let files = ["README.md", "CHANGELOG.md", "docs/ARCHITECTURE.md", "docs/DESIGN.md"];
+    let files = [
+        "README.md",
+        "CHANGELOG.md",
+        "docs/ARCHITECTURE.md",
+        "docs/upstream.md",
+        "docs/design/device-failure.md",
+        "docs/design/dry-device.md",
+        "docs/design/executor.md",
+        "docs/design/planning.md",
+        "docs/design/pool.md",
+        "docs/design/threads.md",
+    ];
     let mut all = Vec::new();
     for file in files {
         let path = format!("{root}/{file}");

@@ -1,10 +1,12 @@
-//! Containers as batches: lists hold one item per element, options and tuples hold what is in them.
+//! Containers as batches. A list has one item per element; options and tuples have the items of
+//! their contents.
 
 use std::ops::Range;
 
 use crate::{MicroBatch, MicroBatchError, Tally};
 
-/// One item per element. A list whose elements are batches of their own is cut with `#[micro_batch(each)]`.
+/// One item per element. To cut a list whose elements are batches themselves, use
+/// `#[micro_batch(each)]`.
 impl<T: Clone> MicroBatch for Vec<T> {
     fn items(&self) -> Result<usize, MicroBatchError> {
         Ok(self.len())
@@ -15,7 +17,7 @@ impl<T: Clone> MicroBatch for Vec<T> {
     }
 }
 
-/// The items of the value; `None` counts none and stays `None` whatever the range.
+/// The items of the value. `None` counts none, and every range of it is `None`.
 impl<T: MicroBatch> MicroBatch for Option<T> {
     fn items(&self) -> Result<usize, MicroBatchError> {
         match self {
@@ -35,7 +37,7 @@ impl<T: MicroBatch> MicroBatch for Option<T> {
 
 macro_rules! tuple {
     ($($T:ident $index:tt),+) => {
-        /// The items that all fields have; they must agree.
+        /// The items of all fields, which must agree on their number.
         impl<$($T: MicroBatch),+> MicroBatch for ($($T,)+) {
             fn items(&self) -> Result<usize, MicroBatchError> {
                 Tally::new(stringify!(($($T),+)))

@@ -1,9 +1,10 @@
-//! Lists whose every element is cut: what `#[micro_batch(each)]` needs.
+//! Lists in which every element is cut, as `#[micro_batch(each)]` requires.
 
-/// A list of values that each hold all items, such as one tensor per resolution of an image pyramid.
+/// A list of values that each hold all items, such as one tensor per resolution of an image
+/// pyramid.
 ///
-/// `Vec<T>`, `[T; N]` and an `Option` of them have it. An empty list and `None` have no elements, and so count no
-/// items.
+/// Implemented for `Vec<T>`, `[T; N]` and an `Option` of these. An empty list and `None` have no
+/// elements and count no items.
 ///
 /// ```
 /// use firebox_batch::MicroBatch;
@@ -26,13 +27,13 @@
     note = "without it the field is cut as its type says, and with `#[micro_batch(shared)]` not at all"
 )]
 pub trait Elements: Sized {
-    /// What the list holds.
+    /// The type of the elements.
     type Element;
 
-    /// The elements in order.
+    /// The elements, in order.
     fn elements(&self) -> impl Iterator<Item = &Self::Element>;
 
-    /// A list of the same length with `cut` of every element, in order.
+    /// Returns a list of the same length with `cut` applied to every element, in order.
     #[must_use]
     fn map_elements(&self, cut: impl FnMut(&Self::Element) -> Self::Element) -> Self;
 }

@@ -1,8 +1,9 @@
 //! Why a batch cannot be cut: the errors of [`MicroBatch::items`](crate::MicroBatch::items).
 
-/// A batch that cannot be cut into micro-batches as it is.
+/// Why a batch cannot be cut into micro-batches.
 ///
-/// Fields are named by their path from the outermost batch, as in `inputs.ids`, `0` or `images[2]`.
+/// Fields are named by their path from the outermost batch, such as `inputs.ids`, `0` or
+/// `images[2]`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MicroBatchError {
@@ -17,15 +18,15 @@ pub enum MicroBatchError {
         owner: &'static str,
         /// The path of the first field that counts items.
         first: String,
-        /// How many the first field has.
+        /// Number of items in the first field.
         first_items: usize,
-        /// The path of the first field that has another number of them.
+        /// The path of the first field whose number of items differs.
         second: String,
-        /// How many the second field has.
+        /// Number of items in the second field.
         second_items: usize,
     },
 
-    /// Nothing in the batch says how many items there are: every field that could is absent or empty of elements.
+    /// Nothing in the batch counts items: every field that could is absent or has no elements.
     #[error(
         "nothing in `{owner}` counts items: fill one of its optional fields, or add a tensor or a `Vec` \
          with one entry per item"
@@ -35,7 +36,7 @@ pub enum MicroBatchError {
         owner: &'static str,
     },
 
-    /// The items are said to lie along a dimension that the tensor does not have.
+    /// The tensor lacks the dimension that should hold its items.
     #[error(
         "`{field}` in `{owner}` has no dim {dim}, its rank is {rank}: write `#[micro_batch(dim = ...)]` \
          with a number below {rank}, counted from 0"
@@ -45,15 +46,15 @@ pub enum MicroBatchError {
         owner: &'static str,
         /// The path of the tensor.
         field: String,
-        /// The dimension asked for, from 0.
+        /// The requested dimension, counted from 0.
         dim: usize,
-        /// The number of dimensions of the tensor.
+        /// The number of dimensions the tensor has.
         rank: usize,
     },
 }
 
 impl MicroBatchError {
-    /// The same error seen from `owner`, which holds what failed as its field `outer`.
+    /// The same error as seen from `owner`, in which the failing part is the field `outer`.
     pub(crate) fn within(self, owner: &'static str, outer: &str) -> Self {
         match self {
             Self::ItemsDisagree { first, first_items, second, second_items, .. } => {
@@ -73,7 +74,8 @@ impl MicroBatchError {
     }
 }
 
-/// `inputs` and `ids` make `inputs.ids`; `images` and `[2]` make `images[2]`; a value that is a leaf has no path.
+/// Joins paths: `inputs` and `ids` make `inputs.ids`; `images` and `[2]` make `images[2]`. A leaf
+/// has an empty path.
 fn join(outer: &str, inner: &str) -> String {
     let dot = if inner.is_empty() || inner.starts_with('[') { "" } else { "." };
     format!("{outer}{dot}{inner}")

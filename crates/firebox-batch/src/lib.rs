@@ -1,7 +1,7 @@
-//! The way from a batch to its micro-batches: the [`MicroBatch`] trait, its impls and its derive.
+//! Cuts batches into micro-batches: the [`MicroBatch`] trait, its impls and its derive.
 //!
-//! A loader gives a batch, the plan says how large its micro-batches are, and this crate cuts them out. It knows
-//! tensors and containers, and neither the plan nor the training loop.
+//! The loader yields a batch, the plan gives the sizes of its micro-batches, and this crate cuts
+//! them out. It knows tensors and containers, but neither the plan nor the training loop.
 //!
 //! ```
 //! use burn_tensor::{Int, Tensor, backend::Backend};
@@ -13,7 +13,7 @@
 //!     targets: Tensor<B, 1, Int>,
 //! }
 //!
-//! /// The pieces of a batch, `size` items each; the last one may be smaller.
+//! /// Cuts a batch into pieces of `size` items. The last piece may be smaller.
 //! fn pieces<B: Backend>(batch: &MnistBatch<B>, size: usize) -> Vec<MnistBatch<B>> {
 //!     let items = batch.items().expect("images and targets have the same length");
 //!     (0..items)
@@ -33,7 +33,8 @@ mod tensor;
 
 pub use elements::Elements;
 pub use error::MicroBatchError;
-/// Implements `MicroBatch` for a struct with named or tuple fields: every field is cut into the same ranges.
+/// Implements `MicroBatch` for a struct with named or tuple fields. Every field is cut into the
+/// same ranges.
 ///
 /// ```
 /// use burn_tensor::{Bool, Int, Tensor, backend::Backend};
@@ -42,7 +43,7 @@ pub use error::MicroBatchError;
 /// #[derive(Clone, Debug, MicroBatch)]
 /// struct TextBatch<B: Backend> {
 ///     ids: Tensor<B, 2, Int>,                   // [items, tokens]: cut along dim 0
-///     padding: Option<Tensor<B, 2, Bool>>,      // cut where it is there
+///     padding: Option<Tensor<B, 2, Bool>>,      // cut if present
 ///     texts: Vec<String>,                       // one per item
 ///     #[micro_batch(dim = 1)]
 ///     states: Tensor<B, 3>,                     // [layers, items, features]: cut along dim 1
@@ -53,16 +54,22 @@ pub use error::MicroBatchError;
 ///
 /// # Fields
 ///
-/// | Attribute | The field | Its type |
-/// |---|---|---|
-/// | none | is cut as its type says: tensors along dim 0, `Vec<T>` by elements, `Option`, tuples and nested batches by what they hold | `MicroBatch` |
-/// | `#[micro_batch(dim = 1)]` | is cut along dim 1, counted from 0 | a tensor or an `Option` of one |
-/// | `#[micro_batch(each)]` | is a list; every element is cut | `Vec<T>`, `[T; N]` or an `Option` of them, `T: MicroBatch` |
-/// | `#[micro_batch(each, dim = 1)]` | is a list; every element is cut along dim 1 | the same, `T` a tensor |
-/// | `#[micro_batch(shared)]` | is cloned whole into every micro-batch, and counts no items | `Clone` |
+/// An attribute says how its field is cut:
+/// - No attribute: the field is cut as its type says. Tensors are cut along dim 0, `Vec<T>` by
+///   elements; `Option`, tuples and nested batches by their contents. The type must be
+///   `MicroBatch`.
+/// - `#[micro_batch(dim = 1)]`: the field is cut along dim 1, counted from 0. The type must be a
+///   tensor or an `Option` of one.
+/// - `#[micro_batch(each)]`: the field is a list, and every element is cut. The type must be
+///   `Vec<T>`, `[T; N]` or an `Option` of these, with `T: MicroBatch`.
+/// - `#[micro_batch(each, dim = 1)]`: the field is a list, and every element is cut along dim 1.
+///   The type must be a list as above, with `T` a tensor.
+/// - `#[micro_batch(shared)]`: the whole field is cloned into every micro-batch and counts no
+///   items. The type must be `Clone`.
 ///
-/// All fields that count items must agree on how many there are: `items` returns an error that names two that do
-/// not. A `Vec` of tensors is one tensor per item unless it is marked `each`.
+/// All fields that count items must agree on their number. Otherwise `items` returns an error that
+/// names two fields that disagree. A `Vec` of tensors is one tensor per item unless it is marked
+/// `each`.
 ///
 /// ```
 /// use firebox_batch::MicroBatch;
@@ -90,9 +97,10 @@ pub use error::MicroBatchError;
 ///
 /// # Weight
 ///
-/// A batch weighs its number of items. `#[micro_batch(weight = path)]` on the struct names a function from `&Self`
-/// to `f64` instead, for a loss that is a mean over something else: tokens that are not padding, class weights. The module
-/// [`weight`] has functions for both.
+/// The weight of a batch is its number of items by default. `#[micro_batch(weight = path)]` on the
+/// struct names a function from `&Self` to `f64` instead. Use it for a loss that is a mean over
+/// something else, such as tokens that are not padding or class weights. The module [`weight`] has
+/// functions for both.
 ///
 /// ```
 /// use firebox_batch::MicroBatch;
@@ -117,10 +125,11 @@ pub use error::MicroBatchError;
 ///
 /// # Generics
 ///
-/// The impl has the generics and bounds of the struct. Where these leave it open what the type of a field is, because
-/// it is a type parameter or is made of one without any bound, the impl asks for what the table above says. A type
-/// parameter that has a bound in the struct needs all that its fields take: `T: Clone` for a `Vec<T>`,
-/// `K: BasicOps<B>` for a `Tensor<B, 2, K>`; `B: Backend` is enough for the usual batch.
+/// The impl has the generics and bounds of the struct. It adds the bound listed under *Fields* for
+/// each field whose type the struct leaves open: the type is a type parameter, or contains one
+/// without any bound. If a type parameter has a bound in the struct, declare every bound its fields
+/// need: `T: Clone` for a `Vec<T>`, `K: BasicOps<B>` for a `Tensor<B, 2, K>`. `B: Backend` is
+/// enough for the usual batch.
 ///
 /// ```
 /// use burn_tensor::{BasicOps, Tensor, backend::Backend};
@@ -129,16 +138,18 @@ pub use error::MicroBatchError;
 /// #[derive(MicroBatch)]
 /// struct Labelled<B: Backend, K: BasicOps<B>, Labels> {
 ///     values: Tensor<B, 2, K>,
-///     labels: Labels,                           // asks for `Labels: MicroBatch`
+///     labels: Labels,                           // adds the bound `Labels: MicroBatch`
 /// }
 /// ```
 ///
 /// # What is refused
 ///
-/// Enums and unions, structs without fields, structs in which every field is shared, and attributes that are
-/// unknown, given twice or contradict each other. All of them are reported at once, at the place that is wrong.
-/// The macro finds the trait in the crate `firebox` or, without it, `firebox-batch`, under whatever name
-/// `Cargo.toml` gives it, and says so if neither is a dependency.
+/// Enums and unions, structs without fields, structs in which every field is shared, and attributes
+/// that are unknown, repeated or contradictory. All wrong attributes are reported in one compiler
+/// run, each at its place.
+///
+/// The macro looks for the trait in the crate `firebox` and then in `firebox-batch`, under whatever
+/// name `Cargo.toml` gives the crate. If neither is a dependency, the error says so.
 #[doc(inline)]
 pub use firebox_derive::MicroBatch;
 pub use micro_batch::MicroBatch;
@@ -147,9 +158,9 @@ pub use tensor::SliceDim;
 
 pub mod weight;
 
-/// What the derive writes besides [`MicroBatch`]: no public interface.
+/// What the derive's generated code uses in addition to [`MicroBatch`]. Not a public interface.
 ///
-/// A crate that re-exports [`MicroBatch`] re-exports this module beside it.
+/// A crate that re-exports [`MicroBatch`] must re-export this module too.
 #[doc(hidden)]
 pub mod __derive {
     pub use crate::part::{along, each, each_along, field};

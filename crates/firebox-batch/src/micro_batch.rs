@@ -1,4 +1,5 @@
-//! The trait that a batch has so that firebox can run it in pieces.
+//! The trait that lets firebox run a batch in pieces. The training loop counts, cuts and weighs
+//! batches through it.
 
 use std::ops::Range;
 
@@ -6,8 +7,9 @@ use crate::MicroBatchError;
 
 /// A batch that can be cut into micro-batches.
 ///
-/// A batch is a list of *items*: images, sentences, rows. firebox asks how many there are, takes them range by
-/// range, and adds up the gradients of the ranges by their weight in the loss. Most batches derive the trait:
+/// A batch is a list of *items*: images, sentences, rows. firebox asks for their number, takes them
+/// range by range, and sums the gradients of the ranges, each scaled by its weight in the loss.
+/// Most batches derive the trait:
 ///
 /// ```
 /// use firebox_batch::MicroBatch;
@@ -34,7 +36,7 @@ use crate::MicroBatchError;
 /// # Ok::<(), firebox_batch::MicroBatchError>(())
 /// ```
 ///
-/// # What has it
+/// # Types that implement it
 ///
 /// | Type | Items | A range of them |
 /// |---|---|---|
@@ -43,13 +45,14 @@ use crate::MicroBatchError;
 /// | `Option<T>` | those of the value; `None` counts none | the range of the value |
 /// | tuples of two to six | those of every field, which must agree | the range of every field |
 ///
-/// Numbers, texts, arrays, maps and `Arc` do not have it: in a batch they are what every item uses, which the
-/// derive calls `#[micro_batch(shared)]`.
+/// Numbers, strings, arrays, maps and `Arc` do not implement it. In a batch they hold what every
+/// item uses; mark such fields `#[micro_batch(shared)]`.
 ///
 /// # By hand
 ///
-/// Where the derive does not reach, write [`items`](Self::items) and [`range`](Self::range); [`Tally`](crate::Tally)
-/// counts the items of several fields and words the error when they disagree.
+/// Where the derive does not apply, write [`items`](Self::items) and [`range`](Self::range).
+/// [`Tally`](crate::Tally) counts the items of several fields and produces the error when they
+/// disagree.
 ///
 /// ```
 /// use std::ops::Range;
@@ -95,40 +98,47 @@ pub trait MicroBatch: Sized {
     /// The number of items.
     ///
     /// # Errors
-    /// [`MicroBatchError::ItemsDisagree`] if the parts of the batch hold different numbers of items,
-    /// [`MicroBatchError::DimOutOfRank`] if a tensor does not have the dimension that holds its items, and
-    /// [`MicroBatchError::NoItems`] if nothing in the batch counts items, as in `None`. Inside a larger batch the
-    /// last one is no error: the other fields count.
+    /// - [`MicroBatchError::ItemsDisagree`] if parts of the batch hold different numbers of items.
+    /// - [`MicroBatchError::DimOutOfRank`] if a tensor lacks the dimension that should hold its
+    ///   items.
+    /// - [`MicroBatchError::NoItems`] if nothing in the batch counts items, as in `None`. In a
+    ///   field of a larger batch this is not an error, because the other fields count.
     fn items(&self) -> Result<usize, MicroBatchError>;
 
     /// The items in `range`, in order: a micro-batch.
     ///
-    /// It is a batch of the same shape but for the number of items. The whole range gives a batch equal to this
-    /// one; tensors are then cloned, not sliced, so that no operation is added.
+    /// The result has the same shape as the batch, except for the number of items. The whole range
+    /// returns a batch equal to this one. Tensors are then cloned, not sliced, so no operation is
+    /// added.
     ///
     /// # Panics
-    /// If `range` is not inside `0..self.items()`. Ask [`items`](Self::items) first.
+    /// If `range` is not inside `0..self.items()`. Call [`items`](Self::items) first.
     #[must_use]
     fn range(&self, range: Range<usize>) -> Self;
 
-    /// What this batch weighs in the loss, in any unit; by default its number of items.
+    /// The weight of this batch in the loss, in any unit. Default: the number of items.
     ///
-    /// The gradient of a batch is the sum of its micro-batches' gradients, each times its share of the weight.
-    /// That is the whole batch's gradient if the loss is a mean over what the weight counts, which is what the loss divides
-    /// by: items by default, real tokens where a language model's loss is a mean over these
-    /// ([`weight::real_tokens`](crate::weight::real_tokens)), the sum of the targets' class weights for a weighted
-    /// cross-entropy ([`weight::of_classes`](crate::weight::of_classes)). burn's `CrossEntropyLoss` with `with_pad_tokens`
-    /// divides by the number of all tokens, padding included, so that the default is right for it.
+    /// firebox computes the gradient of a batch as the sum of its micro-batches' gradients, each
+    /// times its share of the weight. This equals the whole batch's gradient if the weight is what
+    /// the loss divides by:
+    /// - the number of items, for a mean over items
+    /// - the number of real tokens, where a language model's loss is a mean over these
+    ///   ([`weight::real_tokens`](crate::weight::real_tokens))
+    /// - the sum of the targets' class weights, for a weighted cross-entropy
+    ///   ([`weight::of_classes`](crate::weight::of_classes)).
     ///
-    /// The weight must be finite and not negative, and the weights of the pieces must add up to that of the whole. It may
-    /// read a tensor. A micro-batch that weighs nothing has no loss that metrics would see, and a batch that weighs nothing is
-    /// left out of training.
+    /// burn's `CrossEntropyLoss` with `with_pad_tokens` divides by the number of all tokens,
+    /// padding included, so the default is right for it.
     ///
-    /// Only the weight of the outermost batch is asked for: one that has a batch with a weight of its own as a
-    /// field names a function for the whole.
+    /// The weight must be finite and not negative, and the weights of the pieces must add up to the
+    /// weight of the whole. It may read a tensor. A micro-batch of weight zero has no loss for the
+    /// metrics. A batch of weight zero is left out of training.
+    ///
+    /// Only the outermost batch is asked for its weight. If a field holds a batch with a weight of
+    /// its own, name a function for the whole batch.
     ///
     /// # Panics
-    /// By default, if [`items`](Self::items) is an error. Ask it first.
+    /// The default panics if [`items`](Self::items) returns an error. Call it first.
     fn weight(&self) -> f64 {
         match self.items() {
             Ok(items) => items as f64,

@@ -1,13 +1,14 @@
-//! One field of a derived batch and the way it is cut: what the derive's code is made of.
+//! One field of a derived batch and how it is cut. The derive's generated code consists of these
+//! calls.
 //!
-//! The trait that a field needs is asked for in one place, where the part is made, and not again where it is counted
-//! and cut. A type without the trait is therefore one error of the compiler, not two.
+//! Creating a part is the only place that requires the field's trait; counting and cutting do not
+//! require it again. A type without the trait therefore causes one compiler error, not two.
 
 use std::ops::Range;
 
 use crate::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally};
 
-/// A field and how its items are counted and cut.
+/// A field, and how its items are counted and cut.
 pub struct Part<'a, T> {
     value: &'a T,
     dim: usize,
@@ -35,7 +36,7 @@ pub fn along<T: SliceDim>(value: &T, dim: usize) -> Part<'_, T> {
     }
 }
 
-/// A list whose every element is cut as its type says.
+/// A list in which every element is cut as its type says.
 pub fn each<L>(list: &L) -> Part<'_, L>
 where
     L: Elements,
@@ -49,7 +50,7 @@ where
     }
 }
 
-/// A list whose every element is cut along `dim`.
+/// A list in which every element is cut along `dim`.
 pub fn each_along<L>(list: &L, dim: usize) -> Part<'_, L>
 where
     L: Elements,
@@ -68,7 +69,7 @@ where
 }
 
 impl<T> Part<'_, T> {
-    /// Counts the items of the field, which is called `name`.
+    /// Counts the items of the field, which is named `name` in errors.
     pub fn tally(self, tally: Tally, name: &str) -> Result<Tally, MicroBatchError> {
         (self.tally)(tally, name, self.value, self.dim)
     }

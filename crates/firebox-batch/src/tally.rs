@@ -1,11 +1,12 @@
-//! Counting the items of a batch field by field: what the derive and hand-written impls build `items` from.
+//! Counts the items of a batch field by field. The derive and hand-written impls build `items` from
+//! it.
 
 use crate::{MicroBatch, MicroBatchError};
 
-/// The number of items of a batch, counted field by field.
+/// Counts the items of a batch field by field.
 ///
-/// The first field that has items sets their number and every further one must agree. A field that counts no items
-/// of its own, such as `None`, is passed over; fields that every item shares are not tallied at all.
+/// The first field that counts items sets the number, and every further field must agree. A field
+/// that counts no items, such as `None`, is skipped. Shared fields are not tallied at all.
 ///
 /// ```
 /// use firebox_batch::{MicroBatchError, Tally};
@@ -35,7 +36,7 @@ struct Counted {
 }
 
 impl Tally {
-    /// A tally of the batch type named `owner`, with no field counted yet.
+    /// A tally for the batch type `owner`, with no fields counted.
     pub fn new(owner: &'static str) -> Self {
         Self { owner, first: None }
     }
@@ -43,9 +44,9 @@ impl Tally {
     /// Counts the items of `value`, the field called `name`.
     ///
     /// # Errors
-    /// [`MicroBatchError::ItemsDisagree`] if an earlier field has another number of items, and the error of
-    /// [`value.items()`](MicroBatch::items) with its fields named from this batch, except
-    /// [`MicroBatchError::NoItems`].
+    /// [`MicroBatchError::ItemsDisagree`] if an earlier field has a different number of items. Any
+    /// error of [`value.items()`](MicroBatch::items), with field paths starting at this batch,
+    /// except [`MicroBatchError::NoItems`].
     pub fn field<T: MicroBatch>(self, name: &str, value: &T) -> Result<Self, MicroBatchError> {
         self.add(name, value.items())
     }
@@ -53,7 +54,7 @@ impl Tally {
     /// Counts `items` for the field called `name`, whose type need not be a [`MicroBatch`].
     ///
     /// # Errors
-    /// [`MicroBatchError::ItemsDisagree`] if an earlier field has another number of items.
+    /// [`MicroBatchError::ItemsDisagree`] if an earlier field has a different number of items.
     pub fn count(mut self, name: &str, items: usize) -> Result<Self, MicroBatchError> {
         match &self.first {
             Some(first) if first.items != items => Err(MicroBatchError::ItemsDisagree {
@@ -72,10 +73,10 @@ impl Tally {
         }
     }
 
-    /// The number of items that all counted fields have.
+    /// The number of items on which all counted fields agree.
     ///
     /// # Errors
-    /// [`MicroBatchError::NoItems`] if no field had items to count.
+    /// [`MicroBatchError::NoItems`] if no field counted any items.
     pub fn items(self) -> Result<usize, MicroBatchError> {
         match self.first {
             Some(first) => Ok(first.items),
@@ -83,7 +84,8 @@ impl Tally {
         }
     }
 
-    /// Counts what a field called `name` said about its items; one that counts none is passed over.
+    /// Counts the result of asking the field called `name` for its items. Skips a field without
+    /// items.
     pub(crate) fn add(
         self,
         name: &str,
@@ -96,7 +98,7 @@ impl Tally {
         }
     }
 
-    /// Counts what the elements of the list called `name` said about their items.
+    /// Counts the results of asking the elements of the list called `name` for their items.
     pub(crate) fn add_each(
         self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Tensors hold their items along one dimension: dim 0, or the one that a batch names.
+//! Cuts tensors along the dimension that holds their items: dim 0, or the one the batch names.
 
 use std::ops::Range;
 
@@ -7,9 +7,10 @@ use burn_tensor::{BasicOps, Tensor};
 
 use crate::{MicroBatch, MicroBatchError};
 
-/// A value whose items lie along a dimension that the batch names: what `#[micro_batch(dim = ...)]` needs.
+/// A value whose items lie along a dimension named by the batch. `#[micro_batch(dim = ...)]`
+/// requires it.
 ///
-/// Tensors of every kind and rank have it, and an `Option` of them.
+/// Implemented for tensors of every kind and rank, and for an `Option` of them.
 ///
 /// ```
 /// use burn_tensor::{Tensor, backend::Backend};
@@ -29,16 +30,18 @@ use crate::{MicroBatch, MicroBatchError};
     note = "without it the field is cut as its type says, and with `#[micro_batch(shared)]` not at all"
 )]
 pub trait SliceDim: Sized {
-    /// The number of items along `dim`, from 0.
+    /// The number of items along `dim`, counted from 0.
     ///
     /// # Errors
-    /// [`MicroBatchError::DimOutOfRank`] if there is no such dimension; [`MicroBatchError::NoItems`] for `None`.
+    /// [`MicroBatchError::DimOutOfRank`] if the dimension does not exist,
+    /// [`MicroBatchError::NoItems`] for `None`.
     fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError>;
 
-    /// The items in `range` along `dim`, from 0. The whole range is a clone: no operation is added.
+    /// The items in `range` along `dim`, counted from 0. The whole range returns a clone and adds
+    /// no operation.
     ///
     /// # Panics
-    /// If there is no such dimension, or `range` is not inside `0..self.dim_items(dim)`.
+    /// If the dimension does not exist, or `range` is not inside `0..self.dim_items(dim)`.
     #[must_use]
     fn dim_range(&self, dim: usize, range: Range<usize>) -> Self;
 }

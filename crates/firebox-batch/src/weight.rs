@@ -1,24 +1,26 @@
-//! Weights of batches for losses that are no mean over items.
+//! Batch weights for losses that are not a mean over items.
 //!
-//! Both functions read the tensor and count on the host, so that the weights of micro-batches add up to that of their batch
-//! exactly.
+//! Use these functions in `#[micro_batch(weight = path)]`. They read the tensor and count on the
+//! host, so the weights of the micro-batches add up exactly to the weight of the batch.
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{Int, Tensor};
 
-/// The number of tokens that are not padding: the weight of a batch whose loss is a mean over real tokens.
+/// The number of tokens that are not padding: the weight of a batch whose loss is a mean over real
+/// tokens.
 ///
-/// `tokens` has any shape; `padding` names the tokens that stand for nothing.
+/// `tokens` may have any shape. `padding` lists the padding tokens.
 ///
-/// burn's `CrossEntropyLoss` with `with_pad_tokens` is no such loss: it sums over real tokens and divides by the number of all.
-/// Where all items of a batch have the same padded length, the number of items is its weight, which is the default.
+/// Not for burn's `CrossEntropyLoss` with `with_pad_tokens`, which sums over real tokens but
+/// divides by the number of all tokens. If all items of the batch have the same padded length, use
+/// the number of items as its weight, which is the default.
 ///
 /// ```
 /// use burn_ndarray::NdArray;
 /// use burn_tensor::{Int, Tensor, backend::Backend};
 /// use firebox_batch::{MicroBatch, weight};
 ///
-/// /// `next` is `[sentences, length]`, and what is behind the end of a sentence is 0.
+/// /// `next` is `[sentences, length]`; positions after the end of a sentence are 0.
 /// #[derive(MicroBatch)]
 /// #[micro_batch(weight = Sentences::real_tokens)]
 /// struct Sentences<B: Backend> {
@@ -41,13 +43,13 @@ pub fn real_tokens<B: Backend, const D: usize>(tokens: &Tensor<B, D, Int>, paddi
     tokens.iter::<i64>().filter(|token| !padding.contains(token)).count() as f64
 }
 
-/// The sum of the weights of the targets' classes: the weight of a batch whose loss is a mean by class weights, such as burn's
-/// `CrossEntropyLoss` with `with_weights`.
+/// The sum of the targets' class weights: the weight of a batch whose loss is a class-weighted
+/// mean, such as burn's `CrossEntropyLoss` with `with_weights`.
 ///
-/// `targets` is `[items]`, and `weights` has one for each class.
+/// `targets` is `[items]`. `weights` has one entry for each class.
 ///
 /// # Panics
-/// If a target is no class that has a weight.
+/// If a target is not a class with a weight.
 ///
 /// ```
 /// use burn_ndarray::NdArray;

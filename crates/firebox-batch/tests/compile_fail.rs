@@ -1,4 +1,5 @@
-//! What the compiler says to a user whose batch is wrong: every file of `ui` must fail with the text beside it.
+//! Compiler messages for wrong batches: every file in `ui` must fail with the text of its
+//! `.stderr`.
 
 #[test]
 fn wrong_batches_get_helpful_messages() {

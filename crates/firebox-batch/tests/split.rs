@@ -1,4 +1,4 @@
-//! The property that training rests on: however a batch is cut, its pieces put together are the batch.
+//! The property training relies on: however a batch is cut, its pieces joined again are the batch.
 
 mod grid;
 
@@ -33,7 +33,7 @@ impl Batch {
             as f64
     }
 
-    /// Puts `next` behind this piece, written without the crate under test.
+    /// Appends `next` to this piece, without using the crate under test.
     fn append(&mut self, next: Self) {
         self.inputs.ids.extend(next.inputs.ids);
         if let (Some(masks), Some(more)) = (&mut self.inputs.masks, next.inputs.masks) {
@@ -74,7 +74,7 @@ fn batches() -> impl Strategy<Value = Batch> {
     })
 }
 
-/// A batch and where to cut it: sorted positions, so that pieces may be empty.
+/// A batch and where to cut it. The positions are sorted and may repeat, so pieces may be empty.
 fn cut_batches() -> impl Strategy<Value = (Batch, Vec<usize>)> {
     batches().prop_flat_map(|batch| {
         let items = batch.inputs.ids.len();

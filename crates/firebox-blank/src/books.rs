@@ -1,5 +1,5 @@
-//! What the driver counts: numbers in a file that both sides have mapped, so that they can be read while a process runs and
-//! after it crashed.
+//! What the driver counts. The counters are in a file mapped by both the driver and the test, so
+//! they can be read while a process runs and after it has crashed.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use memmap2::MmapMut;
 
-/// The most devices that a machine has here.
+/// The largest number of devices supported.
 pub const MAX_DEVICES: usize = 8;
 
 const MAGIC: u64 = 0x66_69_72_65_62_6f_78_31;
-/// The numbers of a device.
+/// Room for the counters of one device.
 const FIELDS: usize = 24;
-/// The numbers before those of the first device: the magic word, the count of devices, pinned bytes, their peak, and how often
-/// each function was called.
+/// The number of values before the first device: magic word, number of devices, pinned bytes, their
+/// peak, and one call count per function.
 const HEAD: usize = 4 + Call::COUNT;
 
 macro_rules! calls {
     ($($name:ident)*) => {
-        /// A function of the driver, by its name in C.
+        /// A function of the driver, under its C name.
         #[allow(non_camel_case_types, reason = "the names are C's")]
         #[allow(missing_docs, reason = "the names are C's")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,10 +30,10 @@ macro_rules! calls {
         impl Call {
             /// All functions.
             pub const ALL: &[Self] = &[$(Self::$name),*];
-            /// How many there are.
+            /// The number of functions.
             pub const COUNT: usize = Self::ALL.len();
 
-            /// The name in C.
+            /// The C name.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name)),*
@@ -67,15 +67,15 @@ pub enum BooksError {
     /// The file cannot be opened or mapped.
     #[error("{path} cannot be read: {cause}; did the process load the driver?", path = path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: std::io::Error,
     },
-    /// The file is something else.
+    /// The file does not hold books.
     #[error("{path} holds no books of the blank driver", path = path.display())]
     Foreign {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
@@ -88,12 +88,12 @@ pub struct Books {
 impl Books {
     const BYTES: usize = (HEAD + MAX_DEVICES * FIELDS) * size_of::<u64>();
 
-    /// Where the process with this number keeps its books.
+    /// The file in which the process with this number keeps its books.
     pub fn path(folder: &Path, process: u32) -> PathBuf {
         folder.join(format!("books.{process}"))
     }
 
-    /// Begins the books of a process.
+    /// Creates the books of a process.
     pub(crate) fn create(folder: &Path, process: u32, devices: usize) -> Result<Self, BooksError> {
         let path = Self::path(folder, process);
         let unreadable = |cause| BooksError::Unreadable { path: path.clone(), cause };
@@ -101,7 +101,7 @@ impl Books {
         let file = options.create(true).truncate(true).read(true).write(true).open(&path);
         let file = file.map_err(unreadable)?;
         file.set_len(Self::BYTES as u64).map_err(unreadable)?;
-        // SAFETY: the file is this process's own; others change numbers in it through atomics only.
+        // SAFETY: this process owns the file. Others change its numbers only through atomics.
         let map = unsafe { MmapMut::map_mut(&file) }.map_err(unreadable)?;
         let books = Self { map };
         books.number(1).store(devices as u64, Relaxed);
@@ -109,11 +109,11 @@ impl Books {
         Ok(books)
     }
 
-    /// Opens the books of a process, which may still run.
+    /// Opens the books of a process, which may still be running.
     ///
     /// # Errors
     ///
-    /// If there are none.
+    /// The file cannot be opened or mapped, or does not hold books.
     pub fn open(path: &Path) -> Result<Self, BooksError> {
         let unreadable = |cause| BooksError::Unreadable { path: path.to_owned(), cause };
         let file = File::options().read(true).write(true).open(path).map_err(unreadable)?;
@@ -122,40 +122,41 @@ impl Books {
         if length != Self::BYTES as u64 {
             return Err(foreign());
         }
-        // SAFETY: all sides access the numbers through atomics only.
+        // SAFETY: all sides access the numbers only through atomics.
         let map = unsafe { MmapMut::map_mut(&file) }.map_err(unreadable)?;
         let books = Self { map };
         if books.number(0).load(Relaxed) == MAGIC { Ok(books) } else { Err(foreign()) }
     }
 
-    /// The books of the process that asks, if it runs on the blank driver and has called it.
+    /// The books of the current process. `None` if it does not run on the blank driver or has not
+    /// called it yet.
     pub fn own() -> Option<Self> {
         let settings = std::env::var_os(crate::SETTINGS_VARIABLE)?;
         let folder = Path::new(&settings).parent()?;
         Self::open(&Self::path(folder, std::process::id())).ok()
     }
 
-    /// How many devices there are.
+    /// The number of devices.
     pub fn devices(&self) -> usize {
         (self.number(1).load(Relaxed) as usize).min(MAX_DEVICES)
     }
 
-    /// What was counted for a device.
+    /// The counters of a device.
     ///
     /// # Panics
     ///
-    /// If there is no such device.
+    /// If the device does not exist.
     pub fn device(&self, device: usize) -> DeviceBooks<'_> {
         assert!(device < self.devices(), "there is no device {device}");
         DeviceBooks { books: self, device }
     }
 
-    /// The bytes of pinned host memory that are held.
+    /// Pinned host memory held, in bytes.
     pub fn pinned(&self) -> u64 {
         self.number(2).load(Relaxed)
     }
 
-    /// The most bytes of pinned host memory that were ever held.
+    /// Peak of the pinned host memory held, in bytes.
     pub fn pinned_peak(&self) -> u64 {
         self.number(3).load(Relaxed)
     }
@@ -165,7 +166,7 @@ impl Books {
         self.number(4 + call as usize).load(Relaxed)
     }
 
-    /// Makes other processes hold so many bytes of a device from now on.
+    /// Makes other processes hold `bytes` of a device from now on.
     pub fn set_taken_by_others(&self, device: usize, bytes: u64) {
         self.device(device).field(Field::TakenByOthers).store(bytes, Relaxed);
     }
@@ -182,12 +183,13 @@ impl Books {
     fn number(&self, index: usize) -> &AtomicU64 {
         let numbers = self.map.as_ptr().cast::<AtomicU64>();
         assert!(index < Self::BYTES / size_of::<AtomicU64>());
-        // SAFETY: a map begins at a page, its length was checked, and no side accesses it but through atomics.
+        // SAFETY: a map begins at a page, its length was checked, and all sides access it only
+        // through atomics.
         unsafe { &*numbers.add(index) }
     }
 }
 
-/// The numbers of a device.
+/// The counters of a device, by position.
 #[derive(Clone, Copy)]
 pub(crate) enum Field {
     Held,
@@ -210,7 +212,7 @@ pub(crate) enum Field {
     Misuses,
 }
 
-/// What was counted for one device.
+/// The counters of one device.
 #[derive(Clone, Copy)]
 pub struct DeviceBooks<'a> {
     books: &'a Books,
@@ -229,46 +231,47 @@ macro_rules! numbers {
 }
 
 numbers! {
-    /// The bytes that the process holds, without its context.
+    /// Bytes the process holds, without its context.
     held: Held;
-    /// The most bytes that it ever held, without its context.
+    /// Peak of the bytes the process held, without its context.
     peak: Peak;
-    /// The most bytes that it held since the last [`forget_peak`](Self::forget_peak).
+    /// Peak of the bytes the process held since the last [`forget_peak`](Self::forget_peak),
+    /// without its context.
     recent_peak: RecentPeak;
-    /// The bytes that other processes hold.
+    /// Bytes other processes hold.
     taken_by_others: TakenByOthers;
-    /// The bytes of the context; 0 before there is one.
+    /// Bytes of the context; 0 while there is none.
     context: Context;
-    /// How many times memory was given out.
+    /// Number of allocations.
     allocations: Allocations;
-    /// How many times memory was given back.
+    /// Number of frees.
     frees: Frees;
-    /// How many times memory was refused.
+    /// Number of allocations refused.
     refused: Refused;
-    /// How many kernels were launched.
+    /// Number of kernel launches.
     launches: Launches;
-    /// How many copies went from the host to the device.
+    /// Number of copies from the host to the device.
     copies_to_device: ToDevice;
-    /// How many copies went from the device to the host.
+    /// Number of copies from the device to the host.
     copies_to_host: ToHost;
-    /// How many copies and fills stayed on the device.
+    /// Number of copies and fills within the device.
     copies_within_device: WithinDevice;
-    /// How many streams were ever made.
+    /// Number of streams ever created.
     streams: Streams;
-    /// How many streams there are.
+    /// Number of streams that exist now.
     streams_alive: StreamsAlive;
-    /// How many events were ever made.
+    /// Number of events ever created.
     events: Events;
-    /// How many events there are.
+    /// Number of events that exist now.
     events_alive: EventsAlive;
-    /// How many modules were loaded.
+    /// Number of modules loaded.
     modules: Modules;
-    /// How many times the program did what it must not; the journal says what.
+    /// Number of misuses. The journal describes each.
     misuses: Misuses;
 }
 
 impl DeviceBooks<'_> {
-    /// Lets [`recent_peak`](Self::recent_peak) begin anew.
+    /// Restarts [`recent_peak`](Self::recent_peak) from the bytes held now.
     pub fn forget_peak(&self) {
         self.field(Field::RecentPeak).store(self.held(), Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Puts the driver on the library path of child processes, and finds what they left.
+//! Puts the driver on the library path of child processes and finds the files they leave.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use crate::books::{Books, BooksError, MAX_DEVICES};
 use crate::journal::{Entry, JournalError, read_journal};
 use crate::settings::{SETTINGS_VARIABLE, Settings};
 
-/// The file name of the library that cargo builds of this crate.
+/// File name of the library cargo builds from this crate.
 const LIBRARY: &str = "libfirebox_blank.so";
-/// The names under which programs look for the driver, for NVML and for NVRTC.
+/// Names under which programs look for the driver, NVML and NVRTC.
 const NAMES: [&str; 6] = [
     "libcuda.so",
     "libcuda.so.1",
@@ -19,7 +19,8 @@ const NAMES: [&str; 6] = [
     "libnvrtc.so",
     "libnvrtc.so.13",
 ];
-/// The headers that kernels of CubeCL include (`cubecl-cpp`, `cuda/dialect.rs`). The stub of NVRTC looks for them and reads none.
+/// Headers that CubeCL's kernels include (`cubecl-cpp`, `cuda/dialect.rs`). The NVRTC stub only
+/// checks that they exist, so they are installed as empty files.
 const HEADERS: [&str; 12] = [
     "cooperative_groups.h",
     "cooperative_groups/memcpy_async.h",
@@ -38,16 +39,16 @@ const HEADERS: [&str; 12] = [
 /// Why the driver cannot be installed.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// The library is not there.
+    /// The library was not found.
     #[error("{LIBRARY} is not near {program}: build the package firebox-blank in the same profile", program = program.display())]
     NoLibrary {
-        /// The program that looked.
+        /// Path of the program that looked for it.
         program: PathBuf,
     },
-    /// There are more devices than there is room for.
+    /// The settings have more devices than the driver supports.
     #[error("{asked} devices are more than {MAX_DEVICES}")]
     TooManyDevices {
-        /// How many were asked for.
+        /// Number of devices in the settings.
         asked: usize,
     },
     /// A file cannot be written.
@@ -58,18 +59,20 @@ pub enum InstallError {
     Settings(#[from] serde_json::Error),
 }
 
-/// The driver, installed in a folder of its own for child processes. The folder is removed when this is dropped.
+/// The driver, installed in a folder of its own for child processes. Dropping it removes the
+/// folder.
 #[derive(Debug)]
 pub struct Blank {
     folder: tempfile::TempDir,
 }
 
 impl Blank {
-    /// Installs the driver with these settings and the stub of NVRTC.
+    /// Installs the driver with these settings, including the stubs of NVML and NVRTC.
     ///
     /// # Errors
     ///
-    /// If the library is not beside the program that runs, where cargo puts it, or the folder cannot be written.
+    /// The settings have more than [`MAX_DEVICES`] devices, the library is not next to the running
+    /// program, where cargo puts it, or the folder cannot be written.
     pub fn install(settings: &Settings) -> Result<Self, InstallError> {
         if settings.devices.len() > MAX_DEVICES {
             return Err(InstallError::TooManyDevices { asked: settings.devices.len() });
@@ -88,6 +91,9 @@ impl Blank {
     }
 
     /// A command that runs `program` on the driver.
+    ///
+    /// Sets `LD_LIBRARY_PATH`, `CUDA_PATH` and [`SETTINGS_VARIABLE`], and removes
+    /// `CUDA_VISIBLE_DEVICES`.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         let mut paths = vec![self.folder.path().to_owned()];
@@ -101,7 +107,7 @@ impl Blank {
         command
     }
 
-    /// The folder with the settings, books and journals.
+    /// The folder that holds the settings, books and journals.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -110,16 +116,16 @@ impl Blank {
     ///
     /// # Errors
     ///
-    /// If there are none.
+    /// The process has no books, or they cannot be read.
     pub fn books_of(&self, process: u32) -> Result<Books, BooksError> {
         Books::open(&Books::path(self.folder(), process))
     }
 
-    /// The books of all processes, in no order.
+    /// The books of all processes, in no particular order.
     ///
     /// # Errors
     ///
-    /// If a file cannot be read.
+    /// A file cannot be read.
     pub fn books(&self) -> Result<Vec<Books>, BooksError> {
         let unreadable = |cause| BooksError::Unreadable { path: self.folder().to_owned(), cause };
         let mut books = Vec::new();
@@ -136,17 +142,17 @@ impl Blank {
     ///
     /// # Errors
     ///
-    /// If there is none, or it is no journal.
+    /// There is no journal, or it cannot be parsed.
     pub fn journal_of(&self, process: u32) -> Result<Vec<Entry>, JournalError> {
         read_journal(self.folder(), process)
     }
 }
 
-/// The library, which cargo puts beside the programs that depend on this crate.
+/// Finds the library, which cargo puts next to the programs that depend on this crate.
 fn library() -> Result<PathBuf, InstallError> {
     let program = std::env::current_exe()?;
     let folder = program.parent().unwrap_or(Path::new("."));
-    // Tests and benches lie in `deps` as well, examples in a folder beside it.
+    // Tests and benches are in `deps` like the library; examples are in a sibling folder of `deps`.
     let places = [folder.to_owned(), folder.join("deps"), folder.join("../deps")];
     let found = places.iter().map(|place| place.join(LIBRARY)).find(|path| path.exists());
     match found {

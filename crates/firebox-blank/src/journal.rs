@@ -1,5 +1,6 @@
-//! What the driver did, in order: a line for each allocation, free and fault, written at once, so that it is there after a
-//! crash.
+//! What the driver did, in order: one line for each allocation, free, fault and misuse.
+//!
+//! Every line is written immediately, so the journal survives a crash.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,66 +8,66 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// A line of the journal.
+/// One line of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Entry {
-    /// Device memory was given out.
+    /// Device memory was allocated.
     Allocated {
-        /// The device's number.
+        /// Number of the device.
         device: usize,
-        /// The address.
+        /// Address of the allocation.
         address: u64,
         /// The bytes asked for.
         bytes: u64,
-        /// The stream, or none for memory that is asked for without one.
+        /// The stream of a stream-ordered allocation. `None` for an allocation without a stream.
         stream: Option<u64>,
     },
-    /// Device memory was given back.
+    /// Device memory was freed.
     Freed {
-        /// The device's number.
+        /// Number of the device.
         device: usize,
-        /// The address.
+        /// Address of the allocation.
         address: u64,
-        /// The bytes.
+        /// Size of the allocation in bytes.
         bytes: u64,
     },
-    /// Device memory was refused.
+    /// An allocation of device memory was refused.
     Refused {
-        /// The device's number.
+        /// Number of the device.
         device: usize,
         /// The bytes asked for.
         bytes: u64,
     },
-    /// A fault of the settings happened to a call.
+    /// A fault from the settings happened to a call.
     Fault {
-        /// The function.
+        /// The function called, or `allocation`.
         function: String,
-        /// The number of the call.
+        /// Number of the call, counted from 1.
         call: u64,
-        /// What it answered.
+        /// The result returned; 0 for success.
         error: u32,
     },
-    /// The program did what it must not.
+    /// The program misused the driver.
     Misuse {
-        /// What, in words.
+        /// What happened, in words.
         what_happened: String,
     },
-    /// The process ended in order; what is alive then.
+    /// The process ended normally. Lists what was still allocated.
     Ended {
-        /// The allocations of device memory that are alive.
+        /// Number of live device allocations.
         allocations: u64,
-        /// Their bytes.
+        /// Their total bytes.
         bytes: u64,
     },
 }
 
-/// The journal of one process, while it is written.
+/// The journal of one process, open for writing.
 #[derive(Debug)]
 pub struct Journal(Option<File>);
 
 impl Journal {
-    /// Begins the journal of the process with this number.
+    /// Opens the journal of the process with this number.
     pub(crate) fn create(folder: &Path, process: u32) -> Self {
         let file = File::options().create(true).append(true).open(path(folder, process));
         if let Err(error) = &file {
@@ -75,12 +76,12 @@ impl Journal {
         Self(file.ok())
     }
 
-    /// Adds a line.
+    /// Appends a line.
     pub(crate) fn write(&mut self, entry: &Entry) {
         let Some(file) = &mut self.0 else { return };
         let mut line = serde_json::to_string(entry).expect("entries are plain data");
         line.push('\n');
-        // One call, so that a process that is killed leaves whole lines.
+        // A single write, so a process that is killed leaves only whole lines.
         if let Err(error) = file.write_all(line.as_bytes()) {
             eprintln!("blank driver: the journal cannot be written: {error}");
             self.0 = None;
@@ -98,24 +99,27 @@ pub enum JournalError {
     /// The file cannot be read.
     #[error("the journal of process {process} cannot be read: {cause}; did it load the driver?")]
     Unreadable {
-        /// The process.
+        /// Number of the process.
         process: u32,
-        /// Why.
+        /// The cause.
         cause: std::io::Error,
     },
-    /// A line is none of the driver's.
+    /// A line was not written by the driver.
     #[error("line {line} of the journal of process {process} is not one: {cause}")]
     Malformed {
-        /// The process.
+        /// Number of the process.
         process: u32,
-        /// The number of the line, from 1.
+        /// Number of the line, counted from 1.
         line: usize,
-        /// Why.
+        /// The cause.
         cause: serde_json::Error,
     },
 }
 
-/// Reads the journal that a process left in the folder of a [`Blank`](crate::Blank).
+/// Reads the journal a process left in the folder of a [`Blank`](crate::Blank).
+///
+/// # Errors
+/// The file cannot be read, or a line is not an [`Entry`].
 pub fn read_journal(folder: &Path, process: u32) -> Result<Vec<Entry>, JournalError> {
     let text = std::fs::read_to_string(path(folder, process))
         .map_err(|cause| JournalError::Unreadable { process, cause })?;

@@ -1,9 +1,10 @@
-//! A CUDA driver that computes nothing and keeps books: burn's real CUDA backend runs on it on a machine without a GPU.
+//! A CUDA driver that computes nothing but keeps books. It runs burn's real CUDA backend on a
+//! machine without a GPU, for tests only.
 //!
-//! cubecl-cuda loads `libcuda` and `libnvrtc` when the program runs, and firebox `libnvidia-ml`. This crate builds one
-//! library with the functions of all three that they call. Put on the library path of a child process, it makes the
-//! child's whole CUDA stack run: fusion, autotune, the server, streams, pinned memory and the allocator. Only the
-//! kernels do not run, and what is read back is zeros.
+//! cubecl-cuda loads `libcuda` and `libnvrtc` at run time; firebox loads `libnvidia-ml`. This crate
+//! builds one library with the functions they call in all three. On the library path of a child
+//! process, it runs the child's whole CUDA stack: fusion, autotune, the server, streams, pinned
+//! memory and the allocator. Only the kernels do not run, and every read returns zeros.
 //!
 //! ```no_run
 //! use firebox_blank::{Blank, Device, Settings};
@@ -16,24 +17,29 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A test tells its child processes what the machine has ([`Settings`]), reads what the driver counted after a child ended
-//! or crashed ([`Books`]), and what it did in order ([`read_journal`]). While a child runs, the test can take memory away in
-//! another process's name ([`Books::set_taken_by_others`]).
+//! A test describes the machine to its child processes with [`Settings`]. After a child has ended
+//! or crashed, the test reads what the driver counted ([`Books`]) and what it did, in order
+//! ([`read_journal`]). While a child runs, the test can take memory away as if another process held
+//! it ([`Books::set_taken_by_others`]).
 //!
 //! # How memory is counted
 //!
-//! By the bytes that are asked for, without a driver's own rounding, when the call is made. A free takes effect when it is
-//! called; with [`Completions::Late`] a free in a stream's order takes effect when the stream gets there. Each device holds
-//! its context from the first time that it is retained until the process ends. Addresses are never used twice, so that
-//! a use after a free is always noticed.
+//! - An allocation counts the bytes asked for, without a driver's own rounding, at the time of the
+//!   call.
+//! - A free takes effect at the time of the call. With [`Completions::Late`], a stream-ordered free
+//!   takes effect when the stream reaches it.
+//! - A device holds its context from the first retain on. Releasing the last retain drops the
+//!   context, unless memory is still held on the device.
+//! - No address is ever reused, so a use after free is always detected.
 //!
 //! # Misuse
 //!
-//! What a debug allocator would notice is written to the journal and counted ([`DeviceBooks::misuses`]): a second free, a free
-//! of unknown memory, copies and kernel arguments outside live memory, work on a stream or an event that is not there.
-//! A function that the driver does not have is missing from the library, and cudarc names it when it looks for it.
+//! Whatever a debug allocator would detect is written to the journal and counted
+//! ([`DeviceBooks::misuses`]): a second free, a free of unknown memory, copies and kernel arguments
+//! outside live memory, and work on a stream or event that does not exist. A function the driver
+//! does not implement is missing from the library, and cudarc names it when it looks it up.
 //!
-//! NCCL is not part of it.
+//! NCCL is not included.
 
 mod books;
 mod install;

@@ -1,33 +1,37 @@
-//! What a test tells the driver of its child processes.
+//! What a test tells the driver of its child processes. `install` writes the settings to a file,
+//! and the driver reads it at its first call.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The environment variable that names the file with the settings. A test sets it for its child processes alone.
+/// The environment variable that names the settings file. A test sets it only for its child
+/// processes.
 pub const SETTINGS_VARIABLE: &str = "FIREBOX_BLANK";
 
-/// The machine that the driver pretends to be.
+/// The machine the driver simulates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// The devices, in CUDA's order.
     pub devices: Vec<Device>,
-    /// What `cuDriverGetVersion` answers. Default: 13000, for CUDA 13.0.
+    /// The result of `cuDriverGetVersion`. Default: 13000, for CUDA 13.0.
     pub driver_version: i32,
-    /// When work is done. Default: at once.
+    /// When work completes. Default: at once.
     pub completions: Completions,
     /// How long kernels take. Default: [`KernelTimes::Steady`].
     pub kernel_times: KernelTimes,
-    /// What goes wrong. Default: nothing.
+    /// The faults to inject. Default: none.
     pub faults: Vec<Fault>,
-    /// The folder in which the stub of NVRTC keeps the programs that it is handed: the source in a file `HASH.cu`, and the options
-    /// that are no folders, a line each, in `HASH.options`. Default: none.
+    /// The folder in which the NVRTC stub keeps the programs it is given. Default: none.
+    ///
+    /// `HASH.cu` holds the source. `HASH.options` holds the options except include paths, one a
+    /// line.
     #[serde(default)]
     pub sources: Option<PathBuf>,
 }
 
 impl Settings {
-    /// A machine with these devices, on which nothing goes wrong.
+    /// A machine with these devices and no faults.
     pub fn new(devices: impl IntoIterator<Item = Device>) -> Self {
         Self {
             devices: devices.into_iter().collect(),
@@ -39,46 +43,47 @@ impl Settings {
         }
     }
 
-    /// The same machine, on which this goes wrong as well.
+    /// Adds a fault.
     pub fn with_fault(mut self, fault: Fault) -> Self {
         self.faults.push(fault);
         self
     }
 
-    /// The same machine with other kernel times.
+    /// Sets how long kernels take.
     pub fn with_kernel_times(mut self, times: KernelTimes) -> Self {
         self.kernel_times = times;
         self
     }
 
-    /// The same machine, which completes work late.
+    /// Sets when work completes.
     pub fn with_completions(mut self, completions: Completions) -> Self {
         self.completions = completions;
         self
     }
 }
 
-/// A device.
+/// A simulated device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// The name; the driver adds that it is blank.
+    /// The name. The driver appends ` (blank)`.
     pub name: String,
-    /// The bytes that `cuDeviceTotalMem` answers.
+    /// The result of `cuDeviceTotalMem`, in bytes.
     pub memory: u64,
-    /// The compute capability, major and minor.
+    /// The compute capability: major, minor.
     pub capability: (u32, u32),
     /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// The bytes of shared memory that a block can opt in to. Default: 99 KiB.
+    /// Bytes of shared memory a block can opt in to. Default: 99 KiB.
     pub shared_memory: u32,
-    /// The bytes that a process's context takes. Default: 300 MiB.
+    /// Bytes taken by a process's context. Default: 300 MiB.
     pub context: u64,
-    /// The bytes that other processes hold at the start. Default: none.
+    /// Bytes other processes hold at the start. Default: none.
     pub taken_by_others: u64,
 }
 
 impl Device {
-    /// A device with this name, total memory in bytes, compute capability and number of multiprocessors.
+    /// A device with this name, total memory in bytes, compute capability and number of streaming
+    /// multiprocessors.
     pub fn new(
         name: impl Into<String>,
         memory: u64,
@@ -96,66 +101,68 @@ impl Device {
         }
     }
 
-    /// The same device with so many bytes of shared memory that a block can opt in to.
+    /// Sets the bytes of shared memory a block can opt in to.
     pub fn with_shared_memory(mut self, bytes: u32) -> Self {
         self.shared_memory = bytes;
         self
     }
 
-    /// The same device with a context of so many bytes.
+    /// Sets the bytes of the context.
     pub fn with_context(mut self, bytes: u64) -> Self {
         self.context = bytes;
         self
     }
 
-    /// The same device, of which other processes leave so many bytes to this one, its context not counted.
+    /// Lets other processes hold so much that `bytes` remain for this one, in addition to its
+    /// context.
     pub fn leaving(mut self, bytes: u64) -> Self {
         self.taken_by_others = self.memory.saturating_sub(self.context + bytes);
         self
     }
 }
 
-/// When work on a stream is done.
+/// When work on a stream completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Completions {
-    /// As soon as its kernels have taken their time. Memory is free when it is freed.
+    /// When its kernels have taken their time. Freed memory is available at once.
     Prompt,
-    /// So many microseconds later, as on a busy device. Memory that is freed in a stream's order is free once the stream gets
-    /// there.
+    /// Later by a delay, as on a busy device. Memory of a stream-ordered free becomes available
+    /// when the stream reaches the free.
     Late {
-        /// The delay of each event and each free.
+        /// The delay of each event and each free, in microseconds.
         microseconds: u64,
     },
 }
 
-/// How long kernels take. A program learns of it when it waits for a stream or an event, as burn's tuner does.
+/// How long kernels take. A program notices when it waits for a stream or an event, as burn's tuner
+/// does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KernelTimes {
-    /// No time at all: the tuner chooses by jitter.
+    /// No time at all. The tuner's choices then depend on jitter.
     None,
-    /// A time that follows from the kernel's code, grid and block, so that the tuner's choices repeat.
+    /// A time derived from the kernel's code, grid and block. The tuner's choices are repeatable.
     Steady,
-    /// The same with another order of kernels for each seed.
+    /// As `Steady`, but each seed orders the kernels differently.
     Shuffled {
-        /// Chooses the order.
+        /// Selects the order.
         seed: u64,
     },
 }
 
-/// Something that goes wrong.
+/// A fault to inject.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// Which calls are counted.
     pub target: Target,
-    /// The first call that it happens to, counted from 1 over the whole process.
+    /// The first call affected, counted from 1 over the whole process.
     pub nth: u64,
-    /// How many calls in a row it happens to.
+    /// How many consecutive calls are affected.
     pub times: u64,
-    /// The `CUresult` that the call answers; 0 for success.
+    /// The `CUresult` the call returns; 0 for success.
     pub error: u32,
-    /// How many microseconds the call takes in addition.
+    /// Extra duration of the call, in microseconds.
     pub delay: u64,
-    /// The bytes that other processes hold from the call on, if that changes.
+    /// Bytes other processes hold from this call on, on every device. `None`: no change.
     pub taken_by_others: Option<u64>,
 }
 
@@ -166,24 +173,24 @@ impl Fault {
     pub const NO_DEVICE: u32 = 100;
     /// `CUDA_ERROR_INVALID_PTX`.
     pub const INVALID_PTX: u32 = 218;
-    /// `CUDA_ERROR_ILLEGAL_ADDRESS`: stays with the device for the rest of the process.
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS`. The device keeps returning it for the rest of the process.
     pub const ILLEGAL_ADDRESS: u32 = 700;
     /// `CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES`.
     pub const LAUNCH_OUT_OF_RESOURCES: u32 = 701;
     /// `CUDA_ERROR_SYSTEM_DRIVER_MISMATCH`.
     pub const DRIVER_MISMATCH: u32 = 803;
 
-    /// The `nth` allocation of device memory is refused, asked for in a stream's order or not.
+    /// Refuses the `nth` allocation of device memory, stream-ordered or not.
     pub fn refuse(nth: u64) -> Self {
         Self::at(Target::Allocation, nth, Self::OUT_OF_MEMORY)
     }
 
-    /// The `nth` call of a function answers `error`.
+    /// Makes the `nth` call of a function return `error`.
     pub fn call(function: impl Into<String>, nth: u64, error: u32) -> Self {
         Self::at(Target::Function(function.into()), nth, error)
     }
 
-    /// From the `nth` allocation on, other processes hold so many bytes.
+    /// Makes other processes hold `bytes` on every device from the `nth` allocation on.
     pub fn others_take(nth: u64, bytes: u64) -> Self {
         Self { taken_by_others: Some(bytes), ..Self::at(Target::Allocation, nth, 0) }
     }
@@ -192,19 +199,19 @@ impl Fault {
         Self { target, nth, times: 1, error, delay: 0, taken_by_others: None }
     }
 
-    /// The same for so many calls in a row.
+    /// Sets how many consecutive calls are affected.
     pub fn times(mut self, times: u64) -> Self {
         self.times = times;
         self
     }
 
-    /// The same, after so many microseconds.
+    /// Delays the affected calls, in microseconds.
     pub fn after(mut self, microseconds: u64) -> Self {
         self.delay = microseconds;
         self
     }
 
-    /// Whether it happens to this call.
+    /// Whether the fault affects this call.
     pub(crate) fn happens_at(&self, call: u64) -> bool {
         call >= self.nth && call - self.nth < self.times
     }
@@ -213,8 +220,8 @@ impl Fault {
 /// Which calls a [`Fault`] counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Target {
-    /// Allocations of device memory. CubeCL asks again without a stream when it was refused in a stream's order: both calls
-    /// are one allocation.
+    /// Allocations of device memory. If a stream-ordered allocation is refused, CubeCL retries it
+    /// without a stream. Both calls count as one allocation.
     Allocation,
     /// Calls of the function with this name, such as `cuLaunchKernel` or `nvrtcCompileProgram`.
     Function(String),

@@ -1,4 +1,5 @@
-//! The driver as a C program sees it: each case calls its functions in a child process, whose books and journal are then read.
+//! The driver as a C program sees it. Each case calls its functions in a child process; the test
+//! then reads the child's books and journal.
 
 use std::ffi::{CString, c_void};
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 const VARIABLE: &str = "FIREBOX_BLANK_CASE";
 const MIB: usize = 1 << 20;
 
-/// What a case does in a child, the machine that it does it on, and what is to be found afterwards.
+/// What a case runs in the child, on which machine, and what is checked afterwards.
 struct Case {
     name: &'static str,
     settings: fn() -> Settings,
@@ -30,10 +31,10 @@ fn machine() -> Settings {
     Settings::new([device.clone(), device]).with_kernel_times(KernelTimes::None)
 }
 
-/// Begins a case: the context of the first device is current, and there is a stream.
+/// Begins a case: makes the first device's context current and returns a new stream.
 fn begin() -> *mut c_void {
     let (mut context, mut stream) = (null_mut(), null_mut());
-    // SAFETY: all pointers are places of this function, here and in all cases.
+    // SAFETY: here and in all cases, every pointer refers to a local variable.
     unsafe {
         assert_eq!(cuInit(0), 0);
         assert_eq!(cuDevicePrimaryCtxRetain(&mut context, 0), 0);
@@ -57,7 +58,7 @@ fn free_bytes() -> usize {
     free
 }
 
-/// A kernel of two pointers and a number.
+/// A kernel that takes two pointers and a number.
 fn kernel() -> *mut c_void {
     let source = c"extern \"C\" __global__ void add(float* a, const float* b, const int n) {}";
     let (mut program, mut size, mut module, mut function) = (null_mut(), 0, null_mut(), null_mut());
@@ -96,7 +97,7 @@ fn launch(function: *mut c_void, addresses: [u64; 2], stream: *mut c_void) -> u3
     }
 }
 
-/// What the journal says of misuse.
+/// The misuses in the journal.
 fn misuses(journal: &[Entry]) -> Vec<&str> {
     let told = |entry: &'_ Entry| match entry {
         Entry::Misuse { what_happened } => Some(what_happened.clone().leak() as &str),
@@ -200,7 +201,7 @@ const CASES: &[Case] = &[
             assert_eq!([create(), create(), create()], [0, result::OUT_OF_MEMORY, 0]);
             allocate(MIB, stream).unwrap();
             assert_eq!(allocate(MIB, stream), Err(result::OUT_OF_MEMORY));
-            // CubeCL asks again without a stream: that is the same allocation.
+            // CubeCL retries without a stream. That is the same allocation.
             let mut address = 0;
             assert_eq!(unsafe { cuMemAlloc_v2(&mut address, MIB) }, result::OUT_OF_MEMORY);
             assert_eq!(unsafe { cuMemAlloc_v2(&mut address, MIB) }, 0);
@@ -222,7 +223,7 @@ const CASES: &[Case] = &[
             assert_eq!(unsafe { cuStreamSynchronize(stream) }, result::ILLEGAL_ADDRESS);
             assert_eq!(unsafe { cuStreamSynchronize(stream) }, result::ILLEGAL_ADDRESS);
             assert_eq!(allocate(MIB, stream), Err(result::ILLEGAL_ADDRESS));
-            // The other device goes on.
+            // The other device keeps working.
             let (mut context, mut other) = (null_mut(), null_mut());
             unsafe {
                 assert_eq!(cuDevicePrimaryCtxRetain(&mut context, 1), 0);
@@ -247,7 +248,7 @@ const CASES: &[Case] = &[
             allocate(MIB, stream).unwrap();
             assert_eq!(allocate(100 * MIB, stream), Err(result::OUT_OF_MEMORY));
             allocate(100 * MIB, stream).unwrap();
-            // And the test itself can, while the program runs.
+            // The test itself can take memory too, while the program runs.
             let books = Books::own().expect("this process has books");
             books.set_taken_by_others(0, 1 << 30);
             assert_eq!(allocate(MIB, stream), Err(result::OUT_OF_MEMORY));

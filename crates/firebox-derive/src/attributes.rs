@@ -1,31 +1,32 @@
-//! What `#[micro_batch(...)]` says: parsed, checked for contradictions, every error with its place.
+//! Parses `#[micro_batch(...)]` and checks it for contradictions, before `expand` writes the impl.
+//! Every error points at its place in the source.
 
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{Attribute, Error, Expr, ExprPath, Lit, LitInt, Meta, Token};
 
-/// The keys that a field may have, for messages.
+/// The keys allowed on a field, for messages.
 const FIELD_KEYS: &str = "`dim = ...`, `each` and `shared`";
 
-/// What the attributes of the struct say.
+/// The attributes of the struct.
 #[derive(Default)]
 pub struct StructOptions {
-    /// The function that gives the weight, if it is not the number of items.
+    /// The function that computes the weight. `None`: the number of items.
     pub weight: Option<ExprPath>,
 }
 
-/// What the attributes of a field say.
+/// The attributes of one field.
 #[derive(Default)]
 pub struct FieldOptions {
-    /// The dimension of the items.
+    /// The dimension that holds the items.
     pub dim: Option<LitInt>,
-    /// Whether the field is a list whose every element is cut.
+    /// Whether the field is a list in which every element is cut.
     pub each: bool,
     /// Whether every item uses the whole field.
     pub shared: bool,
 }
 
-/// Errors gathered so far, so that one run of the compiler shows all of them.
+/// Collects errors, so one compiler run shows all of them.
 #[derive(Default)]
 pub struct Errors(Option<Error>);
 
@@ -38,7 +39,7 @@ impl Errors {
         }
     }
 
-    /// All errors as one, if there is any.
+    /// Returns all errors as one, or `Ok` if there are none.
     pub fn finish(self) -> syn::Result<()> {
         self.0.map_or(Ok(()), Err)
     }
@@ -121,7 +122,8 @@ impl FieldOptions {
     }
 }
 
-/// The comma-separated parts of all `#[micro_batch(...)]` among `attributes`; `keys` is what may stand there.
+/// The comma-separated parts of every `#[micro_batch(...)]` in `attributes`. `keys` lists the
+/// allowed keys, for messages.
 fn metas(attributes: &[Attribute], keys: &str, errors: &mut Errors) -> Vec<Meta> {
     let mut metas = Vec::new();
     for attribute in attributes {
@@ -154,7 +156,7 @@ fn key_of(meta: &Meta) -> String {
     names.join("::")
 }
 
-/// The key among `seen` that cannot stand beside `key`.
+/// The key in `seen` that contradicts `key`, if any.
 fn contradiction<'a>(key: &str, seen: &'a [String]) -> Option<&'a String> {
     seen.iter().find(|other| match key {
         "shared" => matches!(other.as_str(), "dim" | "each"),
@@ -217,7 +219,7 @@ fn weight_of(meta: &Meta) -> syn::Result<ExprPath> {
     }
 }
 
-/// The expression inside the invisible groups that a macro's substitutions leave.
+/// The expression inside the invisible groups left by macro substitution.
 fn ungrouped(mut expression: &Expr) -> &Expr {
     while let Expr::Group(group) = expression {
         expression = &group.expr;

@@ -1,4 +1,5 @@
-//! From a checked struct to the impl: a line per field in `items` and in `range`, a bound per field whose type is open.
+//! Turns a checked struct into the impl: one line for each field in `items` and `range`, and bounds
+//! for each field whose type is open.
 
 use std::collections::HashSet;
 
@@ -12,17 +13,18 @@ use syn::{
 
 use crate::attributes::{Errors, FieldOptions, StructOptions};
 
-/// A field and how it is cut.
+/// A field, and how it is cut.
 struct Part<'a> {
     field: &'a Field,
     member: Member,
     options: FieldOptions,
 }
 
-/// The impl of `MicroBatch` for `input`, with the trait in the crate at `home`.
+/// The impl of `MicroBatch` for `input`. `home` is the crate that holds the trait.
 ///
 /// # Errors
-/// If `input` is not a struct with fields, or its attributes are wrong: all errors at once.
+/// `input` is not a struct with fields, or its attributes are wrong. All wrong attributes are
+/// reported together.
 pub fn expand(input: &DeriveInput, home: &Path) -> syn::Result<TokenStream> {
     let data = require_struct(input)?;
     let mut errors = Errors::default();
@@ -101,13 +103,13 @@ fn require_items(input: &DeriveInput, parts: &[Part]) -> syn::Result<()> {
     ))
 }
 
-/// What the types of the fields must be, for those that the bounds of the struct leave open.
+/// Bounds on the field types that the struct's own bounds leave open.
 fn bounds(parts: &[Part], generics: &Generics, home: &Path) -> Vec<WherePredicate> {
     let open = open_parameters(generics);
     parts.iter().flat_map(|part| part.bounds(generics, &open, home)).collect()
 }
 
-/// The type parameters without a bound, neither inline nor in the where clause.
+/// The type parameters without any bound, inline or in the where clause.
 fn open_parameters(generics: &Generics) -> HashSet<String> {
     let clauses = || generics.where_clause.iter().flat_map(|clause| &clause.predicates);
     let bound_below = |parameter: &TypeParam| {
@@ -167,7 +169,8 @@ fn range(parts: &[Part], home: &Path) -> TokenStream {
 }
 
 fn weight(path: &ExprPath) -> TokenStream {
-    // A function pointer, so that a wrong signature is reported with the right one.
+    // Assigns to a function pointer, so the compiler error for a wrong signature shows the right
+    // one.
     let function = placed_on(quote!(let weight: fn(&Self) -> ::core::primitive::f64 =), path);
     quote! {
         fn weight(&self) -> ::core::primitive::f64 {
@@ -177,9 +180,9 @@ fn weight(path: &ExprPath) -> TokenStream {
     }
 }
 
-/// The same tokens, placed so that the compiler sees them from the first token of `target` to its last.
+/// The same tokens with the source position of `target`, from its first token to its last.
 ///
-/// What the names mean does not change, also if a macro of the user's wrote `target`.
+/// Name resolution does not change, even if a user's macro wrote `target`.
 fn placed_on(tokens: TokenStream, target: &impl ToTokens) -> TokenStream {
     let targets: Vec<TokenTree> = target.to_token_stream().into_iter().collect();
     let (Some(first), Some(last)) = (targets.first(), targets.last()) else {
@@ -201,8 +204,8 @@ fn placed_on(tokens: TokenStream, target: &impl ToTokens) -> TokenStream {
 }
 
 impl Part<'_> {
-    /// What the type of the field must be for its way of being cut, if the struct leaves that open: if it is a type
-    /// parameter, or made of one of the `open` ones.
+    /// The bounds the field's type needs to be cut this way, if the struct leaves the type open: it
+    /// is a type parameter, or mentions one of the `open` ones.
     fn bounds(
         &self,
         generics: &Generics,
@@ -229,7 +232,7 @@ impl Part<'_> {
         vec![parse_quote!(#ty: #elements), parse_quote!(<#ty as #elements>::Element: #cut)]
     }
 
-    /// The name of the field in messages.
+    /// The field's name in messages.
     fn name(&self) -> String {
         match &self.member {
             Member::Named(name) => name.unraw().to_string(),
@@ -237,9 +240,10 @@ impl Part<'_> {
         }
     }
 
-    /// The call that asks for what the type of the field must be; it stands where the type does.
+    /// The call that requires the trait from the field's type, at the source position of the type.
     ///
-    /// `items` and `range` make the same call in the same place, so that the compiler shows its error once.
+    /// `items` and `range` make the same call at the same position, so the compiler shows its error
+    /// only once.
     fn make(&self, home: &Path) -> TokenStream {
         let member = &self.member;
         let FieldOptions { dim, each, shared } = &self.options;

@@ -1,7 +1,8 @@
-//! `#[derive(MicroBatch)]`: the impl that cuts a struct field by field.
+//! `#[derive(MicroBatch)]`: generates the impl that cuts a struct field by field.
 //!
-//! The macro reads the attributes (`attributes`), finds where the trait is (`home`) and writes the impl (`expand`).
-//! How items are counted and cut is not decided here: the generated code calls the trait's crate.
+//! The macro reads the attributes (`attributes`), finds the crate of the trait (`home`) and writes
+//! the impl (`expand`). It does not decide how items are counted and cut: the generated code calls
+//! the trait's crate for that.
 
 use proc_macro::TokenStream;
 use syn::{DeriveInput, parse_macro_input};
@@ -10,8 +11,8 @@ mod attributes;
 mod expand;
 mod home;
 
-// Documented where it is re-exported, in `firebox-batch`: examples there do not compile burn once more for the host,
-// on which this crate and its tests are built.
+// Documented at the re-export in `firebox-batch`. Examples here would compile burn once more for
+// the host, because this crate and its tests are built for the host.
 #[allow(missing_docs)]
 #[proc_macro_derive(MicroBatch, attributes(micro_batch))]
 pub fn derive_micro_batch(input: TokenStream) -> TokenStream {

@@ -1,4 +1,4 @@
-//! The planner's memory of footprints: each is asked for once.
+//! Caches footprints for the planner, so that none is computed twice.
 
 use firebox_trace::Bytes;
 
@@ -7,7 +7,7 @@ use crate::need::Need;
 use crate::outcome::Answer;
 use crate::split::Split;
 
-/// The function that knows footprints, and what it has said so far.
+/// The function that computes footprints, and its results so far.
 pub(crate) struct Answers<F> {
     footprints_of: F,
     known: Vec<Answer>,
@@ -21,15 +21,18 @@ where
         Self { footprints_of, known: Vec::new() }
     }
 
-    /// Whether a split fits the budget; asks if that is not known.
+    /// Whether a split fits the budget. Asks for its footprint if it is unknown.
     pub fn fits(&mut self, split: Split, budget: Bytes) -> Result<bool, PlanError<E>> {
         self.ask(&[split])?;
         let answer = self.known(split).expect("it was asked for");
         Ok(answer.need.peak <= budget)
     }
 
-    /// Makes these splits known, with one question for all that are not. A failure counts only where one is asked for; of
-    /// several, not all may be needed.
+    /// Asks for the footprints of all `splits` that are unknown, in one call.
+    ///
+    /// A failure is an error only if one split was asked for. If several were asked for, failures
+    /// are dropped, because the search may not need all of them; [`fits`](Self::fits) asks again if
+    /// it does.
     pub fn ask(&mut self, splits: &[Split]) -> Result<(), PlanError<E>> {
         let mut questions: Vec<Split> = Vec::new();
         for split in splits {
@@ -55,22 +58,22 @@ where
 }
 
 impl<F> Answers<F> {
-    /// What is known of a split. A plan asks some ten to forty times, too few for a map.
+    /// The footprint of a split, if known. Linear search: a plan asks for only ten to forty.
     pub fn known(&self, split: Split) -> Option<&Answer> {
         self.known.iter().find(|answer| answer.split == split)
     }
 
-    /// What is known of micro-batches of one item that exceed the budget.
+    /// A known split into single items that exceeds the budget.
     pub fn single_item_misfit(&self, budget: Bytes) -> Option<&Answer> {
         self.misfits(budget).find(|answer| answer.split.largest().get() == 1)
     }
 
-    /// The answers that exceed the budget, in the order of the questions.
+    /// The answers that exceed the budget, in the order they were asked for.
     pub fn misfits(&self, budget: Bytes) -> impl DoubleEndedIterator<Item = &Answer> {
         self.known.iter().filter(move |answer| answer.need.peak > budget)
     }
 
-    /// All answers, in the order of the questions.
+    /// All answers, in the order they were asked for.
     pub fn into_known(self) -> Vec<Answer> {
         self.known
     }

@@ -1,7 +1,8 @@
-//! How much memory a plan may use: what the user wrote, and what it comes to on a given memory.
+//! How much memory a plan may use: what the user wrote, and how many bytes that is on a given
+//! memory.
 //!
-//! Where the memory is looked at is not decided here: the host's is read in `host_memory.rs`, a card's by whoever
-//! knows the card.
+//! Nothing here queries a memory. `host_memory.rs` reads the host's; whoever knows a card reads the
+//! card's.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,13 +10,13 @@ use std::str::FromStr;
 
 use firebox_trace::Bytes;
 
-/// The least that [`Budget::free`] leaves unused unless told otherwise.
+/// The least [`Budget::free`] leaves unused by default.
 const LEAST_MARGIN: Bytes = Bytes::mib(256);
 
-/// The share of all memory that [`Budget::free`] leaves unused unless told otherwise.
+/// The share of all memory [`Budget::free`] leaves unused by default.
 const MARGIN_SHARE: f64 = 0.05;
 
-/// A memory, as it is now.
+/// A snapshot of a memory: its size and how much is free.
 ///
 /// ```
 /// use firebox_plan::MemoryInfo;
@@ -26,16 +27,16 @@ const MARGIN_SHARE: f64 = 0.05;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// All bytes there are, used or not.
+    /// All bytes, used or not.
     pub total: Bytes,
-    /// The bytes that can be had now.
+    /// The bytes that can be allocated now.
     pub free: Bytes,
-    /// Whose memory it is, as a person would say it.
+    /// Which memory this is, in words a person would use.
     pub source: Cow<'static, str>,
 }
 
 impl MemoryInfo {
-    /// A memory of `total` bytes of which `free` can be had now.
+    /// A memory of `total` bytes of which `free` can be allocated now.
     pub fn new(total: Bytes, free: Bytes, source: impl Into<Cow<'static, str>>) -> Self {
         Self { total, free, source: source.into() }
     }
@@ -49,7 +50,8 @@ impl fmt::Display for MemoryInfo {
 
 /// How much memory a plan may use. Default: [`Budget::free`].
 ///
-/// Reads and displays as `24.00 MiB`, `80%` or `free`, the latter two also less a margin: `free - 1.00 GiB`.
+/// Parses and displays as `24.00 MiB`, `80%` or `free`. The last two may carry a margin:
+/// `free - 1.00 GiB`.
 ///
 /// ```
 /// use firebox_plan::{Budget, MemoryInfo};
@@ -65,37 +67,40 @@ impl fmt::Display for MemoryInfo {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Budget {
-    /// So many bytes. Not compared with the memory there is.
+    /// An amount in bytes. Not compared with the memory there is.
     Bytes(Bytes),
     /// A share of all memory, used or not.
     Fraction {
         /// The share, above 0 and at most 1.
         of_total: f64,
-        /// What is left unused of that share.
+        /// Bytes of that share to leave unused.
         margin: Bytes,
     },
-    /// What is free now.
+    /// The memory that is free now.
     Free {
-        /// What is left unused. `None`: 5 % of all memory or 256 MiB, whichever is more.
+        /// Bytes to leave unused. `None`: 5 % of all memory or 256 MiB, whichever is more.
         margin: Option<Bytes>,
     },
 }
 
 impl Budget {
-    /// A share of all memory, used or not, above 0 and at most 1. A share outside is an error of
-    /// [`resolve`](Self::resolve).
+    /// A share of all memory, used or not. Must be above 0 and at most 1; otherwise
+    /// [`resolve`](Self::resolve) returns an error.
     pub const fn fraction(of_total: f64) -> Self {
         Self::Fraction { of_total, margin: Bytes::ZERO }
     }
 
-    /// What is free now, less 5 % of all memory or 256 MiB, whichever is more: other programs and the driver move a
-    /// little, and no plan should hang on it. [`margin`](Self::margin) sets another amount.
+    /// The memory that is free now, minus 5 % of all memory or 256 MiB, whichever is more.
+    ///
+    /// The margin absorbs small changes made by other programs and the driver.
+    /// [`margin`](Self::margin) sets another amount.
     pub const fn free() -> Self {
         Self::Free { margin: None }
     }
 
-    /// Leaves `margin` unused. It takes the place of the margin that a fraction or the free memory has; a number of
-    /// bytes is lowered by it.
+    /// Leaves `margin` unused.
+    ///
+    /// Replaces the margin of a share or of the free memory. Subtracts it from an amount in bytes.
     pub fn margin(self, margin: Bytes) -> Self {
         match self {
             Self::Bytes(bytes) => Self::Bytes(bytes - margin),
@@ -104,10 +109,10 @@ impl Budget {
         }
     }
 
-    /// The number of bytes that this budget is on `memory`, at least one.
+    /// The number of bytes this budget allows on `memory`, at least one.
     ///
     /// # Errors
-    /// A share that is not above 0 and at most 1, or not a number; a budget that comes to zero bytes.
+    /// The share is not a number, not above 0, or above 1; or the budget comes to zero bytes.
     pub fn resolve(&self, memory: &MemoryInfo) -> Result<Bytes, BudgetError> {
         self.validate()?;
         let bytes = match *self {
@@ -124,7 +129,7 @@ impl Budget {
         Ok(bytes)
     }
 
-    /// The errors that need no memory to be seen.
+    /// Reports the errors that can be found without a memory.
     fn validate(&self) -> Result<(), BudgetError> {
         match *self {
             Self::Bytes(Bytes::ZERO) => Err(BudgetError::Zero),
@@ -154,7 +159,7 @@ impl fmt::Display for Budget {
             Self::Bytes(bytes) => (bytes.to_string(), Bytes::ZERO),
             Self::Fraction { of_total, margin } => (percent(of_total), margin),
             Self::Free { margin: None } => ("free".to_owned(), Bytes::ZERO),
-            // A margin of zero is said, for without it the default margin would be meant.
+            // A margin of zero is printed. Without it the text would mean the default margin.
             Self::Free { margin: Some(margin) } => return f.pad(&format!("free - {margin}")),
         };
         match margin {
@@ -167,8 +172,10 @@ impl fmt::Display for Budget {
 impl FromStr for Budget {
     type Err = BudgetError;
 
-    /// Reads an amount (`24MiB`, `1.5 GiB`), a share of all memory (`80%`) or `free`; the latter two may be followed
-    /// by a margin (`free - 1GiB`). A number with a decimal point needs a unit: `0.8` is no amount of bytes.
+    /// Parses an amount (`24MiB`, `1.5 GiB`), a share of all memory (`80%`) or `free`.
+    ///
+    /// A share or `free` may be followed by a margin (`free - 1GiB`). A number with a decimal point
+    /// needs a unit: `0.8` is not an amount of bytes.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let unreadable = || BudgetError::Unreadable { text: text.to_owned() };
         let amount = |text: &str| {
@@ -195,22 +202,22 @@ impl FromStr for Budget {
     }
 }
 
-/// A budget that cannot be read, or comes to nothing.
+/// A budget that cannot be parsed, is out of range, or comes to nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BudgetError {
-    /// The text is no budget.
+    /// The text is not a budget.
     #[error("`{text}` is not a budget: write an amount as `24MiB`, a share as `80%`, or `free`")]
     Unreadable {
         /// The text.
         text: String,
     },
-    /// Zero bytes were asked for.
+    /// The budget is an amount of zero bytes.
     #[error(
         "the budget is zero bytes: give an amount such as `24MiB`, a share such as `80%`, or `free`"
     )]
     Zero,
-    /// A share that is not above 0 and at most 1.
+    /// The share is not above 0 and at most 1.
     #[error(
         "a share of {of_total} of all memory cannot be had: give a number above 0 and at most 1, as 0.8 for 80%"
     )]
@@ -218,7 +225,7 @@ pub enum BudgetError {
         /// The share, which may be NaN.
         of_total: f64,
     },
-    /// The budget is right, and comes to zero bytes on this memory.
+    /// The budget is valid but comes to zero bytes on this memory.
     #[error(
         "a budget of `{budget}` leaves nothing ({memory}): free some memory, set a smaller margin, or give an amount"
     )]
@@ -230,7 +237,7 @@ pub enum BudgetError {
     },
 }
 
-/// A share in percent, without the noise that multiplying it by 100 leaves in the last digits.
+/// A share in percent, without the rounding noise that multiplying by 100 adds to the last digits.
 fn percent(of_total: f64) -> String {
     let text = format!("{:.6}", of_total * 100.0);
     let text =
@@ -257,7 +264,7 @@ mod tests {
         check("24MiB", Ok(Bytes::mib(24)));
         check(" 1.5 GiB ", Ok(Bytes::mib(1536)));
         check("1048576", Ok(Bytes::mib(1)));
-        // More than there is: the user's own word counts.
+        // An amount above the total memory is kept: the user asked for it.
         check("1TiB", Ok(Bytes::gib(1024)));
     }
 

@@ -1,7 +1,8 @@
-//! An independent look at a plan: it shares no code with the planner, and takes a plan as ranges of items only.
+//! An independent check of a plan. It shares no code with the planner and sees a plan only as
+//! ranges of items.
 //!
-//! Debug builds of [`plan`](crate::plan) and the property tests call it on every plan. Modelled on the checker of
-//! regalloc2, which verifies an allocation without knowing how it came to be.
+//! Debug builds of [`plan`](crate::plan) and the property tests call it on every plan. Modelled on
+//! the checker of regalloc2, which verifies an allocation without knowing how it was computed.
 
 use std::ops::Range;
 
@@ -9,13 +10,20 @@ use firebox_trace::{Bytes, Items};
 
 use crate::options::Sizing;
 
-/// Looks whether the micro-batches `ranges` are a right way to run `batch` within `budget`.
+/// Checks that the micro-batches `ranges` are a valid way to run `batch` within `budget`.
 ///
-/// `footprint` gives the peak of an iteration of micro-batches of these sizes, or nothing if that is not known. That of
-/// `ranges` must be known; whether the whole batch would have fitted is only looked at if it is known. Looked for are: an item
-/// left out, run twice or out of order; an empty micro-batch; a peak above the budget; sizes that break the rule of the sizing;
-/// and a batch that is split although it fits whole (but not where the user has fixed the size). Not looked for are
-/// splits with fewer steps.
+/// `footprint` returns the peak of an iteration over micro-batches of the given sizes, or `None` if
+/// it is unknown. The peak of `ranges` must be known.
+///
+/// Detects:
+/// - an item left out, run twice or run out of order
+/// - an empty micro-batch
+/// - a peak above the budget
+/// - sizes that break the rule of the sizing
+/// - a split of a batch that fits whole, unless the user fixed the size. Skipped if the peak of the
+///   whole batch is unknown.
+///
+/// Does not look for splits with fewer steps.
 ///
 /// # Errors
 /// The first violation found.
@@ -62,25 +70,25 @@ pub fn check(
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A micro-batch does not begin where the one before ended.
+    /// A micro-batch does not begin where the previous one ended.
     #[error(
         "micro-batch {index} begins at item {begin} and not at item {expected}: do not run this plan"
     )]
     OutOfOrder {
-        /// The micro-batch, from zero.
+        /// Index of the micro-batch, from zero.
         index: usize,
         /// The item it begins at.
         begin: usize,
-        /// The item it has to begin at.
+        /// The item it must begin at.
         expected: usize,
     },
     /// A micro-batch has no items.
     #[error("micro-batch {index} has no items: do not run this plan")]
     Empty {
-        /// The micro-batch, from zero.
+        /// Index of the micro-batch, from zero.
         index: usize,
     },
-    /// The last micro-batch does not end with the batch.
+    /// The last micro-batch does not end where the batch ends.
     #[error("the plan covers {covered} items and the batch has {batch}: do not run this plan")]
     WrongEnd {
         /// The items that the plan covers.
@@ -88,23 +96,23 @@ pub enum Violation {
         /// The items of the batch.
         batch: Items,
     },
-    /// The footprint of the plan is not known.
+    /// The footprint of the plan is unknown.
     #[error("nothing is known of {items} items: find their footprint before running this plan")]
     Unknown {
         /// The largest micro-batch.
         items: Items,
     },
-    /// The plan does not fit.
+    /// The plan exceeds the budget.
     #[error("{items} items need {peak} and the budget is {budget}: do not run this plan")]
     OverBudget {
         /// The largest micro-batch.
         items: Items,
-        /// What it needs.
+        /// The peak of the plan.
         peak: Bytes,
-        /// The bytes there are.
+        /// The budget it exceeds.
         budget: Bytes,
     },
-    /// Even sizes differ by more than one item.
+    /// Sizes of an even split differ by more than one item.
     #[error("sizes from {smallest} to {largest} are not even: plan this batch again")]
     Uneven {
         /// The smallest micro-batch.
@@ -112,27 +120,27 @@ pub enum Violation {
         /// The largest micro-batch.
         largest: Items,
     },
-    /// A size breaks the rule of powers of two or of a fixed size.
+    /// A size breaks the rule of [`Sizing::PowersOfTwo`] or [`Sizing::Fixed`].
     #[error("micro-batch {index} of {items} items breaks the sizing: plan this batch again")]
     AgainstSizing {
-        /// The micro-batch, from zero.
+        /// Index of the micro-batch, from zero.
         index: usize,
         /// Its size.
         items: Items,
     },
-    /// The batch fits whole and is split.
+    /// The batch fits whole but is split.
     #[error(
         "the whole batch needs {peak} of a budget of {budget} and is split: plan this batch again"
     )]
     NeedlessSplit {
-        /// What the whole batch needs.
+        /// The peak of the whole batch.
         peak: Bytes,
-        /// The bytes there are.
+        /// The budget it stays within.
         budget: Bytes,
     },
 }
 
-/// Every item exactly once, in order, and no micro-batch without items.
+/// Checks that every item runs exactly once, in order, and that no micro-batch is empty.
 fn check_coverage(batch: Items, ranges: &[Range<usize>]) -> Result<(), Violation> {
     let mut expected = 0;
     for (index, range) in ranges.iter().enumerate() {
@@ -150,7 +158,7 @@ fn check_coverage(batch: Items, ranges: &[Range<usize>]) -> Result<(), Violation
     Ok(())
 }
 
-/// The rule of each sizing. A batch in one piece is right under all but a smaller fixed size.
+/// Checks the rule of the sizing. A batch in one piece passes, except under a smaller fixed size.
 fn check_sizes(sizing: Sizing, sizes: &[usize]) -> Result<(), Violation> {
     let against =
         |index: usize| Violation::AgainstSizing { index, items: Items::new(sizes[index]) };
@@ -192,7 +200,8 @@ fn check_sizes(sizing: Sizing, sizes: &[usize]) -> Result<(), Violation> {
 mod tests {
     use super::*;
 
-    /// One MiB for each item, as much again for the sum of gradients, and nothing known above 90 items.
+    /// One MiB for each item, one MiB for the gradient sum of a split batch. Sizes above 90 items
+    /// are unknown.
     #[track_caller]
     fn check_plan(sizing: Sizing, ranges: &[Range<usize>], expected: Result<(), &str>) {
         let found = check(Items::new(100), Bytes::mib(40), sizing, ranges, |sizes| {

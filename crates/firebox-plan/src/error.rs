@@ -1,4 +1,7 @@
-//! Why there is no plan: by how much it misses, who holds the memory, and what would help.
+//! Why there is no plan: by how much the budget is exceeded, what holds the memory, and what would
+//! help.
+//!
+//! The planner returns these errors to the Learner.
 
 use std::fmt;
 
@@ -7,7 +10,7 @@ use firebox_trace::{Bytes, Estimate, Items};
 use crate::need::{Accumulating, Holding, Need, Oversized, Role};
 use crate::outcome::Answer;
 
-/// There is no plan. `E` is the error of the function that knows footprints.
+/// Why there is no plan. `E` is the error of the function that computes footprints.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError<E> {
@@ -24,19 +27,19 @@ pub enum PlanError<E> {
         "the fixed micro-batch size is zero items: give one or more, or leave the size out to have it found"
     )]
     ZeroFixedSize,
-    /// One item exceeds the budget.
+    /// One item exceeds the budget. No split can help.
     #[error("{0}")]
     DoesNotFit(DoesNotFit),
-    /// The user's own micro-batch size exceeds the budget, and one item does not.
+    /// The micro-batch size the user fixed exceeds the budget, but a smaller one fits.
     #[error("{0}")]
     FixedDoesNotFit(Box<FixedDoesNotFit>),
-    /// The function that knows footprints failed. Its message is part of this one, so it is not the
-    /// [`source`](std::error::Error::source) as well.
+    /// The function that computes footprints failed. Its message is part of this one and therefore
+    /// not the [`source`](std::error::Error::source).
     #[error("cannot plan without the footprint of {items} items: {cause}")]
     Footprint {
-        /// The largest micro-batch that was asked for.
+        /// The largest micro-batch of the split that was asked for.
         items: Items,
-        /// What the function said.
+        /// The error of the function.
         cause: E,
     },
 }
@@ -44,9 +47,9 @@ pub enum PlanError<E> {
 /// One item exceeds the budget, so no split of the batch can help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct DoesNotFit {
-    /// The batch that was to be planned.
+    /// The batch to be planned.
     pub batch: Items,
-    /// The bytes there are.
+    /// The budget that is exceeded.
     pub budget: Bytes,
     /// What one item needs.
     pub need: Need,
@@ -60,17 +63,19 @@ impl DoesNotFit {
         self.need.peak - self.budget
     }
 
-    /// Who holds the most, if that is known.
+    /// The holding with the most bytes, if any is known.
     pub fn largest(&self) -> Option<&Holding> {
         self.need.largest()
     }
 
-    /// What would help: to do without what lives beside the step, if that is enough, or less of what holds the most.
+    /// What would help: to drop the queued batches of loader threads or the checkpoint, if either
+    /// alone is enough; otherwise less of whatever holds the most.
     pub fn remedy(&self) -> Remedy {
         self.beside().map_or_else(|| Remedy::of(&self.need), |(_, remedy)| remedy)
     }
 
-    /// What lives beside the step and is enough to do without.
+    /// The first holding of loader threads or of a checkpoint that is large enough to make up for
+    /// what is missing.
     fn beside(&self) -> Option<(&Holding, Remedy)> {
         let enough = self.need.holdings.iter().filter(|held| held.bytes >= self.missing());
         let mut enough = enough.filter_map(|held| match held.role {
@@ -101,22 +106,22 @@ impl fmt::Display for DoesNotFit {
     }
 }
 
-/// The user's own micro-batch size exceeds the budget, and a smaller one does not.
+/// The micro-batch size the user fixed exceeds the budget, but a smaller one fits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct FixedDoesNotFit {
-    /// The size that the user chose, or the batch if that is smaller.
+    /// The size the user chose, or the batch if that is smaller.
     pub size: Items,
-    /// The footprint that exceeds the budget: of micro-batches of `size` items, or of a smaller size tried on the way with
-    /// [`Probing::FromOne`](crate::Probing::FromOne).
+    /// The footprint that exceeds the budget. Its micro-batches have `size` items, or fewer if
+    /// [`Probing::FromOne`](crate::Probing::FromOne) hit a smaller size first.
     pub misfit: Answer,
-    /// The bytes there are.
+    /// The budget that is exceeded.
     pub budget: Bytes,
     /// The largest power of two below `size` that was found to fit.
     pub fitting: Items,
 }
 
 impl FixedDoesNotFit {
-    /// The bytes by which the misfit exceeds the budget.
+    /// The bytes by which `misfit` exceeds the budget.
     pub fn missing(&self) -> Bytes {
         self.misfit.need.peak - self.budget
     }
@@ -138,7 +143,9 @@ impl fmt::Display for FixedDoesNotFit {
     }
 }
 
-/// What would help when one item does not fit: chosen by the role that holds the most. Displays as advice.
+/// What would help if one item does not fit.
+///
+/// Chosen by the role that holds the most. Displays as advice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remedy {
@@ -148,18 +155,19 @@ pub enum Remedy {
     FewerActivations,
     /// The batch itself holds the most.
     SmallerInputs,
-    /// Without the batches that loader threads have prepared it would fit, or they hold the most.
+    /// Dropping the batches that loader threads have prepared would be enough, or they hold the
+    /// most.
     FewerWorkers,
-    /// Without what checkpoints are written from it would fit, or that holds the most.
+    /// Dropping the checkpoint being written would be enough, or it holds the most.
     NoCheckpoints,
     /// A buffer is larger than any that the device can hold.
     SmallerBuffers,
-    /// Something else holds the most, or it is not known what does.
+    /// Something else holds the most, or nothing is known about the holdings.
     MoreMemory,
 }
 
 impl Remedy {
-    /// The remedy for a need that is too large.
+    /// The remedy for a need above the budget.
     pub fn of(need: &Need) -> Self {
         if need.oversized.is_some() {
             return Self::SmallerBuffers;
@@ -208,7 +216,7 @@ impl fmt::Display for Remedy {
     }
 }
 
-/// A need above the budget, in words.
+/// A need above the budget, formatted for errors.
 struct Excess<'a> {
     need: &'a Need,
     budget: Bytes,

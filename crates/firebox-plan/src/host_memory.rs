@@ -1,5 +1,7 @@
-//! The memory of this machine, for backends that compute on the host. The only file of the crate that looks at the
-//! world; it hands plain data to [`Budget::resolve`](crate::Budget::resolve).
+//! The memory of this machine, for backends that compute on the host.
+//!
+//! Combines what the operating system reports with the limits of `limits.rs`, and hands plain data
+//! to [`Budget::resolve`](crate::Budget::resolve).
 
 use firebox_trace::Bytes;
 use sysinfo::System;
@@ -7,17 +9,21 @@ use sysinfo::System;
 use crate::budget::MemoryInfo;
 use crate::limits::{Limit, of_address_space, of_groups};
 
-/// The memory of this machine as it is now, or of the container this program runs in where that may use less.
+/// The current memory of this machine, or of the container this program runs in if that may use
+/// less.
 ///
-/// Free is what can be had without swapping: unused memory, and cached files that the system would drop. In a
-/// container (cgroup v1 or v2) that is the limit less what the container uses, again not counting cached files that
-/// were not used lately, as Kubernetes counts its
-/// [working set](https://kubernetes.io/docs/reference/instrumentation/node-metrics/). Swap does not count. On Linux the
-/// limits of all groups above that of this process count, `memory.max` and `memory.high`, as far as they are mounted at
-/// `/sys/fs/cgroup` (those outside of a container are not), and that of its address space (`RLIMIT_AS`, `ulimit -v`).
+/// Free memory is what is available without swapping: unused memory plus cached files the system
+/// would drop. Swap does not count. In a container (cgroup v1 or v2), free is the limit minus what
+/// the container uses. Cached files that were not used lately do not count as used, as in the
+/// [working set](https://kubernetes.io/docs/reference/instrumentation/node-metrics/) of Kubernetes.
+///
+/// On Linux these limits apply:
+/// - `memory.max` and `memory.high` of the control group of this process and of all groups above
+///   it, as far as they are mounted at `/sys/fs/cgroup`. Groups outside a container are not.
+/// - the address space (`RLIMIT_AS`, `ulimit -v`).
 ///
 /// # Errors
-/// The operating system does not say how much memory there is.
+/// The operating system does not report how much memory there is.
 ///
 /// ```
 /// let memory = firebox_plan::host_memory()?;
@@ -37,11 +43,11 @@ pub fn host_memory() -> Result<MemoryInfo, HostMemoryError> {
     within(machine, &of_groups(), of_address_space())
 }
 
-/// The memory of this machine cannot be found.
+/// The memory of this machine cannot be determined.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostMemoryError {
-    /// The operating system does not say how much memory there is.
+    /// The operating system does not report how much memory there is.
     #[error(
         "the operating system does not say how much memory there is: give the budget as an amount"
     )]
@@ -58,7 +64,7 @@ fn within(
         return Err(HostMemoryError::Unknown);
     }
     let mut tightest = (machine, "host memory");
-    // A group that may have all of the machine is none that limits.
+    // A group with as much memory as the machine imposes no limit.
     let groups = groups.iter().filter(|group| group.total < machine.total);
     let groups = groups.map(|group| (*group, "host memory of this container"));
     let address_space = address_space.map(|limit| (limit, "address space of this process"));
@@ -98,7 +104,7 @@ mod tests {
         check(gib(64, 40), &[gib(16, 10)], None, &limited(10));
         check(gib(64, 3), &[gib(16, 10)], None, &limited(3));
         check(gib(64, 40), &[gib(16, 17)], None, &limited(16));
-        // A group above may be fuller than the one that is smaller.
+        // A group higher up may have less free than a smaller group below it.
         check(gib(64, 40), &[gib(16, 10), gib(32, 7)], None, &limited(7));
         check(gib(64, 40), &[gib(32, 7), gib(16, 10)], None, &limited(7));
     }

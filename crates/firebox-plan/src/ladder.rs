@@ -1,13 +1,17 @@
-//! The sizes worth trying, from the largest down: what the search climbs.
+//! The splits worth trying, ordered from the largest micro-batch down. The search in `planner.rs`
+//! walks this ladder.
 //!
-//! A batch of `n` items has `n - 1` even splits but only about `2 * sqrt(n)` different largest sizes among them;
-//! the fewest steps with a given largest size make one rung. Powers of two make `log2(n)` rungs. Rungs are computed
-//! from their number, never stored, so the length of a ladder costs nothing.
+//! A batch of `n` items has `n - 1` even splits, but only about `2 * sqrt(n)` distinct largest
+//! sizes. Each rung is the split with the fewest steps for one largest size. Powers of two make
+//! `log2(n)` rungs. A rung is computed from its number and never stored, so a long ladder costs
+//! nothing.
 
 use crate::split::Split;
 
-/// The ways to cut one batch into two or more micro-batches. Each rung has more steps and a smaller largest size than
-/// the one before; the last has micro-batches of one item. A batch of one item has no rungs.
+/// The ways to split one batch into two or more micro-batches.
+///
+/// Each rung has more steps and a smaller largest size than the rung before it. The last rung has
+/// micro-batches of one item. A batch of one item has no rungs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ladder {
     batch: usize,
@@ -16,8 +20,8 @@ pub(crate) struct Ladder {
 
 #[derive(Clone, Copy, Debug)]
 enum Rule {
-    /// Up to `few_steps` steps each number of steps has a largest size of its own; beyond it each size has a fewest
-    /// number of steps of its own.
+    /// Up to `few_steps` steps, every number of steps has a largest size of its own. Above that,
+    /// every largest size has a fewest number of steps of its own.
     Even {
         few_steps: usize,
     },
@@ -27,18 +31,20 @@ enum Rule {
 }
 
 impl Ladder {
-    /// Even splits.
+    /// The ladder of even splits.
     pub fn even(batch: usize) -> Self {
-        // The largest of `k` even pieces is (batch - 1) / k + 1, and the quotient differs for each k up to the root.
+        // The largest of `k` even pieces is (batch - 1) / k + 1. That quotient is distinct for each
+        // k up to the square root.
         Self { batch, rule: Rule::Even { few_steps: (batch - 1).isqrt() } }
     }
 
-    /// Powers of two below the batch, with the remainder last.
+    /// The ladder of powers of two below the batch, with the remainder last.
     pub fn powers_of_two(batch: usize) -> Self {
         Self::powers_of_two_below(batch, batch)
     }
 
-    /// Powers of two below so many items, which are at most the batch's, with the remainder last.
+    /// The ladder of powers of two below `below` items, with the remainder last. `below` is at most
+    /// `batch`.
     pub fn powers_of_two_below(batch: usize, below: usize) -> Self {
         Self { batch, rule: Rule::PowersOfTwo { below } }
     }
@@ -46,19 +52,19 @@ impl Ladder {
     /// The number of rungs.
     pub fn len(&self) -> usize {
         match self.rule {
-            // One for each small number of steps but one step, and one for each size that is left.
+            // One rung for each small number of steps from two on, and one for each remaining size.
             Rule::Even { few_steps: 0 } => 0,
             Rule::Even { few_steps } => few_steps - 1 + self.sizes_left(few_steps),
             Rule::PowersOfTwo { below } => (usize::BITS - (below - 1).leading_zeros()) as usize,
         }
     }
 
-    /// The largest micro-batch of a rung, in items.
+    /// The size of a rung's largest micro-batch, in items.
     pub fn size(&self, rung: usize) -> usize {
         self.split(rung).first.size
     }
 
-    /// The cut that a rung stands for.
+    /// The split of a rung.
     pub fn split(&self, rung: usize) -> Split {
         match self.rule {
             Rule::Even { few_steps } if rung + 2 <= few_steps => Split::even(self.batch, rung + 2),
@@ -70,7 +76,7 @@ impl Ladder {
         }
     }
 
-    /// The first rung whose largest micro-batch has at most `size` items; `size` is at least one.
+    /// The first rung whose largest micro-batch has at most `size` items. `size` is at least one.
     pub fn at_most(&self, size: usize) -> usize {
         match self.rule {
             Rule::Even { few_steps } => {
@@ -84,7 +90,8 @@ impl Ladder {
         }
     }
 
-    /// The different largest sizes of the even splits with more than `few_steps` steps: one item up to this number.
+    /// The number of distinct largest sizes among even splits with more than `few_steps` steps.
+    /// These sizes are all the numbers from one up to it.
     fn sizes_left(&self, few_steps: usize) -> usize {
         (self.batch - 1) / (few_steps + 1) + 1
     }

@@ -1,12 +1,12 @@
-//! From a memory budget and footprints to micro-batches that fit.
+//! Plans how many micro-batches a batch is split into, from a memory budget and footprints.
 //!
-//! The third station on the way of one batch: the step is recorded, its footprint is known, and here it is decided in
-//! how many pieces the batch is run. The crate knows no backend, no model and no device: footprints come in through
-//! a function, the names of those who hold the memory come in as data, and the answer is plain data too. The only
-//! files that look at the machine are `host_memory.rs` and `resident.rs`.
+//! Third stage in the life of a batch: the step has been recorded, its footprint is known, and this
+//! crate decides how many micro-batches to run. It knows no backend, no model and no device. A
+//! function supplies the footprints, labels name what holds the memory, and the result is plain
+//! data. Only `host_memory.rs`, `limits.rs` and `resident.rs` query the machine.
 //!
-//! A batch of 100 images, 2 GiB for the model and its optimizer, 200 MiB per image, and a card of 8 GiB of which
-//! 90 % may be used:
+//! Example: a batch of 100 images, 2 GiB for the model and its optimizer, 200 MiB per image, and an
+//! 8 GiB card of which 90 % may be used.
 //!
 //! ```
 //! use firebox_plan::{Accumulating, Budget, MemoryInfo, Need, PlanOptions, Role, plan};
@@ -18,7 +18,8 @@
 //! let plan = plan(Items::new(100), budget, &PlanOptions::new(), |split| {
 //!     let state = match split.accumulating() {
 //!         Accumulating::No => Bytes::mib(2048),
-//!         Accumulating::Yes => Bytes::mib(2048 + 512), // and the gradients of earlier micro-batches
+//!         // Includes the gradients of earlier micro-batches.
+//!         Accumulating::Yes => Bytes::mib(2048 + 512),
 //!     };
 //!     let activations = Bytes::mib(200) * split.largest().get() as u64;
 //!     Ok::<_, std::convert::Infallible>(

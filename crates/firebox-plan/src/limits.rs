@@ -1,12 +1,14 @@
-//! What limits the memory of this process below that of the machine: control groups, its own and all above it, and the size of its
-//! address space.
+//! Limits that hold this process below the memory of the machine: control groups and the address
+//! space.
+//!
+//! `host_memory.rs` combines them with the memory of the machine.
 
 use std::fs;
 use std::path::Path;
 
 use firebox_trace::Bytes;
 
-/// A limit, and what can be had below it now.
+/// A memory limit, and how much of it is still free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub(crate) total: Bytes,
@@ -19,12 +21,13 @@ impl Limit {
     }
 }
 
-/// The files of a version of control groups.
+/// The file names of one version of control groups.
 struct Version {
-    /// Each may hold a limit.
+    /// Files that may hold a limit. The lowest limit applies.
     limits: &'static [&'static str],
     used: &'static str,
-    /// The key in `memory.stat` of cached files that were not used lately: they count as used and are dropped at need.
+    /// Key in `memory.stat` for cached files not used lately. They count as used, but the kernel
+    /// drops them on demand.
     droppable: &'static str,
 }
 
@@ -33,27 +36,27 @@ const V1: Version = Version {
     used: "memory.usage_in_bytes",
     droppable: "total_inactive_file",
 };
-/// Above `memory.high` a process is slowed down until it hardly runs, so that it is a limit as well.
+/// `memory.high` counts as a limit: above it the kernel throttles a process until it hardly runs.
 const V2: Version = Version {
     limits: &["memory.max", "memory.high"],
     used: "memory.current",
     droppable: "inactive_file",
 };
 
-/// The limits of the control groups of this process.
+/// The limits of this process's control group and of all groups above it.
 pub(crate) fn of_groups() -> Vec<Limit> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     of_groups_in(&groups, Path::new("/sys/fs/cgroup"))
 }
 
-/// The limit of the address space (`RLIMIT_AS`), if there is one.
+/// The limit of the address space (`RLIMIT_AS`), if one is set.
 pub(crate) fn of_address_space() -> Option<Limit> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let status = fs::read_to_string("/proc/self/status").ok()?;
     address_space(&limits, &status)
 }
 
-/// `groups` are the lines of `/proc/self/cgroup`, `root` is where control groups are mounted.
+/// `groups` holds the lines of `/proc/self/cgroup`; `root` is where control groups are mounted.
 fn of_groups_in(groups: &str, root: &Path) -> Vec<Limit> {
     let mut found = Vec::new();
     for line in groups.lines() {
@@ -66,7 +69,8 @@ fn of_groups_in(groups: &str, root: &Path) -> Vec<Limit> {
         } else {
             continue;
         };
-        // In a container the mount may begin at its own group while the path is that of the machine: what is not there is left out.
+        // In a container the mount may begin at the container's group although the path is the
+        // host's. Folders that do not exist are skipped.
         for mount in mounts {
             let group = Path::new(path.trim_start_matches('/'));
             let above = group.ancestors().map(|group| mount.join(group));
@@ -76,7 +80,7 @@ fn of_groups_in(groups: &str, root: &Path) -> Vec<Limit> {
     found
 }
 
-/// The limit of one group.
+/// The limit of one group, if it has one and its usage can be read.
 fn limit(folder: &Path, version: &Version) -> Option<Limit> {
     let number = |file: &str| fs::read_to_string(folder.join(file)).ok()?.trim().parse().ok();
     let total: u64 = version.limits.iter().filter_map(|file| number(file)).min()?;
@@ -86,7 +90,7 @@ fn limit(folder: &Path, version: &Version) -> Option<Limit> {
     Some(Limit::new(total, used.saturating_sub(droppable)))
 }
 
-/// The number behind `key` in lines of `key number`.
+/// The number that follows `key` in lines of the form `key number`.
 fn counter(text: &str, key: &str) -> Option<u64> {
     let lines = text.lines().filter_map(|line| line.split_once(' '));
     let mut numbers = lines.filter(|(name, _)| *name == key);
@@ -95,7 +99,7 @@ fn counter(text: &str, key: &str) -> Option<u64> {
 
 fn address_space(limits: &str, status: &str) -> Option<Limit> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
-    // `unlimited` is no number.
+    // `unlimited` does not parse as a number.
     let total: u64 = line.split_whitespace().next()?.parse().ok()?;
     let used = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
     let used: u64 = used.split_whitespace().next()?.parse().ok()?;
@@ -108,7 +112,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Control groups in a folder: each with its files.
+    /// Creates control groups as folders, each with its files.
     fn groups(groups: &[(&str, &[(&str, &str)])]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a folder");
         for (group, files) in groups {

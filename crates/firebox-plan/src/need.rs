@@ -1,52 +1,53 @@
-//! What the planner is told about a split: its peak, how sure that is, and who holds the memory.
+//! What the planner is told about a split: its peak, how certain the peak is, and what holds the
+//! memory.
 //!
-//! The planner decides by the peak alone. Who holds the memory only serves the words of an error; the names come in as
-//! data, so that this crate need not know modules, parameters or backends.
+//! The planner decides by the peak alone. The holdings serve only the text of errors. They come in
+//! as data, so this crate knows no modules, parameters or backends.
 
 use std::borrow::Cow;
 
 use firebox_trace::{Bytes, Estimate};
 
-/// Whether a micro-batch is one of several, so that a sum of gradients is live while it runs.
+/// Whether a micro-batch is one of several, so that a gradient sum is held while it runs.
 ///
-/// The first micro-batch of several runs before that sum exists; it counts as `Yes` all the same.
+/// The first of several micro-batches runs before that sum exists. It still counts as `Yes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accumulating {
-    /// The micro-batch is the whole batch: its gradients go to the optimizer at once.
+    /// The micro-batch is the whole batch. Its gradients go straight to the optimizer.
     No,
-    /// The micro-batch is one of several: the gradients of the others are held beside it.
+    /// The micro-batch is one of several. The gradients of the others are held while it runs.
     Yes,
 }
 
-/// What held memory is there for. It decides which remedy an error names.
+/// What held memory is used for. Decides which remedy an error names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Parameters, gradients, optimizer state: a smaller micro-batch does not shrink them.
+    /// Parameters, gradients and optimizer state. A smaller micro-batch does not shrink them.
     State,
-    /// What the forward pass keeps for the backward pass.
+    /// Values the forward pass keeps for the backward pass.
     Activations,
     /// The batch itself, as the loader put it on the device.
     Inputs,
-    /// Batches that loader threads have prepared, beside the one that is worked on.
+    /// Batches that loader threads have prepared in addition to the current one.
     Loaders,
-    /// What a checkpoint is being written from, where training has replaced it.
+    /// Data a checkpoint is still being written from, already replaced by training.
     Checkpoint,
     /// Anything else, such as the workspace of a kernel.
     Other,
 }
 
-/// Memory that is held under one name at the peak.
+/// Memory held at the peak under one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// The name that a person sees, as in `activations of encoder`.
+    /// The label shown to a person, such as `activations of encoder`.
     pub label: Cow<'static, str>,
-    /// What the memory is there for.
+    /// What the memory is used for.
     pub role: Role,
-    /// How much of the peak it is.
+    /// Its share of the peak, in bytes.
     pub bytes: Bytes,
 }
 
-/// The memory that an iteration needs.
+/// The memory one iteration over a batch needs.
 ///
 /// ```
 /// use firebox_plan::{Estimate, Need, Role};
@@ -60,47 +61,47 @@ pub struct Holding {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// The bytes at the peak: all that the device must provide, the model and the gradient sum included.
+    /// Peak in bytes: everything the device must provide, including the model and the gradient sum.
     pub peak: Bytes,
-    /// How sure `peak` is.
+    /// How certain `peak` is.
     pub estimate: Estimate,
-    /// Who holds the memory at the peak. May be empty, and need not add up to `peak`.
+    /// What holds the memory at the peak. May be empty, and need not add up to `peak`.
     pub holdings: Vec<Holding>,
-    /// A buffer that the device can never hold, however much of it is free.
+    /// A buffer the device can never hold, however much memory is free. `None` if there is none.
     pub oversized: Option<Oversized>,
 }
 
-/// A buffer that is larger than any that a device can hold.
+/// A buffer above the largest size a device can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Oversized {
     /// The size of the buffer.
     pub buffer: Bytes,
-    /// The largest that there can be, such as a quarter of a CUDA device.
+    /// The largest buffer the device can hold, such as a quarter of a CUDA device's memory.
     pub limit: Bytes,
 }
 
 impl Need {
-    /// A peak that is the very number that the device will see; nobody holds anything yet.
+    /// A peak the device will reach to the byte, without holdings.
     pub fn exact(peak: Bytes) -> Self {
         Self::new(peak, Estimate::Exact)
     }
 
-    /// A peak that the device will not exceed; nobody holds anything yet.
+    /// A peak the device will not exceed, without holdings.
     pub fn upper_bound(peak: Bytes) -> Self {
         Self::new(peak, Estimate::UpperBound)
     }
 
-    /// A peak that is only near what the device will see; nobody holds anything yet.
+    /// A peak that only approximates what the device will use, without holdings.
     pub fn heuristic(peak: Bytes) -> Self {
         Self::new(peak, Estimate::Heuristic)
     }
 
-    /// A peak of the given quality; nobody holds anything yet.
+    /// A peak of the given certainty, without holdings.
     pub fn new(peak: Bytes, estimate: Estimate) -> Self {
         Self { peak, estimate, holdings: Vec::new(), oversized: None }
     }
 
-    /// The same need, with `bytes` of its peak held under the name `label`.
+    /// Adds a holding: `bytes` of the peak under the name `label`.
     pub fn holding(
         mut self,
         label: impl Into<Cow<'static, str>>,
@@ -111,14 +112,15 @@ impl Need {
         self
     }
 
-    /// The same need, which nothing can meet: it takes a `buffer` above the `limit` of the device.
+    /// Marks the need as impossible to meet: it includes a `buffer` above the device's `limit`.
+    /// Sets `peak` to [`Bytes::MAX`].
     pub fn oversized(mut self, buffer: Bytes, limit: Bytes) -> Self {
         self.peak = Bytes::MAX;
         self.oversized = Some(Oversized { buffer, limit });
         self
     }
 
-    /// The largest holding; none if nothing is held.
+    /// The largest holding, or `None` if nothing is held.
     pub fn largest(&self) -> Option<&Holding> {
         self.holdings
             .iter()
@@ -126,7 +128,7 @@ impl Need {
             .max_by_key(|holding| holding.bytes)
     }
 
-    /// The bytes of all holdings of one role.
+    /// The total bytes of all holdings with this role.
     pub fn held_by(&self, role: Role) -> Bytes {
         self.holdings
             .iter()

@@ -1,4 +1,6 @@
-//! The wishes a plan has to meet: which sizes are allowed, and in what order sizes may be tried.
+//! What the caller asks of a plan: the sizes it may use and the order in which they are tried.
+//!
+//! The planner reads these options; it never sets them.
 
 use firebox_trace::Items;
 
@@ -6,58 +8,72 @@ use firebox_trace::Items;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sizing {
-    /// As few micro-batches as fit, as even as they can be: 100 becomes 4 x 25, and 10 in three steps becomes
-    /// 4 + 3 + 3. The default.
+    /// As few micro-batches as fit, with sizes that differ by at most one item. The default.
+    ///
+    /// 100 becomes 4 x 25. 10 in three steps becomes 4, 3 and 3.
     #[default]
     Even,
-    /// The largest power of two that fits, and the remainder last: 100 becomes 3 x 32 + 4. A batch that fits whole is
-    /// not split, whatever its size.
+    /// The largest power of two that fits, with the remainder last: 100 becomes 3 x 32 + 4.
+    ///
+    /// A batch that fits whole is not split, whatever its size.
     PowersOfTwo,
-    /// The given number of items, and the remainder last. A size of the batch or above means the whole batch. The
-    /// size is not searched for, only verified; a batch that would fit whole is split all the same.
+    /// The given number of items, with the remainder last.
+    ///
+    /// A size equal to or above the batch means the whole batch. The size is verified, not searched
+    /// for. A batch larger than this size is split even if it would fit whole.
     Fixed(Items),
 }
 
-/// In what order sizes are tried.
+/// The order in which sizes are tried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Probing {
-    /// The whole batch first, then a binary search. The default, and right wherever finding a footprint costs no
-    /// memory.
+    /// The whole batch first, then a binary search. The default.
+    ///
+    /// Suitable whenever computing a footprint takes no memory.
     #[default]
     FromWhole,
-    /// From one item upwards, never more than twice a size that is known to fit. For models that read values while
-    /// they are recorded: there, finding a footprint takes the memory that it measures. Asks about twice as often.
+    /// From one item upwards, never more than twice a size known to fit.
+    ///
+    /// For models that read values while they are recorded: computing their footprint takes the
+    /// memory it measures. Asks for about twice as many footprints.
     FromOne,
 }
 
-/// What to do where a slightly larger micro-batch needs far more memory, as on a GPU when it opens another page.
+/// What to do where a slightly larger micro-batch needs far more memory, as when a GPU opens
+/// another page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cliffs {
     /// Take the fewest micro-batches that fit. The default.
     #[default]
     Ignore,
-    /// Take a split with more steps if its largest micro-batch is at most a tenth smaller and needs at least a fifth less:
-    /// the rest of the memory stays free for others. The bounds are rough: below them the time that more steps cost
-    /// outweighs what is saved. Does not concern a batch that fits whole, nor [`Sizing::Fixed`].
+    /// Take a split with more steps if that saves much memory; the saved memory stays free for
+    /// others.
+    ///
+    /// The largest micro-batch may be at most a tenth smaller, and the split must need at least a
+    /// fifth less. Both bounds are rough: below them, the extra steps cost more time than the
+    /// memory is worth. Does not apply to a batch that fits whole, nor to [`Sizing::Fixed`].
     Avoid,
 }
 
 impl Cliffs {
-    /// The largest part of a size that may be given up.
+    /// The largest share of the micro-batch size that may be given up.
     pub(crate) const SLIGHTLY: f64 = 0.1;
-    /// The least part of its memory that must be saved for that.
+    /// The smallest share of the memory that this must save.
     pub(crate) const FAR_LESS: f64 = 0.2;
 }
 
-/// How to plan. Default: [`Sizing::Even`], [`Probing::FromWhole`], [`Cliffs::Ignore`], one size at a time.
+/// How to plan.
+///
+/// Defaults: [`Sizing::Even`], [`Probing::FromWhole`], [`Cliffs::Ignore`], one split per call.
 ///
 /// ```
 /// use firebox_plan::{PlanOptions, Probing, Sizing};
 /// use firebox_trace::Items;
 ///
-/// let options = PlanOptions::new().sizing(Sizing::Fixed(Items::new(16))).probing(Probing::FromOne);
+/// let options =
+///     PlanOptions::new().sizing(Sizing::Fixed(Items::new(16))).probing(Probing::FromOne);
 /// assert_eq!(options.sizing, Sizing::Fixed(Items::new(16)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +81,12 @@ impl Cliffs {
 pub struct PlanOptions {
     /// Which micro-batch sizes a plan may use.
     pub sizing: Sizing,
-    /// In what order sizes are tried.
+    /// The order in which sizes are tried.
     pub probing: Probing,
     /// What to do where a slightly larger micro-batch needs far more memory.
     pub cliffs: Cliffs,
-    /// How many splits may be asked for at once, see [`plan_at_once`](crate::plan_at_once).
+    /// How many splits one call may ask for, at least one. Default: one. See
+    /// [`plan_at_once`](crate::plan_at_once).
     pub at_once: usize,
 }
 
@@ -80,7 +97,7 @@ impl Default for PlanOptions {
 }
 
 impl PlanOptions {
-    /// The defaults.
+    /// Returns the defaults listed on the type.
     pub const fn new() -> Self {
         Self {
             sizing: Sizing::Even,
@@ -96,7 +113,7 @@ impl PlanOptions {
         self
     }
 
-    /// Sets in what order sizes are tried.
+    /// Sets the order in which sizes are tried.
     pub const fn probing(mut self, probing: Probing) -> Self {
         self.probing = probing;
         self
@@ -108,7 +125,7 @@ impl PlanOptions {
         self
     }
 
-    /// Sets how many splits may be asked for at once; at least one.
+    /// Sets how many splits one call may ask for. Zero counts as one.
     pub const fn at_once(mut self, splits: usize) -> Self {
         self.at_once = if splits == 0 { 1 } else { splits };
         self

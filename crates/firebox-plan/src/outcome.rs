@@ -1,4 +1,4 @@
-//! The plan: the micro-batches of one batch, and what is known about them.
+//! The result of planning: the micro-batches of one batch and the footprints used to choose them.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,25 +10,28 @@ use crate::need::{Accumulating, Need};
 use crate::options::Sizing;
 use crate::split::Split;
 
-/// One footprint that the planner asked for.
+/// One footprint the planner asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The micro-batches of an iteration.
+    /// The micro-batches of the iteration.
     pub split: Split,
-    /// What it needs.
+    /// The memory they need.
     pub need: Need,
 }
 
 /// How a batch is run: micro-batches that cover it exactly once, in order, each within the budget.
 ///
-/// Displays as number and size: `100 = 4 x 25`, `10 = 1 x 4 + 2 x 3`, and `64 = 1 x 64` for a whole batch.
+/// Displays as count and size: `100 = 4 x 25`, `10 = 1 x 4 + 2 x 3`. A whole batch displays as
+/// `64 = 1 x 64`.
 ///
 /// ```
 /// use firebox_plan::{Need, PlanOptions, plan};
 /// use firebox_trace::{Bytes, Items};
 ///
 /// let plan = plan(Items::new(10), Bytes::mib(45), &PlanOptions::new(), |split| {
-///     Ok::<_, std::convert::Infallible>(Need::exact(Bytes::mib(10) * split.largest().get() as u64))
+///     Ok::<_, std::convert::Infallible>(Need::exact(
+///         Bytes::mib(10) * split.largest().get() as u64
+///     ))
 /// })?;
 /// assert_eq!(plan.to_string(), "10 = 1 x 4 + 2 x 3");
 /// assert_eq!(plan.len(), 3);
@@ -48,7 +51,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan that runs `batch` as `split`; it must be among the answers.
+    /// The plan that runs `batch` as `split`. The split must be among the answers.
     pub(crate) fn new(batch: Items, budget: Bytes, split: Split, asked: Vec<Answer>) -> Self {
         let answer = asked.iter().find(|answer| answer.split == split);
         let Need { peak, estimate, .. } =
@@ -56,12 +59,12 @@ impl Plan {
         Self { batch, budget, split, peak, estimate, asked }
     }
 
-    /// The items of the batch, all micro-batches together.
+    /// The items of the batch, over all micro-batches.
     pub fn batch(&self) -> Items {
         self.batch
     }
 
-    /// The bytes that the plan was made for.
+    /// The budget the plan was made for.
     pub fn budget(&self) -> Bytes {
         self.budget
     }
@@ -72,7 +75,7 @@ impl Plan {
         self.split.len()
     }
 
-    /// Whether the batch is run in one piece.
+    /// Whether the batch runs as one micro-batch.
     pub fn is_whole(&self) -> bool {
         self.len() == 1
     }
@@ -82,43 +85,49 @@ impl Plan {
         self.split.accumulating()
     }
 
-    /// The micro-batches.
+    /// The micro-batches as one [`Split`].
     pub fn split(&self) -> Split {
         self.split
     }
 
-    /// The micro-batch sizes in the order in which they run.
+    /// The micro-batch sizes, in execution order.
     pub fn sizes(&self) -> impl ExactSizeIterator<Item = Items> + use<> {
         self.split.sizes()
     }
 
-    /// The items of each micro-batch, from zero, in the order in which they run.
+    /// The item range of each micro-batch, counted from zero, in execution order.
     pub fn ranges(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
         self.split.ranges()
     }
 
-    /// The largest micro-batch.
+    /// The size of the largest micro-batch.
     pub fn largest(&self) -> Items {
         self.split.largest()
     }
 
-    /// The predicted peak in bytes, never above the budget.
+    /// The predicted peak in bytes. Never above the budget.
     pub fn peak(&self) -> Bytes {
         self.peak
     }
 
-    /// The splits with fewer micro-batches that `sizing` allows, from the next one up to the batch in one piece. Under a fixed size
-    /// that is the only one.
+    /// The splits with fewer micro-batches that `sizing` allows, from the next larger size up to
+    /// the whole batch.
+    ///
+    /// Of several splits with the same largest size, yields only the one with the fewest steps.
+    /// Under a fixed size, yields only the whole batch. Empty if the plan is whole.
     ///
     /// ```
     /// use firebox_plan::{Need, PlanOptions, Sizing, plan};
     /// use firebox_trace::{Bytes, Items};
     ///
     /// let plan = plan(Items::new(64), Bytes::mib(20), &PlanOptions::new(), |split| {
-    ///     Ok::<_, std::convert::Infallible>(Need::exact(Bytes::mib(1) * split.largest().get() as u64))
+    ///     Ok::<_, std::convert::Infallible>(Need::exact(
+    ///         Bytes::mib(1) * split.largest().get() as u64
+    ///     ))
     /// })?;
     /// assert_eq!(plan.to_string(), "64 = 4 x 16");
-    /// let fewer: Vec<String> = plan.with_fewer_steps(Sizing::Even).map(|split| split.to_string()).collect();
+    /// let fewer: Vec<String> =
+    ///     plan.with_fewer_steps(Sizing::Even).map(|split| split.to_string()).collect();
     /// assert_eq!(fewer, ["1 x 22 + 2 x 21", "2 x 32", "1 x 64"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -137,12 +146,13 @@ impl Plan {
         above.chain((!self.is_whole()).then(|| Split::whole(batch)))
     }
 
-    /// How sure [`peak`](Self::peak) is.
+    /// How certain [`peak`](Self::peak) is.
     pub fn estimate(&self) -> Estimate {
         self.estimate
     }
 
-    /// All footprints that were asked for to make this plan, in the order of the questions. Its own is among them.
+    /// Every footprint asked for while making this plan, in the order asked. Includes the plan's
+    /// own.
     pub fn asked(&self) -> &[Answer] {
         &self.asked
     }

@@ -1,8 +1,9 @@
-//! The planner: from a batch, a budget and a function that knows footprints to a plan.
+//! The planner: turns a batch, a budget and a function that computes footprints into a plan.
 //!
-//! The question is the same for every sizing: how far down a ladder of splits, each with more steps than the one
-//! before, must one go until the micro-batches fit? The search halves the ladder as if footprints grew with size, and
-//! then makes sure of the rung that it found, walking on where a footprint is out of line.
+//! Every sizing asks the same question: how far down a ladder of splits, each with more steps than
+//! the one before, do the micro-batches fit? The search halves the ladder as if footprints grew
+//! with size. It then verifies the rung it found and moves on if that rung's footprint breaks the
+//! pattern.
 
 use std::ops::Range;
 
@@ -17,41 +18,51 @@ use crate::options::{Cliffs, PlanOptions, Probing, Sizing};
 use crate::outcome::{Answer, Plan};
 use crate::split::Split;
 
-/// How many rungs next to the one that the search found are tried one by one when it fails.
+/// How many rungs after the one found are tried one by one if that one does not fit.
 const NEIGHBOURS: usize = 4;
 
-/// How many times the rung is guessed from which on micro-batches fit, before the search is by parts.
+/// How many times the search guesses the first fitting rung before it divides the ladder into
+/// parts.
 const GUESSES: usize = 3;
 
-/// Decides in how many pieces `batch` is run so that each fits `budget`.
+/// Decides how many micro-batches to split `batch` into so that each fits `budget`.
 ///
-/// `footprint_of` tells what an iteration needs that is cut like this; it is asked at most once for each [`Split`]. A split
-/// fits if its peak is not above the budget. Where the largest micro-batch decides, as on a heap that is not paged, that of
-/// [`Split::largest`] is the answer.
+/// `footprint_of` returns what an iteration over the given split needs. It is called at most once
+/// for each [`Split`]. A split fits if its peak is not above the budget. Where the largest
+/// micro-batch decides, as on a heap without pages, return the footprint of [`Split::largest`].
 ///
 /// # What is guaranteed
-/// For any footprints: the plan covers the batch exactly once and in order, follows the sizing, and was asked for and fits. [`PlanError::DoesNotFit`] means that one item was asked for and does not fit; so there is a
-/// plan whenever one item fits, unless the size is fixed.
+/// For any footprints:
+/// - The plan covers the batch exactly once, in order, and follows the sizing.
+/// - The footprint of the plan was asked for and fits.
+/// - [`PlanError::DoesNotFit`] means that one item was asked for and does not fit. So there is a
+///   plan whenever one item fits, unless the size is fixed.
 ///
-/// For footprints that grow with size (and are larger when accumulating): a batch that fits whole is not split, and no
-/// plan with fewer steps fits under the same sizing.
+/// For footprints that grow with size (and are larger when accumulating):
+/// - A batch that fits whole is not split.
+/// - No plan with fewer steps fits under the same sizing.
 ///
-/// For footprints where a larger size may need less, fewer steps than those found may be possible, and where one item
-/// does not fit, only a few of the next larger sizes are tried. With [`Cliffs::Avoid`] there may be more steps than the
-/// fewest: splits down to a tenth below the one that was found are asked for, until one needs a fifth less. With
-/// [`Probing::FromOne`] nothing above the first size that does not fit is tried.
+/// Exceptions:
+/// - If a larger size may need less memory, a plan with fewer steps may exist. If one item does not
+///   fit, only a few of the next larger sizes are tried.
+/// - [`Cliffs::Avoid`] may take more steps than the fewest. It asks for splits whose size is down
+///   to a tenth below the one found, until one needs a fifth less memory.
+/// - [`Probing::FromOne`] tries nothing above the first size that does not fit.
 ///
 /// # How often it asks
-/// With footprints that grow with size, for a batch of `n` items: at most `log2(n) / 2 + 4` times from the whole
-/// downwards (10 for 5,000 items) and `1.5 * log2(n) + 6` times from one item upwards. With any footprints, and when
-/// nothing fits: at most `3 * log2(n) + 16` times.
+/// For footprints that grow with size and a batch of `n` items: at most `log2(n) / 2 + 4` times
+/// from the whole batch downwards (10 for 5,000 items), and `1.5 * log2(n) + 6` times from one item
+/// upwards. For any other footprints, and if nothing fits: at most `3 * log2(n) + 16` times.
 ///
 /// # Errors
-/// A batch without items, a budget of zero, a fixed size of zero; one item, or the fixed size, exceeds the budget;
-/// `footprint_of` failed, other than at a size that only [`Cliffs::Avoid`] asks for.
+/// - The batch has no items, the budget is zero, or the fixed size is zero.
+/// - One item, or the fixed size, exceeds the budget.
+/// - `footprint_of` failed. A failure at a size that only [`Cliffs::Avoid`] asks for is not an
+///   error.
 ///
 /// # Panics
-/// In debug builds, if the independent checker finds the plan wrong, which would be a bug of the planner.
+/// Debug builds panic if the independent checker rejects the plan, which would be a bug in the
+/// planner.
 ///
 /// ```
 /// use firebox_plan::{Need, PlanOptions, Sizing, Split, plan};
@@ -66,7 +77,10 @@ const GUESSES: usize = 3;
 /// assert_eq!(even.to_string(), "100 = 1 x 34 + 2 x 33");
 ///
 /// let options = PlanOptions::new().sizing(Sizing::PowersOfTwo);
-/// assert_eq!(plan(batch, Bytes::mib(60), &options, footprint)?.to_string(), "100 = 3 x 32 + 1 x 4");
+/// assert_eq!(
+///     plan(batch, Bytes::mib(60), &options, footprint)?.to_string(),
+///     "100 = 3 x 32 + 1 x 4"
+/// );
 ///
 /// let error = plan(Items::new(1), Bytes::mib(16), &options, footprint).unwrap_err();
 /// assert_eq!(
@@ -82,25 +96,29 @@ pub fn plan<E>(
     options: &PlanOptions,
     mut footprint_of: impl FnMut(Split) -> Result<Need, E>,
 ) -> Result<Plan, PlanError<E>> {
-    // A later question may be needless once an earlier one has failed.
+    // One split per call: after a failure, the remaining questions would be needless.
     let options = options.at_once(1);
     plan_at_once(batch, budget, &options, |splits| {
         splits.iter().map(|split| footprint_of(*split)).collect()
     })
 }
 
-/// Plans as [`plan`] does, with up to [`PlanOptions::at_once`] splits asked for by one call, which may find out about them in
-/// parallel. `footprints_of` answers all questions, in their order.
+/// Plans as [`plan`] does, but asks for up to [`PlanOptions::at_once`] splits in one call.
 ///
-/// With more than one at once two next to each other are asked for first, guessed from what the whole batch
-/// [holds](Need::holding), and guessed again twice at the most while neither fits, from how misfits differ; then the search is
-/// not by halves but by as many parts. More splits are asked for in all, by fewer calls.
+/// `footprints_of` may compute the footprints in parallel. It returns one answer for each split, in
+/// the same order.
+///
+/// With more than one split per call, the search first guesses two neighbouring rungs from what the
+/// whole batch [holds](Need::holding). While neither fits, it guesses again, at most twice, from
+/// how the misfits differ. It then divides the remaining rungs into as many parts as it may ask
+/// for, instead of halves. This asks for more splits overall, in fewer calls. [`Probing::FromOne`]
+/// always asks for one split per call.
 ///
 /// # Errors
-/// As [`plan`].
+/// The same as [`plan`].
 ///
 /// # Panics
-/// As [`plan`], and if an answer is missing.
+/// The same as [`plan`], and if `footprints_of` returns the wrong number of answers.
 ///
 /// ```
 /// use firebox_plan::{Need, PlanOptions, Split, plan_at_once};
@@ -110,7 +128,10 @@ pub fn plan<E>(
 /// let footprints = |splits: &[Split]| {
 ///     calls += 1;
 ///     let need = |items: Items| Need::exact(Bytes::mib(20) + Bytes::mib(1) * items.get() as u64);
-///     splits.iter().map(|split| Ok::<_, std::convert::Infallible>(need(split.largest()))).collect()
+///     splits
+///         .iter()
+///         .map(|split| Ok::<_, std::convert::Infallible>(need(split.largest())))
+///         .collect()
 /// };
 /// let options = PlanOptions::new().at_once(4);
 /// let plan = plan_at_once(Items::new(5000), Bytes::mib(60), &options, footprints)?;
@@ -135,7 +156,7 @@ pub fn plan_at_once<E>(
         budget,
         probing: options.probing,
         cliffs: options.cliffs,
-        // From one item upwards each size follows from the one before.
+        // From one item upwards, each size depends on the answer for the previous one.
         at_once: if options.probing == Probing::FromOne { 1 } else { options.at_once.max(1) },
         answers: Answers::new(footprints_of),
     };
@@ -151,7 +172,7 @@ pub fn plan_at_once<E>(
     Ok(plan)
 }
 
-/// One search: what it looks for, and what it knows so far.
+/// One search: its goal, and the footprints known so far.
 struct Search<F> {
     batch: usize,
     budget: Bytes,
@@ -165,7 +186,7 @@ impl<F, E> Search<F>
 where
     F: FnMut(&[Split]) -> Vec<Result<Need, E>>,
 {
-    /// The whole batch if it fits, or the first rung of the ladder that does.
+    /// The whole batch if it fits; otherwise the first rung of the ladder that fits.
     fn fewest_steps(&mut self, ladder: &Ladder) -> Result<Split, PlanError<E>> {
         let whole = Split::whole(self.batch);
         let Some(open) = self.approach(whole, ladder)? else { return Ok(whole) };
@@ -182,7 +203,8 @@ where
         Err(PlanError::DoesNotFit(self.one_item_does_not_fit()))
     }
 
-    /// The split of a rung that fits, or the first below it that is slightly smaller and needs far less.
+    /// The split of a fitting rung, or the first split below it that is slightly smaller and needs
+    /// far less memory.
     fn below_cliff(&mut self, ladder: &Ladder, rung: usize) -> Split {
         let (size, peak) = (ladder.size(rung), self.peak(ladder.split(rung)));
         let least = (size as f64 * (1.0 - Cliffs::SLIGHTLY)).ceil() as usize;
@@ -190,7 +212,7 @@ where
         let slightly = (rung + 1..ladder.len()).take_while(|lower| ladder.size(*lower) >= least);
         let splits: Vec<Split> = slightly.map(|lower| ladder.split(lower)).collect();
         for splits in splits.chunks(self.at_once) {
-            // What goes wrong at a size that nobody needs is no reason to give up the one that fits.
+            // A failure at an optional size is ignored: the split already found still fits.
             if self.at_once > 1 {
                 let _ = self.answers.ask(splits);
             }
@@ -203,12 +225,12 @@ where
         ladder.split(rung)
     }
 
-    /// What a split needs that has been asked for.
+    /// The peak of a split already asked for; zero if it is unknown.
     fn peak(&self, split: Split) -> Bytes {
         self.answers.known(split).map_or(Bytes::ZERO, |answer| answer.need.peak)
     }
 
-    /// Micro-batches of `size` items, verified.
+    /// Micro-batches of `size` items, if they fit.
     fn fixed(&mut self, size: usize) -> Result<Split, PlanError<E>> {
         if size == 0 {
             return Err(PlanError::ZeroFixedSize);
@@ -231,7 +253,7 @@ where
         }
     }
 
-    /// Tries whether `goal` fits, in the order that the probing asks for. If it does not, returns the rungs of the ladder below
+    /// Tries `goal` in the order of the probing. If it does not fit, returns the rungs below it
     /// that may still fit.
     fn approach(
         &mut self,
@@ -247,8 +269,10 @@ where
         Ok((!fits).then_some(0..ladder.len()))
     }
 
-    /// Climbs from one item to the first rung, each size at most twice the one before. Returns the rung whose size
-    /// did not fit. Where the goal is not split, sizes are asked for as batches of their own.
+    /// Climbs the ladder from one item to the first rung, at most doubling the size at each step.
+    /// Returns the first rung that does not fit.
+    ///
+    /// If the goal is not split, each size is asked for as a whole batch.
     fn grow(
         &mut self,
         accumulating: Accumulating,
@@ -269,8 +293,10 @@ where
         Ok(None)
     }
 
-    /// The first of the `open` rungs that fits, found by halving, or by as many parts as may be asked for at once; the end of
-    /// `open` if that found none.
+    /// The first of the `open` rungs that fits, or the end of `open` if none was found.
+    ///
+    /// Divides the rungs into halves, or into more parts if several splits may be asked for at
+    /// once.
     fn first_that_fits(
         &mut self,
         ladder: &Ladder,
@@ -280,7 +306,7 @@ where
         let open_end = end;
         let mut guesses = 0;
         while start < end {
-            // As long as nothing fits, misfits tell more than the middle.
+            // While nothing fits, misfits are a better guide than the middle.
             let is_open = end == open_end && guesses < GUESSES;
             let guess = if is_open { self.guess(ladder, start..end) } else { None };
             guesses += 1;
@@ -301,9 +327,12 @@ where
         Ok(start)
     }
 
-    /// The rung at which footprints would reach the budget, where several sizes can be asked for at once and something is known:
-    /// on a line through the misfit of the least peak and that of the most items, or, if that tells nothing, where all but the
-    /// state of the latest one would have grown with the items.
+    /// Estimates the first rung that fits. `None` without any basis, or if only one split may be
+    /// asked for at once.
+    ///
+    /// Draws a line through two misfits, the one with the least peak and the one with the most
+    /// items, and follows it down to the budget. If that line does not grow, scales the latest
+    /// misfit instead: its peak except [`Role::State`] grows with the number of items.
     fn guess(&self, ladder: &Ladder, open: Range<usize>) -> Option<usize> {
         let known = |answer: &&Answer| answer.need.peak != Bytes::MAX;
         let misfits = || self.answers.misfits(self.budget).filter(known);
@@ -345,7 +374,8 @@ where
     }
 }
 
-/// Up to `count` of the `open` rungs, in order, that cut them into even parts. With one it is the middle.
+/// Up to `count` of the `open` rungs, in order, that divide them evenly. With a count of one, the
+/// middle.
 fn parts(open: Range<usize>, count: usize) -> Vec<usize> {
     let length = open.end - open.start;
     let cut =
@@ -355,10 +385,11 @@ fn parts(open: Range<usize>, count: usize) -> Vec<usize> {
     rungs
 }
 
-/// The rungs to make sure of, in order, when halving the `open` ones has led to `found`.
+/// The rungs to verify, in order, after the search of the `open` rungs has led to `found`.
 ///
-/// First the one found and its neighbours, then ever farther ones, last of all the one with single items. When even
-/// that one does not fit, its neighbours with a few items more.
+/// First `found` and its neighbours, then rungs at growing distances, finally the rung with single
+/// items. If not even that rung fits (`found` is the end of `open`): the rung itself, then its
+/// neighbours with a few more items.
 fn rungs_to_settle(open: Range<usize>, found: usize) -> Vec<usize> {
     let Range { start, end } = open;
     if found >= end {
@@ -370,7 +401,7 @@ fn rungs_to_settle(open: Range<usize>, found: usize) -> Vec<usize> {
     near.chain(far).take_while(|rung| *rung < end - 1).chain([end - 1]).collect()
 }
 
-/// Has the checker look at a plan, by the footprints that are already known.
+/// Runs the independent checker on a plan, using only footprints already known.
 fn verify(plan: &Plan, sizing: Sizing) {
     let ranges: Vec<_> = plan.ranges().collect();
     let verdict = checker::check(plan.batch(), plan.budget(), sizing, &ranges, |sizes| {

@@ -1,22 +1,26 @@
-//! The memory that this process has, as the system counts it.
+//! The memory this process occupies, as the operating system counts it.
+//!
+//! The Learner compares two readings to see how much the process has grown since training began.
 
 use std::collections::HashMap;
 
 use firebox_trace::Bytes;
 
-/// The anonymous memory of a process that is in use: heap, stacks and what else is no file.
+/// The anonymous memory this process occupies: heap, stacks and everything else not backed by a
+/// file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// What there is now.
+    /// Anonymous memory now.
     pub now: Bytes,
-    /// The most that there ever was, files that it has mapped included.
+    /// The highest resident memory so far, mapped files included.
     peak: Bytes,
-    /// The files that it has mapped now.
+    /// Mapped files and shared memory that are resident now.
     files: Bytes,
 }
 
 impl Resident {
-    /// That of this process; `None` where the system does not tell, which is everywhere but on Linux.
+    /// Reads the memory of this process. `None` where the system does not report it, which is
+    /// everywhere except on Linux.
     ///
     /// ```
     /// # #[cfg(target_os = "linux")] {
@@ -31,7 +35,8 @@ impl Resident {
         Self::parse(&std::fs::read_to_string("/proc/self/status").ok()?)
     }
 
-    /// From the [lines](https://man7.org/linux/man-pages/man5/proc_pid_status.5.html) of `/proc/self/status`.
+    /// Parses the [lines](https://man7.org/linux/man-pages/man5/proc_pid_status.5.html) of
+    /// `/proc/self/status`.
     fn parse(status: &str) -> Option<Self> {
         let fields: HashMap<&str, &str> =
             status.lines().filter_map(|line| line.split_once(':')).collect();
@@ -43,14 +48,20 @@ impl Resident {
         Some(Self { now: bytes("RssAnon")?, peak: bytes("VmHWM")?, files })
     }
 
-    /// This, with the most files of it and `later`, which may be gone when it is looked at again.
+    /// This reading, with the larger file size of the two.
+    ///
+    /// Files mapped at `later` may be unmapped by the next reading.
     pub fn with_files_of(self, later: Self) -> Self {
         Self { files: self.files.max(later.files), ..self }
     }
 
-    /// How much more there has been since `before`, at most. Where the process had its peak before, what it has now.
+    /// An upper bound on the growth since `before`.
+    ///
+    /// If the process has set a new peak since then, the bound is that peak minus the files. If its
+    /// peak dates from before, the bound uses the current memory.
     pub fn growth_since(self, before: Self) -> Bytes {
-        // Files that were let go of are no reason to take an old peak for a new one.
+        // Uses the larger file size. Otherwise unmapping files would turn an old peak into a new
+        // one.
         let files = self.files.max(before.files);
         let most = if self.peak > before.peak { self.now.max(self.peak - files) } else { self.now };
         most - before.now

@@ -1,6 +1,7 @@
-//! A way to cut a batch: at most two runs of equal micro-batches, the larger size first.
+//! How a batch is cut: at most two runs of equal micro-batches, the larger size first.
 //!
-//! Every plan has this shape, so a plan of a million micro-batches is as small as one of two.
+//! The planner asks for footprints of these, and every plan holds one. A plan of a million
+//! micro-batches is therefore as small as a plan of two.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,36 +10,36 @@ use firebox_trace::Items;
 
 use crate::need::Accumulating;
 
-/// Some micro-batches of one size.
+/// Consecutive micro-batches of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Run {
-    /// How many, at least one.
+    /// Number of micro-batches, at least one.
     pub count: usize,
     /// Items in each, at least one.
     pub size: usize,
 }
 
-/// The micro-batches in which a batch is run: some of one size, and perhaps some of a smaller one behind them.
+/// The micro-batches of one batch: a run of one size, then possibly a run of a smaller size.
 ///
-/// It is what the planner asks footprints for. On a GPU the two sizes cannot be looked at one by one: buffers of one size leave
-/// gaps into which those of the other do not fit.
+/// The planner asks for the footprint of a whole split. On a GPU the two sizes cannot be measured
+/// separately: buffers of one size leave gaps that buffers of the other do not fit.
 ///
-/// Displays as number and size: `4 x 25`, `1 x 4 + 2 x 3`.
+/// Displays as count and size: `4 x 25`, `1 x 4 + 2 x 3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Split {
-    /// The micro-batches that come first.
+    /// The micro-batches that run first.
     pub(crate) first: Run,
-    /// Those that follow; each smaller than one of `first`.
+    /// The remaining micro-batches, each smaller than those of `first`.
     pub(crate) rest: Option<Run>,
 }
 
 impl Split {
-    /// The batch in one piece.
+    /// The whole batch as one micro-batch.
     pub(crate) fn whole(batch: usize) -> Self {
         Self { first: Run { count: 1, size: batch }, rest: None }
     }
 
-    /// `steps` micro-batches whose sizes differ by one at most.
+    /// `steps` micro-batches whose sizes differ by at most one.
     pub(crate) fn even(batch: usize, steps: usize) -> Self {
         let (size, larger) = (batch / steps, batch % steps);
         if larger == 0 {
@@ -50,7 +51,7 @@ impl Split {
         }
     }
 
-    /// Micro-batches of `size` items, and one of what remains.
+    /// Micro-batches of `size` items, then one with the remainder.
     pub(crate) fn chunks(batch: usize, size: usize) -> Self {
         if size >= batch {
             return Self::whole(batch);
@@ -66,22 +67,22 @@ impl Split {
         self.runs().map(|run| run.count).sum()
     }
 
-    /// Whether there are micro-batches of two sizes.
+    /// Whether the micro-batches have two different sizes.
     pub fn is_uneven(&self) -> bool {
         self.rest.is_some()
     }
 
-    /// The largest micro-batch, which comes first.
+    /// The size of the largest micro-batch, which runs first.
     pub fn largest(&self) -> Items {
         Items::new(self.first.size)
     }
 
-    /// The micro-batch sizes in the order in which they run.
+    /// The micro-batch sizes, in execution order.
     pub fn sizes(&self) -> impl ExactSizeIterator<Item = Items> + use<> {
         self.ranges().map(|range| Items::new(range.len()))
     }
 
-    /// The items of each micro-batch, from zero, in the order in which they run.
+    /// The item range of each micro-batch, counted from zero, in execution order.
     pub fn ranges(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
         let split = *self;
         (0..split.len()).map(move |step| {
@@ -90,7 +91,7 @@ impl Split {
         })
     }
 
-    /// Whether gradients are summed over micro-batches: if there are several.
+    /// Whether gradients are summed over micro-batches: `Yes` if there is more than one.
     pub fn accumulating(&self) -> Accumulating {
         match self.len() {
             1 => Accumulating::No,
@@ -103,7 +104,7 @@ impl Split {
         [Some(self.first), self.rest].into_iter().flatten()
     }
 
-    /// The items of micro-batch `step`: where they begin and how many they are.
+    /// The first item of micro-batch `step` and its number of items.
     fn piece(&self, step: usize) -> (usize, usize) {
         let Run { count, size } = self.first;
         match self.rest {

@@ -1,7 +1,8 @@
 //! What the planner decides, case by case: one line of footprint, one line of expected plan.
 //!
-//! Footprints here are in whole MiB: `fixed` for the model, `item` for each item, `sum` for the gradients that are
-//! held when there are several micro-batches. Odd ones are given as a function.
+//! Footprints are in whole MiB: `fixed` for the model, `item` for each item, `sum` for the
+//! gradients held while there are several micro-batches. Irregular footprints are given as
+//! functions.
 
 use std::convert::Infallible;
 
@@ -28,14 +29,14 @@ const fn fixed_from_one(size: usize) -> PlanOptions {
     options(Sizing::Fixed(Items::new(size)), Probing::FromOne)
 }
 
-/// A footprint that grows evenly, in MiB.
+/// A footprint in MiB that grows linearly with the items.
 fn affine(fixed: u64, item: u64, sum: u64) -> impl Fn(usize, Accumulating) -> u64 {
     move |items, accumulating| {
         fixed + item * items as u64 + if accumulating == Accumulating::Yes { sum } else { 0 }
     }
 }
 
-/// A footprint of one MiB for each item, but for the sizes given.
+/// A footprint of one MiB for each item, except for the given sizes.
 fn uneven(exceptions: &'static [(usize, u64)]) -> impl Fn(usize, Accumulating) -> u64 {
     move |items, _| {
         let exception = exceptions.iter().find(|(size, _)| *size == items);
@@ -55,7 +56,7 @@ fn run(
     })
 }
 
-/// Plans `batch` for `budget` MiB and compares how the plan, or the error, reads.
+/// Plans `batch` for `budget` MiB and compares the text of the plan or of the error.
 #[track_caller]
 fn check(
     batch: usize,
@@ -68,7 +69,7 @@ fn check(
     assert_eq!(found.map_or_else(|error| error.to_string(), |plan| plan.to_string()), expected);
 }
 
-/// The error of a batch that is split, and of which nobody knows who holds the memory.
+/// The error text for a batch that is split and whose holdings are unknown.
 fn one_item_needs(peak: u64, excess: u64, budget: u64) -> String {
     format!(
         "one item needs {peak}.00 MiB with the gradients of the batch held, {excess}.00 MiB more than the budget of \
@@ -76,7 +77,7 @@ fn one_item_needs(peak: u64, excess: u64, budget: u64) -> String {
     )
 }
 
-/// Compares the questions in their order; `+` marks those asked for as one of several.
+/// Compares the questions in the order asked. `+` marks sizes asked for as one of several.
 #[track_caller]
 fn check_questions(
     batch: usize,
@@ -158,7 +159,7 @@ fn a_fixed_size_that_does_not_fit() {
          held, 12.00 MiB more than the budget of 20.00 MiB; leave the size out to have it found, or set it to 16, \
          which fits",
     );
-    // Fits in one piece without a sum of gradients, and with one only in smaller pieces.
+    // The batch fits in one piece without a gradient sum. With one, only smaller pieces fit.
     check(
         10,
         9,
@@ -167,7 +168,7 @@ fn a_fixed_size_that_does_not_fit() {
         "a micro-batch of 10 items does not fit: it needs 10.00 MiB, 1.00 MiB more than the budget of 9.00 MiB; \
          leave the size out to have it found, or set it to 4, which fits",
     );
-    // The remainder of four is the one that does not fit, which leads the search for a size below it.
+    // The remainder of four items is what does not fit, so the search ends at a size below four.
     check(
         100,
         40,
@@ -184,7 +185,7 @@ fn a_fixed_size_where_not_even_one_item_fits() {
     check(100, 20, fixed(50), affine(29, 1, 0), &error);
     check(100, 20, fixed(1), affine(29, 1, 0), &error);
     check(100, 20, fixed_from_one(50), affine(29, 1, 0), &error);
-    // One item would fit as a batch of its own; but this batch has two.
+    // One item would fit as a batch of its own. This batch has two items.
     let error = one_item_needs(30, 1, 29);
     check(2, 29, fixed(2), affine(28, 1, 1), &error);
 }
@@ -192,17 +193,17 @@ fn a_fixed_size_where_not_even_one_item_fits() {
 #[test]
 fn a_slightly_smaller_size_that_needs_far_less_is_preferred() {
     const AVOID: PlanOptions = EVEN.cliffs(Cliffs::Avoid);
-    // A page of 60 MiB is opened from `edge` items on.
+    // A 60 MiB page is opened from `edge` items on.
     let paged = |edge: usize| {
         move |items: usize, _: Accumulating| items as u64 + if items >= edge { 60 } else { 0 }
     };
-    // 1000 = 7 x 143 is the first that fits 210 MiB, 8 x 125 is more than a tenth smaller.
+    // 1000 = 7 x 143 is the first split within 210 MiB; 8 x 125 is more than a tenth smaller.
     check(1000, 210, EVEN, paged(143), "1000 = 6 x 143 + 1 x 142");
     check(1000, 210, AVOID, paged(143), "1000 = 6 x 143 + 1 x 142");
-    // 12 x 84 needs 144, 13 x 77 needs 77.
+    // 12 x 84 needs 144 MiB, 13 x 77 needs 77 MiB.
     check(1000, 144, EVEN, paged(80), "1000 = 4 x 84 + 8 x 83");
     check(1000, 144, AVOID, paged(80), "1000 = 12 x 77 + 1 x 76");
-    // Without a cliff a smaller size saves no more than it is smaller.
+    // Without a cliff, the memory saved is only proportional to the smaller size.
     check(1000, 100, AVOID, paged(2000), "1000 = 10 x 100");
     check(100, 200, AVOID, paged(99), "100 = 1 x 100");
 }
@@ -341,7 +342,8 @@ fn from_one_item_upwards_no_question_is_more_than_twice_what_fits() {
 
 #[test]
 fn guesses_learn_from_misfits() {
-    // Summing gradients takes 140 MiB that the first guess does not know of, and two sizes above 12 open a page of 400.
+    // The gradient sum takes 140 MiB that the first guess ignores. An uneven split with a size
+    // above 12 opens a page of 400 MiB.
     let peak = |split: &Split| {
         let items = split.largest().get() as u64;
         let opens = items > 12 && split.sizes().any(|size| size != split.largest());
@@ -360,16 +362,16 @@ fn guesses_learn_from_misfits() {
         };
         splits.iter().map(need).collect()
     });
-    // From 13 items alone, which need more than 16, the next guess would be 8.
+    // If 13 items, which need more than 16, were the only basis, the next guess would be 8.
     assert_eq!(plan.expect("one item fits").to_string(), "64 = 4 x 11 + 2 x 10");
     assert_eq!(asked, [vec![64], vec![16, 13], vec![11, 10]]);
 }
 
 #[test]
 fn a_size_out_of_line_is_walked_around() {
-    // 33 items are the smaller of three pieces: four pieces do.
+    // 33 items, the smaller size of three pieces, do not fit. Four pieces do.
     check(100, 40, EVEN, uneven(&[(33, 41)]), "100 = 4 x 25");
-    // Nothing near fits, single items do.
+    // No neighbouring size fits; a size farther down the ladder does.
     check(
         100,
         40,
@@ -377,12 +379,12 @@ fn a_size_out_of_line_is_walked_around() {
         uneven(&[(33, 41), (25, 41), (20, 41), (16, 41), (14, 41)]),
         "100 = 4 x 13 + 4 x 12",
     );
-    // One item does not fit, two do.
+    // One item does not fit, two items do.
     check(100, 2, EVEN, uneven(&[(1, 3)]), "100 = 50 x 2");
-    // In five items there is always an odd one.
+    // Five items cannot be cut into pairs: one item always remains.
     let error = one_item_needs(3, 1, 2);
     check(5, 2, EVEN, uneven(&[(1, 3)]), &error);
-    // One item does not fit, and the next larger sizes that the search has not seen do.
+    // One item does not fit, but the next larger sizes do. The search has not tried those yet.
     check(100, 40, EVEN, |items, _| if items == 4 { 40 } else { 41 }, "100 = 25 x 4");
 }
 

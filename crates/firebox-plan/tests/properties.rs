@@ -1,5 +1,5 @@
-//! What holds for every batch, budget and footprint: thousands of random ones, judged by the independent checker and by
-//! brute force.
+//! Properties that hold for every batch, budget and footprint. Thousands of random cases are judged
+//! by the independent checker and by brute force.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -14,17 +14,17 @@ use proptest::prelude::*;
 /// A footprint in bytes.
 #[derive(Clone, Debug)]
 enum Footprint {
-    /// Never smaller for more items, never smaller when accumulating.
+    /// Never smaller for more items, and never smaller when accumulating.
     Growing {
         fixed: u64,
         item: u64,
-        /// Rounds up to whole pages, so that neighbouring sizes need the same.
+        /// Rounds up to whole pages, so neighbouring sizes need the same.
         page: u64,
-        /// From so many items on, so many bytes more.
+        /// Each adds bytes from a number of items upwards.
         jumps: Vec<(usize, u64)>,
         sum: u64,
     },
-    /// Any number for any size, around a slope that may be flat.
+    /// A random number for each size, added to a slope that may be flat.
     Ragged { seed: u64, item: u64, noise: u64, sum: u64 },
 }
 
@@ -47,8 +47,8 @@ impl Footprint {
 }
 
 impl Footprint {
-    /// The peak of an iteration on micro-batches of these sizes: of the largest peak, and for ragged ones some more by what
-    /// follows what.
+    /// The peak of an iteration over micro-batches of these sizes: the largest single peak. A
+    /// ragged footprint adds noise for each pair of different sizes.
     fn of(&self, sizes: impl IntoIterator<Item = Items>) -> Bytes {
         let sizes: Vec<usize> = sizes.into_iter().map(Items::get).collect();
         let mode = if sizes.len() > 1 { Accumulating::Yes } else { Accumulating::No };
@@ -63,7 +63,7 @@ impl Footprint {
     }
 }
 
-/// The finalizer of SplitMix64: neighbouring numbers become unrelated ones.
+/// The finalizer of SplitMix64. Maps neighbouring numbers to unrelated ones.
 fn scramble(number: u64) -> u64 {
     let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -83,7 +83,7 @@ fn ragged() -> impl Strategy<Value = Footprint> {
         .prop_map(|(seed, item, noise, sum)| Footprint::Ragged { seed, item, noise, sum })
 }
 
-/// A batch of 1 to 5,000 items, with small ones as likely as large ones.
+/// A batch of 1 to 5,000 items. Half of the batches have fewer than 40.
 fn batch() -> impl Strategy<Value = usize> {
     prop_oneof![1..40usize, 1..5000usize]
 }
@@ -102,7 +102,7 @@ fn options() -> impl Strategy<Value = PlanOptions> {
     })
 }
 
-/// One problem, and what the planner made of it.
+/// One planning problem and the planner's result.
 struct Case {
     batch: usize,
     budget: Bytes,
@@ -114,14 +114,15 @@ struct Case {
 }
 
 impl Case {
-    /// `share` places the budget between the footprint of one item and that of the batch, and a little beyond.
+    /// `share` places the budget between the footprints of one item and of the whole batch, or
+    /// slightly outside.
     fn new(batch: usize, share: f64, options: PlanOptions, footprint: Footprint) -> Self {
         let one = footprint.peak(1, Accumulating::Yes);
         let whole = footprint.peak(batch, Accumulating::No);
         let (low, high) = (one.min(whole), one.max(whole));
         let budget = (low + (high - low).scale(share)).scale(0.9 + 0.2 * share) + Bytes::new(1);
         let (mut asked, mut calls) = (Vec::new(), 0);
-        // A state of half of what one item needs: a guess to begin with that is not always right.
+        // Half of what one item needs counts as state, so the first guess is sometimes wrong.
         let state = one.scale(0.5);
         let found = plan_at_once(Items::new(batch), budget, &options, |questions| {
             asked.extend(questions);
@@ -140,7 +141,7 @@ impl Case {
         self.footprint.peak(items, accumulating) <= self.budget
     }
 
-    /// The verdict of the checker, by what the planner asked, or by all footprints.
+    /// The checker's verdict, based on the planner's own questions or on all footprints.
     fn verdict(&self, plan: &Plan, all_known: bool) -> Result<(), Violation> {
         let ranges: Vec<_> = plan.ranges().collect();
         let (batch, sizing) = (Items::new(self.batch), self.options.sizing);
@@ -151,7 +152,7 @@ impl Case {
         })
     }
 
-    /// By brute force: the fewest steps under the sizing; none if nothing fits.
+    /// The fewest steps under the sizing, by brute force. `None` if nothing fits.
     fn fewest_steps(&self) -> Option<usize> {
         use Accumulating::{No, Yes};
         let batch = self.batch;
@@ -174,7 +175,7 @@ impl Case {
         }
     }
 
-    /// What must hold for any footprints.
+    /// Checks what must hold for any footprints.
     fn check_always(&self) -> Result<(), TestCaseError> {
         let distinct: HashSet<Split> = self.asked.iter().copied().collect();
         prop_assert_eq!(distinct.len(), self.asked.len(), "asked twice");
@@ -208,7 +209,7 @@ impl Case {
         Ok(())
     }
 
-    /// No size is more than twice, and one, what was known to fit before.
+    /// Checks that no size is more than twice the largest known to fit. One item is always allowed.
     fn check_small_steps(&self) -> Result<(), TestCaseError> {
         let mut fitting = 0;
         for split in &self.asked {
@@ -221,7 +222,7 @@ impl Case {
         Ok(())
     }
 
-    /// What must hold besides when footprints grow with size.
+    /// Checks what must hold in addition if footprints grow with size.
     fn check_growing(&self) -> Result<(), TestCaseError> {
         let steps = self.found.as_ref().ok().map(Plan::len);
         prop_assert_eq!(steps, self.fewest_steps());
@@ -239,7 +240,7 @@ impl Case {
         let log = (self.batch as f64).log2();
         let most = match self.options.probing {
             Probing::FromOne => 1.5 * log + 6.0,
-            // The first three calls may follow wrong guesses.
+            // The first three calls may be spent on wrong guesses.
             _ if self.options.at_once > 1 => 0.5 * log + 7.0,
             _ => 0.5 * log + 4.0,
         };
@@ -273,7 +274,7 @@ proptest! {
     }
 }
 
-/// A plan whenever one item fits: the promise that holds however ragged the footprints are.
+/// There is a plan whenever one item fits, however ragged the footprints are.
 #[test]
 fn single_items_are_the_last_resort() {
     for batch in 2..200 {
@@ -286,7 +287,8 @@ fn single_items_are_the_last_resort() {
     }
 }
 
-/// The promised number of questions, for every batch and every size that is the largest to fit.
+/// The number of questions stays within the documented bound, for every batch and every largest
+/// size that fits.
 #[test]
 fn the_number_of_questions_is_bounded() {
     for batch in (1..300).chain([511, 512, 513, 4095, 4096, 5000]) {

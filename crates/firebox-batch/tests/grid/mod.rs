@@ -1,10 +1,10 @@
-//! A matrix without a backend, so that the tests of cutting along a dimension stay quick.
+//! A matrix without a backend. It keeps the tests that cut along a dimension fast.
 
 use std::ops::Range;
 
 use firebox_batch::{MicroBatch, MicroBatchError, SliceDim};
 
-/// Rows of equal length: rank 2.
+/// A matrix of rank 2: rows of equal length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Grid(pub Vec<Vec<u32>>);
 

@@ -1,4 +1,4 @@
-//! A field cannot be shared and cut at once.
+//! A field cannot be both shared and cut.
 
 use firebox_batch::MicroBatch;
 

@@ -1,4 +1,4 @@
-//! Only structs are derived.
+//! `MicroBatch` is derived for structs only.
 
 use firebox_batch::MicroBatch;
 

@@ -1,4 +1,4 @@
-//! A field whose type cannot be cut.
+//! A field of a type that is not `MicroBatch`.
 
 use std::sync::Arc;
 

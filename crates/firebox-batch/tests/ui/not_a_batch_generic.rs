@@ -1,4 +1,4 @@
-//! A generic batch whose type argument cannot be cut, and a batch that has no impl.
+//! A generic batch with a type argument that is not `MicroBatch`, and a type without the impl.
 
 use firebox_batch::MicroBatch;
 

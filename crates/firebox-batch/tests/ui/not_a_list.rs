@@ -1,4 +1,4 @@
-//! `each` on what has no elements, and on elements that cannot be cut.
+//! `each` on a type without elements, and on elements that are not `MicroBatch`.
 
 use burn_tensor::{Tensor, backend::Backend};
 use firebox_batch::MicroBatch;

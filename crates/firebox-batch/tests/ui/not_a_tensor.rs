@@ -1,4 +1,4 @@
-//! `dim` on what has no dimensions.
+//! `dim` on a type without dimensions.
 
 use firebox_batch::MicroBatch;
 

@@ -1,4 +1,4 @@
-//! What is shared goes into every micro-batch, so it must be `Clone`.
+//! A shared field is cloned into every micro-batch, so its type must be `Clone`.
 
 use firebox_batch::MicroBatch;
 

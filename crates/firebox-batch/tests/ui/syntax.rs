@@ -1,4 +1,4 @@
-//! What is no list of keys at all.
+//! Attributes that are not a list of keys.
 
 use firebox_batch::MicroBatch;
 

@@ -1,4 +1,4 @@
-//! Values that are no dimension and no function.
+//! Values that are not a dimension or a function.
 
 use firebox_batch::MicroBatch;
 

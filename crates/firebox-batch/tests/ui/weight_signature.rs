@@ -1,4 +1,4 @@
-//! The weight is a function from `&Self` to `f64`.
+//! The weight must be a function from `&Self` to `f64`.
 
 use firebox_batch::MicroBatch;
 

@@ -1,16 +1,16 @@
-//! What is allocated on a device.
+//! The allocations of one device. The functions in `api/memory.rs` allocate and free here.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// The distance between addresses: no address is given out twice.
+/// The alignment of addresses, in bytes.
 const ALIGNMENT: u64 = 512;
 
 /// One allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub(crate) bytes: u64,
-    /// The stream in whose order it was made.
+    /// The stream of a stream-ordered allocation.
     pub(crate) stream: Option<u64>,
 }
 
@@ -20,42 +20,44 @@ pub(crate) struct Memory {
     next: u64,
     alive: BTreeMap<u64, Allocation>,
     held: u64,
-    /// What was freed in a stream's order and is not free yet: when it is, on which stream, and the bytes.
+    /// Stream-ordered frees that have not taken effect: the time they do, the stream, and the
+    /// bytes.
     freed: Vec<(Instant, u64, u64)>,
 }
 
-/// Why memory is not freed.
+/// The address to free is not allocated.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NotAllocated;
 
 impl Memory {
-    /// The memory of the device with this number. Devices have addresses of their own.
+    /// The memory of the device with this number. Each device has its own range of addresses.
     pub(crate) fn new(device: usize) -> Self {
         let next = 0x7000_0000_0000 + ((device as u64) << 40);
         Self { next, alive: BTreeMap::new(), held: 0, freed: Vec::new() }
     }
 
-    /// The bytes that are held.
+    /// Bytes held.
     pub(crate) fn held(&self) -> u64 {
         self.held
     }
 
-    /// The sizes of what is allocated.
+    /// Sizes of the live allocations, in bytes.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = u64> {
         self.alive.values().map(|allocation| allocation.bytes)
     }
 
-    /// Gives out so many bytes.
+    /// Allocates `bytes` at an address never used before.
     pub(crate) fn allocate(&mut self, bytes: u64, stream: Option<u64>) -> u64 {
         let address = self.next;
-        // A gap between two allocations, so that what runs over the end of one does not lie in the next.
+        // The gap after each allocation keeps an overrun from reaching the next one.
         self.next += bytes.next_multiple_of(ALIGNMENT) + ALIGNMENT;
         self.held += bytes;
         self.alive.insert(address, Allocation { bytes, stream });
         address
     }
 
-    /// Takes memory back; its bytes are held until `at`, if that is told. Gives the bytes.
+    /// Frees an allocation and returns its bytes. With `until`, the bytes stay held until that
+    /// time.
     pub(crate) fn free(
         &mut self,
         address: u64,
@@ -69,7 +71,7 @@ impl Memory {
         Ok(bytes)
     }
 
-    /// Lets go of what was freed and is free by now; on `stream`, all that was freed in its order.
+    /// Applies the frees that have taken effect by `now`, and all frees ordered on `stream`.
     pub(crate) fn settle(&mut self, now: Instant, stream: Option<u64>) {
         let held = &mut self.held;
         self.freed.retain(|(at, of, bytes)| {
@@ -81,11 +83,11 @@ impl Memory {
         });
     }
 
-    /// The allocation in which these bytes lie.
+    /// The allocation that contains this range, with its start address.
     pub(crate) fn find(&self, address: u64, bytes: u64) -> Option<(u64, Allocation)> {
         let (start, allocation) = self.alive.range(..=address).next_back()?;
         let end = address.checked_add(bytes)?;
-        // An address at the very end of an allocation may be passed where no byte is used.
+        // The address one past the end is valid if no byte is accessed.
         (end <= start + allocation.bytes).then_some((*start, *allocation))
     }
 }

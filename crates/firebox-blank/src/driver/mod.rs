@@ -1,8 +1,9 @@
-//! The driver: what C programs call, and the state behind it.
+//! The driver: the functions C programs call, and the state they work on.
 //!
-//! [`api`], [`nvrtc`] and [`nvml`] are the functions; each enters through `enter`, which counts the call and lets
-//! the faults of the settings happen. `state` is all that the driver knows, `memory` what is allocated, `queue`
-//! streams and events, [`signature`] what kernels take.
+//! [`api`], [`nvrtc`] and [`nvml`] define the functions. Each enters through `enter`, which counts
+//! the call and injects the faults of the settings. `state` holds everything the driver knows,
+//! `memory` the allocations, `queue` the streams and events, [`signature`] the parameters of
+//! kernels.
 
 pub mod api;
 pub mod nvml;
@@ -24,7 +25,7 @@ use crate::books::{Books, Call};
 use crate::journal::{Entry, Journal};
 use crate::settings::{SETTINGS_VARIABLE, Settings, Target};
 
-/// `CUresult`, as far as the driver answers it by itself.
+/// The values of `CUresult` the driver returns on its own.
 pub mod result {
     /// `CUDA_SUCCESS`.
     pub const SUCCESS: u32 = 0;
@@ -34,7 +35,7 @@ pub mod result {
     pub const OUT_OF_MEMORY: u32 = 2;
     /// `CUDA_ERROR_NOT_INITIALIZED`.
     pub const NOT_INITIALIZED: u32 = 3;
-    /// `CUDA_ERROR_STUB_LIBRARY`: what a driver without settings answers.
+    /// `CUDA_ERROR_STUB_LIBRARY`: returned by a driver without settings.
     pub const STUB_LIBRARY: u32 = 34;
     /// `CUDA_ERROR_NO_DEVICE`.
     pub const NO_DEVICE: u32 = 100;
@@ -66,16 +67,16 @@ pub(crate) struct Driver {
 }
 
 thread_local! {
-    /// The device of the context that is current, plus one.
+    /// Number of the device whose context is current, plus one. Zero: no current context.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
-    /// An allocation in a stream's order that was refused on this thread, with the answer if a fault did it. If it is asked
-    /// for again without a stream, that is the same allocation.
+    /// The last stream-ordered allocation refused on this thread: its bytes, and the error if a
+    /// fault refused it. A retry without a stream counts as the same allocation.
     static REFUSED: Cell<Option<(usize, Option<u32>)>> = const { Cell::new(None) };
 }
 
 static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
 
-/// The driver; none if this process was given no settings.
+/// The driver. `None` if this process has no settings.
 fn driver() -> Option<&'static Driver> {
     DRIVER.get_or_init(load).as_ref()
 }
@@ -93,17 +94,18 @@ fn load() -> Option<Driver> {
     for (number, device) in settings.devices.iter().enumerate() {
         books.set_taken_by_others(number, device.taken_by_others);
     }
-    // SAFETY: `at_exit` is a function of C's kind that does not unwind.
+    // SAFETY: `at_exit` has the C calling convention and does not unwind.
     unsafe { libc::atexit(at_exit) };
     let journal = Mutex::new(Journal::create(folder, process));
     let state = Mutex::new(State::new(&settings));
     Some(Driver { settings, books, journal, state, allocations: AtomicU64::new(0) })
 }
 
-/// Writes what is alive when the process ends in order. CubeCL's services live as long as the process, so something is.
+/// Journals what is still allocated when the process ends normally. There is always something,
+/// because CubeCL's services live as long as the process.
 extern "C" fn at_exit() {
     let Some(Some(driver)) = DRIVER.get() else { return };
-    // A thread that died in a call may hold the lock for ever.
+    // A thread that died during a call may hold the lock forever.
     let Ok(state) = driver.state.try_lock() else { return };
     let alive: Vec<u64> = state.devices.iter().flat_map(|device| device.memory.sizes()).collect();
     let (allocations, bytes) = (alive.len() as u64, alive.iter().sum());
@@ -116,12 +118,12 @@ impl Driver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a line to the journal.
+    /// Appends a line to the journal.
     pub(crate) fn note(&self, entry: &Entry) {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner).write(entry);
     }
 
-    /// Says that the program did what it must not on a device.
+    /// Reports that the program misused the driver on a device.
     pub(crate) fn misuse(&self, device: usize, what_happened: String) {
         if device < self.books.devices() {
             self.books.device(device).count(crate::books::Field::Misuses);
@@ -130,7 +132,7 @@ impl Driver {
         self.note(&Entry::Misuse { what_happened });
     }
 
-    /// Lets the faults of a call happen; an error is what it has to answer.
+    /// Injects the faults of a call. `Err` is the result the call must return.
     fn suffer(
         &self,
         is_target: impl Fn(&Target) -> bool,
@@ -160,18 +162,18 @@ impl Driver {
         Ok(())
     }
 
-    /// Lets the faults of an allocation happen.
+    /// Injects the faults of an allocation.
     pub(crate) fn suffer_allocation(&self) -> Result<(), u32> {
         let number = self.allocations.fetch_add(1, Relaxed) + 1;
         self.suffer(|target| *target == Target::Allocation, "allocation", number)
     }
 
-    /// The device whose context is current.
+    /// The device whose context is current, unless it has failed.
     pub(crate) fn current_device(&self) -> Result<usize, u32> {
         self.healthy(current().ok_or(result::INVALID_CONTEXT)?)
     }
 
-    /// The device with this number, unless it has failed.
+    /// Returns the device number, unless the device has failed or does not exist.
     pub(crate) fn healthy(&self, device: usize) -> Result<usize, u32> {
         match self.state().devices.get(device).map(|device| device.failed) {
             Some(Some(error)) => Err(error),
@@ -185,7 +187,7 @@ fn current() -> Option<usize> {
     CURRENT.get().checked_sub(1)
 }
 
-/// Begins a call: counts it and lets its faults happen.
+/// Begins a call: counts it and injects its faults.
 pub(crate) fn enter(call: Call) -> Result<&'static Driver, u32> {
     let driver = driver().ok_or(result::STUB_LIBRARY)?;
     let number = driver.books.count_call(call);
@@ -195,7 +197,7 @@ pub(crate) fn enter(call: Call) -> Result<&'static Driver, u32> {
     Ok(driver)
 }
 
-/// What a call answers.
+/// The `CUresult` a call returns.
 pub(crate) fn answer(result: Result<(), u32>) -> u32 {
     result.err().unwrap_or(result::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! NVML, as far as firebox asks it: memory, and which process holds how much.
+//! The NVML functions firebox calls: memory of a device, and how much each process holds.
 
 use std::ffi::{c_char, c_uint, c_void};
 
@@ -7,7 +7,7 @@ use super::api::{c_functions, put, put_text, text};
 use super::{Driver, enter};
 use crate::books::Call;
 
-/// `nvmlReturn_t`, as far as it is answered here.
+/// The values of `nvmlReturn_t` returned here.
 mod said {
     pub(super) const INVALID_ARGUMENT: u32 = 2;
     pub(super) const NOT_FOUND: u32 = 6;
@@ -36,7 +36,7 @@ pub struct Process {
     pub compute_instance: c_uint,
 }
 
-/// The number under which other processes are listed, as one.
+/// The process id under which all other processes are listed as one.
 const OTHERS: c_uint = 1;
 
 impl Driver {
@@ -45,7 +45,7 @@ impl Driver {
         number.filter(|number| *number < self.settings.devices.len()).ok_or(said::INVALID_ARGUMENT)
     }
 
-    /// The processes that hold memory of a device.
+    /// The processes that hold memory on a device.
     fn processes(&self, device: usize) -> Vec<Process> {
         let books = self.books.device(device);
         let process =
@@ -56,7 +56,7 @@ impl Driver {
     }
 }
 
-/// The UUID as NVML writes it.
+/// The UUID in NVML's notation.
 fn uuid_text(device: usize) -> String {
     let mut text = String::from("GPU");
     for (at, byte) in uuid_of(device).iter().enumerate() {
@@ -72,7 +72,7 @@ fn put_processes(processes: &[Process], count: *mut c_uint, list: *mut Process) 
     if count.is_null() {
         return Err(said::INVALID_ARGUMENT);
     }
-    // SAFETY: the caller passes the place of a count.
+    // SAFETY: the caller passes a pointer to a count.
     let room = unsafe { count.read() } as usize;
     put(count, processes.len() as c_uint)?;
     if room < processes.len() || (list.is_null() && !processes.is_empty()) {
@@ -84,7 +84,8 @@ fn put_processes(processes: &[Process], count: *mut c_uint, list: *mut Process) 
     Ok(())
 }
 
-/// Begins a call. Faults are answered as errors that NVML has no word for: their numbers are those of the driver.
+/// Begins a call. A fault becomes `UNKNOWN`: its number is one of the driver's, and NVML has no
+/// error for it.
 fn begin(call: Call) -> Result<&'static Driver, u32> {
     enter(call).map_err(|_| said::UNKNOWN)
 }

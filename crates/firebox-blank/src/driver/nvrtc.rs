@@ -1,6 +1,7 @@
-//! A stub of NVRTC: reads the signature of a program's kernel and makes no code.
+//! A stub of NVRTC that reads the signature of a program's kernel and generates no code.
 //!
-//! Like the real one it looks for the headers that a program includes, in the folders that it is told.
+//! Like the real NVRTC, it looks for the headers a program includes in the folders given as
+//! options.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,7 +14,7 @@ use super::state::Program;
 use super::{Driver, driver};
 use crate::books::Call;
 
-/// `nvrtcResult`, as far as it is answered here.
+/// The values of `nvrtcResult` returned here.
 mod compiled {
     pub(super) const INVALID_INPUT: u32 = 3;
     pub(super) const INVALID_PROGRAM: u32 = 4;
@@ -24,7 +25,7 @@ mod compiled {
 /// The option that names a folder of headers.
 const INCLUDE: &str = "--include-path=";
 
-/// Keeps a program for a compiler that makes code.
+/// Saves a program for a compiler that generates code.
 fn keep(folder: &Path, source: &str, options: &[String]) -> std::io::Result<()> {
     let options: Vec<&str> =
         options.iter().map(String::as_str).filter(|option| !option.starts_with(INCLUDE)).collect();
@@ -36,7 +37,7 @@ fn keep(folder: &Path, source: &str, options: &[String]) -> std::io::Result<()> 
     std::fs::write(folder.join(format!("{name}.cu")), source)
 }
 
-/// Why a source does not compile, in the words of the real one; none if it does.
+/// The reason a source does not compile, worded like the real NVRTC. `None` if it compiles.
 fn fault_of(source: &str, options: &[String]) -> Option<String> {
     let folders: Vec<PathBuf> = options
         .iter()
@@ -77,7 +78,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Hands a text of a program to `use_it`.
+    /// Passes a text of a program to `use_it`.
     fn text_of(
         &self,
         program: *mut c_void,
@@ -90,7 +91,8 @@ impl Driver {
     }
 }
 
-/// Begins a call. Faults are answered as internal errors of the compiler: their numbers are those of the driver.
+/// Begins a call. A fault becomes a compilation error of `nvrtcCompileProgram` and an internal
+/// error of all other functions: its number is one of the driver's.
 fn begin(call: Call) -> Result<&'static Driver, u32> {
     super::enter(call).map_err(|_| match driver() {
         Some(_) if call == Call::nvrtcCompileProgram => compiled::COMPILATION,
@@ -103,7 +105,7 @@ fn copy_to(to: *mut c_char, text: &CStr) -> Result<(), u32> {
         return Err(compiled::INVALID_INPUT);
     }
     let bytes = text.to_bytes_with_nul();
-    // SAFETY: the caller has asked for the size before.
+    // SAFETY: the caller has asked for the size first.
     unsafe { to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     Ok(())
 }
@@ -131,14 +133,14 @@ c_functions! {
         if program.is_null() {
             return Err(compiled::INVALID_PROGRAM);
         }
-        // SAFETY: the caller passes the place of a program.
+        // SAFETY: the caller passes a pointer to a program.
         let number = unsafe { program.read() } as u64;
         driver.state().programs.remove(&number).map(drop).ok_or(compiled::INVALID_PROGRAM)
     }
 
     fn nvrtcCompileProgram(driver, program: *mut c_void, count: c_int, options: *const *const c_char) {
         let count = usize::try_from(count).unwrap_or(0);
-        // SAFETY: the caller passes so many options.
+        // SAFETY: the caller passes `count` options.
         let options: Result<Vec<String>, u32> =
             (0..count).map(|at| text(unsafe { *options.add(at) })).collect();
         driver.compile(program as u64, &options.map_err(|_| compiled::INVALID_INPUT)?)

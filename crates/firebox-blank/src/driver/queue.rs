@@ -1,4 +1,4 @@
-//! Streams and events, and how long kernels take.
+//! Streams, events and the simulated duration of kernels. Decides when work and frees complete.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,28 +6,30 @@ use std::time::{Duration, Instant};
 
 use crate::settings::{Completions, KernelTimes};
 
-/// A kernel takes between this long and [`DOUBLINGS`] times twice as long.
+/// The shortest kernel. The longest takes 2^[`DOUBLINGS`] times as long.
 const SHORTEST: Duration = Duration::from_micros(20);
 const DOUBLINGS: f64 = 6.0;
-/// What the host takes to launch something, at most. The kernels after a synchronization are done this long after it, and as long
-/// as they take: so what the tuner measures between two synchronizations does not depend on the host.
+/// Upper bound on the host time between launches. The kernels after a synchronization complete this
+/// long after it, plus their own duration. What the tuner measures between two synchronizations
+/// therefore does not depend on the host.
 const HOST: Duration = Duration::from_millis(1);
-/// A stream is never further behind than this: what counts is which of two kernels is faster, not how long training takes.
+/// The most a stream may lag behind. Only which of two kernels is faster matters, not how long
+/// training takes.
 const FURTHEST_BEHIND: Duration = Duration::from_millis(8);
 
 /// A stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) device: usize,
-    /// When it was last waited for, and how long the kernels since then take.
+    /// When it was last synchronized, and the total duration of the kernels launched since.
     synchronized: Instant,
     work: Duration,
-    /// When the events happen that it waits for.
+    /// When the events it waits for happen.
     waits_until: Instant,
 }
 
 impl Stream {
-    /// When all that was asked of it so far is done.
+    /// When all work launched so far is done.
     fn done(&self) -> Instant {
         let worked =
             self.synchronized + if self.work.is_zero() { self.work } else { HOST + self.work };
@@ -39,9 +41,9 @@ impl Stream {
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) device: usize,
-    /// On which stream it was recorded last.
+    /// The stream on which it was last recorded.
     pub(crate) stream: Option<u64>,
-    /// When it happens, once it was recorded.
+    /// When it happens. `None` until it is recorded.
     pub(crate) at: Option<Instant>,
 }
 
@@ -59,7 +61,7 @@ impl Queues {
         Self { completions, times, streams: HashMap::new(), events: HashMap::new() }
     }
 
-    /// When the work that is on a stream now will be done.
+    /// When the work now on a stream will be done.
     pub(crate) fn done(&self, stream: u64) -> Instant {
         let now = Instant::now();
         let busy = self.streams.get(&stream).map_or(now, |stream| stream.done().max(now));
@@ -69,7 +71,7 @@ impl Queues {
         }
     }
 
-    /// When a free in a stream's order takes effect; none for at once.
+    /// When a free ordered on `stream` takes effect. `None`: at once.
     pub(crate) fn freed(&self, stream: u64) -> Option<(Instant, u64)> {
         match self.completions {
             Completions::Prompt => None,
@@ -84,7 +86,7 @@ impl Queues {
         self.streams.insert(stream, new);
     }
 
-    /// Puts a kernel on a stream.
+    /// Launches a kernel on a stream.
     pub(crate) fn launch(&mut self, stream: u64, kernel: impl Hash) {
         let time = self.time(kernel);
         if let Some(stream) = self.streams.get_mut(&stream) {
@@ -92,7 +94,7 @@ impl Queues {
         }
     }
 
-    /// Says that a stream was waited for.
+    /// Records that a stream was synchronized.
     pub(crate) fn synchronized(&mut self, stream: u64) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             (stream.synchronized, stream.work) = (Instant::now(), Duration::ZERO);
@@ -114,13 +116,14 @@ impl Queues {
         };
         let mut hasher = DefaultHasher::new();
         (seed, kernel).hash(&mut hasher);
-        // The upper bits as a number from 0 to 1.
+        // Maps the upper 53 bits to a number from 0 to 1.
         let share = (hasher.finish() >> 11) as f64 / (1u64 << 53) as f64;
         SHORTEST.mul_f64((share * DOUBLINGS).exp2())
     }
 }
 
-/// Waits until `until`. The last moment is waited for awake, because the tuner compares kernels by it.
+/// Waits until `until`. Spins through the last moment, because the tuner compares kernels by this
+/// time.
 pub(crate) fn wait_until(until: Instant) {
     const AWAKE: Duration = Duration::from_micros(150);
     loop {

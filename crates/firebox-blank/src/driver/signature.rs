@@ -1,15 +1,16 @@
-//! What a kernel takes: read from CubeCL's CUDA source, or from PTX that NVRTC made of it.
+//! The parameters of a kernel, read from CubeCL's CUDA source or from PTX that NVRTC compiled from
+//! it. The driver uses them to check launches.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// What one argument of a kernel is.
+/// The kind of a kernel parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parameter {
     /// A pointer to device memory.
     Pointer,
-    /// A tensor map, by value.
+    /// A tensor map, passed by value.
     TensorMap,
-    /// Anything else, by value.
+    /// Anything else, passed by value.
     Value,
 }
 
@@ -32,25 +33,25 @@ impl Parameter {
     }
 }
 
-/// A kernel's name and arguments.
+/// The name and parameters of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// The name of the entry point.
+    /// Name of the entry point.
     pub name: String,
-    /// The arguments, in order.
+    /// The parameters, in order.
     pub parameters: Vec<Parameter>,
-    /// Tells kernels apart that have the same name.
+    /// A hash of the code. Distinguishes kernels with the same name.
     pub code: u64,
 }
 
-/// What the stub of NVRTC makes of a program begins with this.
+/// The first line of every module the NVRTC stub produces.
 const MARK: &str = "// blank";
 
-/// The bytes of a tensor map.
+/// Size of a tensor map in bytes.
 const TENSOR_MAP_BYTES: usize = 128;
 
 impl Signature {
-    /// The kernel of a CUDA source as CubeCL writes it: one `extern "C" __global__` function.
+    /// The kernel of a CUDA source written by CubeCL: one `extern "C" __global__` function.
     pub fn of_source(source: &str) -> Option<Self> {
         let declaration = &source[source.find("__global__")?..];
         let declaration = declaration.split_once("void")?.1;
@@ -72,7 +73,7 @@ impl Signature {
         Some(Self { name, parameters: parameters.collect(), code: hash(source) })
     }
 
-    /// The kernels of a module: what the stub made, or PTX.
+    /// The kernels of a module, produced by the stub or given as PTX.
     pub fn of_module(image: &str) -> Vec<Self> {
         match image.strip_prefix(MARK) {
             Some(lines) => lines.lines().filter_map(Self::of_line).collect(),
@@ -80,7 +81,7 @@ impl Signature {
         }
     }
 
-    /// The module that the stub of NVRTC makes of a kernel.
+    /// The module the NVRTC stub produces for this kernel.
     pub fn module(&self) -> String {
         let letters: String = self.parameters.iter().map(|parameter| parameter.letter()).collect();
         format!("{MARK}\n{} {letters} {:x}\n", self.name, self.code)
@@ -94,16 +95,17 @@ impl Signature {
         Some(Self { name: name.to_owned(), parameters: parameters?, code })
     }
 
-    /// An entry of PTX, from behind `.entry` on.
+    /// Parses one PTX entry, from after `.entry`.
     fn of_entry(entry: &str) -> Option<Self> {
         let open = entry.find('(')?;
         let name = entry[..open].trim().to_owned();
         let inside = &entry[open + 1..open + closing(&entry[open..])?];
         let parameters = inside.split(',').filter(|line| line.contains(".param")).map(|line| {
-            // An array is a structure by value; a number of 64 bits alone is an address, as CubeCL passes no other.
+            // An array is a structure by value. A single 64-bit number is an address: CubeCL passes
+            // no other.
             match line.split_once('[') {
                 Some((_, rest)) if rest.starts_with(&format!("{TENSOR_MAP_BYTES}]")) => {
-                    // A structure may be as large as a map. Both are passed by value.
+                    // A structure may have the size of a tensor map; only its alignment differs.
                     if line.contains(".align 64") || line.contains(".align 128") {
                         Parameter::TensorMap
                     } else {
@@ -119,14 +121,14 @@ impl Signature {
     }
 }
 
-/// The same for the same text in every process.
+/// A hash that is the same for the same text in every process.
 fn hash(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     hasher.finish()
 }
 
-/// The place of the parenthesis that closes the one at the beginning of `text`.
+/// The position of the parenthesis that closes the one at the start of `text`.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     for (at, c) in text.char_indices() {

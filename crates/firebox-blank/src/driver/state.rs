@@ -1,4 +1,5 @@
-//! All that the driver knows.
+//! Everything the driver knows: devices, queues, modules, functions, programs and pinned memory.
+//! The functions in `api` and `nvrtc` work on it under one lock.
 
 use std::alloc::Layout;
 use std::collections::HashMap;
@@ -9,30 +10,30 @@ use super::queue::Queues;
 use super::signature::Signature;
 use crate::settings::Settings;
 
-/// A device.
+/// The state of one device.
 #[derive(Debug)]
 pub(crate) struct DeviceState {
     pub(crate) memory: Memory,
-    /// How often its context is retained.
+    /// How many times its context is retained.
     pub(crate) retained: u32,
-    /// The error that stays with it.
+    /// The error the device keeps returning, once it has failed.
     pub(crate) failed: Option<u32>,
 }
 
-/// A loaded kernel.
+/// A kernel that a program has looked up.
 #[derive(Clone, Debug)]
 pub(crate) struct Function {
     pub(crate) module: u64,
     pub(crate) signature: Signature,
 }
 
-/// A module.
+/// A loaded module.
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) kernels: Vec<Signature>,
 }
 
-/// A program of NVRTC's.
+/// An NVRTC program.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) source: String,
@@ -40,7 +41,8 @@ pub(crate) struct Program {
     pub(crate) log: CString,
 }
 
-/// Streams, events, modules, functions and programs are told apart by numbers that are used once.
+/// The driver's state. Streams, events, modules, functions and programs are identified by numbers
+/// that are never reused.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) devices: Vec<DeviceState>,
@@ -48,7 +50,7 @@ pub(crate) struct State {
     pub(crate) modules: HashMap<u64, Module>,
     pub(crate) functions: HashMap<u64, Function>,
     pub(crate) programs: HashMap<u64, Program>,
-    /// Pinned host memory by its address.
+    /// Layouts of pinned host memory, by address.
     pub(crate) pinned: HashMap<usize, Layout>,
     next: u64,
 }
@@ -64,18 +66,18 @@ impl State {
             functions: HashMap::new(),
             programs: HashMap::new(),
             pinned: HashMap::new(),
-            // Unlike small numbers and addresses.
+            // Large enough not to be mistaken for a small number, too small for an address.
             next: 0xb1a0_0000,
         }
     }
 
-    /// A number that was not used before.
+    /// A number never used before.
     pub(crate) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    /// The device on which these bytes lie, if they are allocated.
+    /// The device on which this range is allocated.
     pub(crate) fn device_of(&self, address: u64, bytes: u64) -> Option<usize> {
         self.devices.iter().position(|device| device.memory.find(address, bytes).is_some())
     }

@@ -1,4 +1,4 @@
-//! Devices, contexts and errors.
+//! Functions for devices, contexts and errors.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -8,14 +8,14 @@ use crate::driver::{CURRENT, Driver, result};
 use crate::settings::Device;
 
 impl Driver {
-    /// The device with this number.
+    /// The device with this number, with its settings.
     fn device(&self, number: c_int) -> Result<(usize, &Device), u32> {
         let number = usize::try_from(number).map_err(|_| result::INVALID_DEVICE)?;
         let device = self.settings.devices.get(number).ok_or(result::INVALID_DEVICE)?;
         Ok((number, device))
     }
 
-    /// The bytes of a device that any process can still have.
+    /// Bytes of a device that are still available to any process.
     pub(crate) fn free_bytes(&self, device: usize) -> u64 {
         let books = self.books.device(device);
         let taken = books.held() + books.context() + books.taken_by_others();
@@ -23,7 +23,7 @@ impl Driver {
     }
 }
 
-/// The name that says that nothing is computed.
+/// The device name, marked as blank.
 pub(crate) fn name_of(device: &Device) -> String {
     format!("{} (blank)", device.name)
 }
@@ -35,7 +35,7 @@ pub(crate) fn uuid_of(device: usize) -> [u8; 16] {
     uuid
 }
 
-/// The handle of a device's context. Zero is none.
+/// The handle of a device's context. Never null.
 fn context_of(device: usize) -> *mut c_void {
     (0xc0de_0000 + device + 1) as *mut c_void
 }
@@ -44,7 +44,7 @@ fn device_of(context: *mut c_void) -> Option<usize> {
     (context as usize).checked_sub(0xc0de_0001)
 }
 
-/// `CUdevice_attribute`, by number.
+/// The value of a `CUdevice_attribute`, by number.
 fn attribute(device: &Device, attribute: c_uint) -> Result<c_int, u32> {
     Ok(match attribute {
         // MAX_THREADS_PER_BLOCK, MAX_BLOCK_DIM_X, Y and Z
@@ -53,7 +53,8 @@ fn attribute(device: &Device, attribute: c_uint) -> Result<c_int, u32> {
         // MAX_GRID_DIM_X, Y and Z
         5 => c_int::MAX,
         6 | 7 => 65_535,
-        // MAX_SHARED_MEMORY_PER_BLOCK, TOTAL_CONSTANT_MEMORY, WARP_SIZE, MAX_PITCH, MAX_REGISTERS_PER_BLOCK
+        // MAX_SHARED_MEMORY_PER_BLOCK, TOTAL_CONSTANT_MEMORY, WARP_SIZE, MAX_PITCH,
+        // MAX_REGISTERS_PER_BLOCK
         8 => 48 << 10,
         9 => 64 << 10,
         10 => 32,
@@ -76,7 +77,7 @@ fn attribute(device: &Device, attribute: c_uint) -> Result<c_int, u32> {
     })
 }
 
-/// Names and texts of the errors that the driver answers, as CUDA has them.
+/// Names and texts of the errors the driver returns, as CUDA defines them.
 const ERRORS: &[(u32, &CStr, &CStr)] = &[
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
@@ -182,7 +183,7 @@ c_functions! {
         let mut state = driver.state();
         let device = &mut state.devices[number];
         device.retained = device.retained.checked_sub(1).ok_or(result::INVALID_CONTEXT)?;
-        // A context that nobody retains is gone, and all that was allocated in it.
+        // Releasing the last retain drops the context, unless memory is still held on the device.
         if device.retained == 0 && device.memory.held() == 0 {
             driver.books.device(number).field(Field::Context).store(0, std::sync::atomic::Ordering::Relaxed);
         }

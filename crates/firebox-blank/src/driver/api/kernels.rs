@@ -1,4 +1,4 @@
-//! Modules and launches.
+//! Functions for modules and kernel launches.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -8,16 +8,16 @@ use crate::driver::signature::{Parameter, Signature};
 use crate::driver::state::{Function, Module};
 use crate::driver::{Driver, result};
 
-/// The CUDA version of the stub of NVRTC: an older driver does not load what it makes.
+/// The CUDA version of the NVRTC stub. An older driver does not load its modules.
 pub(crate) const COMPILER_VERSION: (c_int, c_int) = (13, 0);
 
-/// `CUtensorMap` of the driver API. Here its first word is the address that it was made of.
+/// `CUtensorMap` of the driver API. Here its first word is the address it was made from.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap([u64; 16]);
 
 impl TensorMap {
-    /// Maps with this in their second word were made by this driver.
+    /// The second word of every map this driver made.
     const MARK: u64 = 0x6d61_7020_626c_616e;
 
     fn new(address: u64) -> Self {
@@ -50,7 +50,7 @@ impl Driver {
         Ok(number)
     }
 
-    /// Checks a launch as far as one can that does not run.
+    /// Checks a launch as far as possible without running the kernel.
     fn check_launch(
         &self,
         device: usize,
@@ -69,7 +69,7 @@ impl Driver {
             return Err(result::INVALID_VALUE);
         }
         for (at, parameter) in parameters.iter().enumerate() {
-            // SAFETY: the signature says how many arguments there are, and of which kind.
+            // SAFETY: the signature gives the number and kinds of the arguments.
             let address = unsafe {
                 let argument = *arguments.add(at);
                 match parameter {
@@ -78,7 +78,7 @@ impl Driver {
                     Parameter::TensorMap => argument.cast::<TensorMap>().read_unaligned().address(),
                 }
             };
-            // A buffer of no bytes may lie at the end of a page.
+            // Zero bytes: an empty buffer may lie at the very end of a page.
             let lies = |address: &u64| self.state().device_of(*address, 0).is_some();
             if !address.as_ref().is_some_and(lies) {
                 let address = address.unwrap_or_default();

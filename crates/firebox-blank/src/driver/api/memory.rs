@@ -1,4 +1,4 @@
-//! Memory and copies.
+//! Functions for memory and copies.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_uchar, c_uint, c_void};
@@ -9,7 +9,7 @@ use crate::books::Field;
 use crate::driver::{Driver, REFUSED, result};
 use crate::journal::Entry;
 
-/// `CUDA_MEMCPY2D` of the driver API, for 64 bits.
+/// `CUDA_MEMCPY2D` of the driver API, in its 64-bit layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the fields are C's")]
@@ -36,11 +36,12 @@ pub struct Copy2d {
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
 
-/// The alignment of pinned memory, a page as on hardware.
+/// The alignment of pinned memory: a page, as on hardware.
 const PINNED_ALIGNMENT: usize = 4096;
 
 impl Driver {
-    /// Lets go of what was freed on a device and is free by now.
+    /// Applies the frees on a device that have taken effect by now, and all frees ordered on
+    /// `stream`.
     pub(crate) fn settle(&self, device: usize, stream: Option<u64>) {
         let mut state = self.state();
         state.devices[device].memory.settle(Instant::now(), stream);
@@ -51,7 +52,7 @@ impl Driver {
         if bytes == 0 {
             return Err(result::INVALID_VALUE);
         }
-        // What was refused in a stream's order and is asked for again without one is one allocation.
+        // A retry without a stream of a refused stream-ordered allocation is the same allocation.
         let again = REFUSED.take().filter(|(refused, _)| stream.is_none() && *refused == bytes);
         let suffered = match again {
             Some((_, Some(error))) => Err(error),
@@ -104,7 +105,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Checks that a copy or a fill stays inside an allocation.
+    /// Checks that a copy or fill stays within an allocation.
     fn check_range(&self, device: usize, address: u64, bytes: u64, what: &str) -> Result<(), u32> {
         if bytes == 0 || self.state().device_of(address, bytes).is_some() {
             return Ok(());
@@ -175,7 +176,7 @@ impl Driver {
             return Err(result::INVALID_VALUE);
         };
         self.books.set_pinned(state.pinned.values().map(|layout| layout.size() as u64).sum());
-        // SAFETY: it was allocated with this layout, and is forgotten since.
+        // SAFETY: the memory was allocated with this layout and has just been forgotten.
         unsafe { dealloc(memory.cast(), layout) };
         Ok(())
     }
@@ -238,7 +239,7 @@ c_functions! {
         if copy.is_null() {
             return Err(result::INVALID_VALUE);
         }
-        // SAFETY: C's callers pass a description.
+        // SAFETY: C callers pass a valid description.
         driver.copy_2d(device, unsafe { copy.read() })
     }
 

@@ -1,6 +1,7 @@
-//! The functions of the driver's API that cubecl-cuda 0.10, cudarc 0.19 and firebox call.
+//! The driver API functions that cubecl-cuda 0.10, cudarc 0.19 and firebox call.
 //!
-//! Their arguments are as NVIDIA's documentation of the driver API has them. Handles are numbers and never looked into.
+//! Their arguments follow NVIDIA's documentation of the driver API. Handles are numbers and are
+//! never dereferenced.
 
 pub mod devices;
 pub mod kernels;
@@ -11,7 +12,8 @@ use std::ffi::{CStr, c_char, c_void};
 
 use super::result;
 
-/// Defines functions for C. `begin` counts the call and lets its faults happen, and gives the driver, which a body names first.
+/// Defines C functions. `begin` counts the call, injects its faults and returns the driver; each
+/// body starts with the name it gives the driver.
 macro_rules! c_functions {
     (begin: $begin:path; $(
         $(#[$attribute:meta])*
@@ -35,23 +37,23 @@ macro_rules! c_functions {
 }
 pub(crate) use c_functions;
 
-/// Writes what a function answers through a pointer.
+/// Writes a result through a pointer.
 pub(crate) fn put<T>(to: *mut T, value: T) -> Result<(), u32> {
     if to.is_null() {
         return Err(result::INVALID_VALUE);
     }
-    // SAFETY: C's callers pass places for what a function answers.
+    // SAFETY: C callers pass a valid place for the result.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// Writes a text of at most `room` bytes, its end included.
+/// Writes a text of at most `room` bytes, including the terminating zero. Longer texts are cut.
 pub(crate) fn put_text(to: *mut c_char, room: usize, text: &str) -> Result<(), u32> {
     if to.is_null() || room == 0 {
         return Err(result::INVALID_VALUE);
     }
     let bytes = &text.as_bytes()[..text.len().min(room - 1)];
-    // SAFETY: C's callers pass `room` bytes, and no more are written.
+    // SAFETY: C callers pass `room` bytes, and no more are written.
     unsafe {
         to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         to.add(bytes.len()).write(0);
@@ -59,22 +61,22 @@ pub(crate) fn put_text(to: *mut c_char, room: usize, text: &str) -> Result<(), u
     Ok(())
 }
 
-/// The text that a pointer shows.
+/// Reads the text a pointer refers to.
 pub(crate) fn text(from: *const c_char) -> Result<String, u32> {
     if from.is_null() {
         return Err(result::INVALID_VALUE);
     }
-    // SAFETY: C's callers pass texts that end with a zero.
+    // SAFETY: C callers pass texts that end with a zero.
     Ok(unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned())
 }
 
-/// Fills host memory with zeros, which is what the device computes.
+/// Fills host memory with zeros, the result of every computation on this device.
 pub(crate) fn fill_with_zeros(to: *mut c_void, bytes: usize) -> Result<(), u32> {
     if to.is_null() && bytes > 0 {
         return Err(result::INVALID_VALUE);
     }
     if bytes > 0 {
-        // SAFETY: C's callers pass `bytes` bytes to copy to.
+        // SAFETY: C callers pass a destination of `bytes` bytes.
         unsafe { to.cast::<u8>().write_bytes(0, bytes) };
     }
     Ok(())

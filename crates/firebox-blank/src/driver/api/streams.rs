@@ -1,4 +1,4 @@
-//! Streams and events.
+//! Functions for streams and events.
 
 use std::ffi::{c_uint, c_void};
 use std::time::Instant;
@@ -9,8 +9,10 @@ use crate::driver::queue::{Event, wait_until};
 use crate::driver::{Driver, result};
 
 impl Driver {
-    /// The number of a stream and its device; the default stream of the current device for none. As on hardware, a stream
-    /// that is there needs no current context.
+    /// The number of a stream and its device. A null handle is the default stream of the current
+    /// device.
+    ///
+    /// As on hardware, an existing stream needs no current context.
     pub(crate) fn stream(&self, handle: *mut c_void) -> Result<(u64, usize), u32> {
         let stream = handle as u64;
         if stream == 0 {
@@ -27,7 +29,8 @@ impl Driver {
         }
     }
 
-    /// An event: its number, its device, and when it happens; none if it was never recorded.
+    /// An event: its number, its device, and when it happens. The time is `None` if it was never
+    /// recorded.
     fn event(&self, handle: *mut c_void) -> Result<(u64, usize, Option<Instant>), u32> {
         let number = handle as u64;
         let event = self.state().queues.events.get(&number).map(|event| (event.device, event.at));
@@ -40,7 +43,7 @@ impl Driver {
         }
     }
 
-    /// Waits until all that is on the streams of some devices is done.
+    /// Waits until all work on the streams of the selected devices is done.
     pub(crate) fn synchronize(&self, is_meant: impl Fn(usize) -> bool) {
         let state = self.state();
         let streams = state.queues.streams.iter().filter(|(_, stream)| is_meant(stream.device));
@@ -52,7 +55,7 @@ impl Driver {
     }
 }
 
-/// The number of a device's default stream. Other streams have larger ones.
+/// The number of a device's default stream. All other streams have larger numbers.
 const fn default_stream(device: usize) -> u64 {
     device as u64 + 1
 }
