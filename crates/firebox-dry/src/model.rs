@@ -181,7 +181,10 @@ impl<B: DryTwin> Dry<B> {
             pool: None,
         };
         let peak = if paging.is_refused() { Bytes::MAX } else { usage.peak };
-        let first = timeline.iter().position(|moment| moment.peak >= usage.peak).unwrap_or(0);
+        // Pages that are larger than any step was found to need are needed at the step that needs most.
+        let most = timeline.iter().map(|moment| moment.peak).max().unwrap_or_default();
+        let most = most.min(usage.peak);
+        let first = timeline.iter().position(|moment| moment.peak >= most).unwrap_or(0);
         let at = OpIndex(first as u32);
         Footprint {
             peak,

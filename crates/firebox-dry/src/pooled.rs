@@ -6,7 +6,7 @@
 
 use burn_backend::Backend;
 use burn_router::Runner;
-use firebox_pool::{Control, Pages, Region, SMALL};
+use firebox_pool::{Control, Fit, Lifetime, Packing, Pages, Region, SMALL, pack};
 use firebox_trace::{
     Bytes, Category, Estimate, Footprint, Label, Moment, OpIndex, PoolPages, Step, TensorIndex,
     Trace,
@@ -39,21 +39,22 @@ impl<B: DryTwin> Dry<B> {
         let alignment = self.properties().memory.alignment.max(1);
         let mut templates = Templates::new();
         let reads = trace.steps.iter().any(|step| matches!(step, Step::Read(_)));
-        let mut last: Option<(Replay, Pages)> = None;
+        let mut last: Option<(Lived, Usage)> = None;
         let mut estimate = Estimate::Heuristic;
         for _ in 0..MOST_REPLAYS {
             self.count_replay();
             let (lived, below) = lease.run(|device| self.live(device, trace, &mut templates))?;
-            let (replay, high) = lived.with(below, reads, alignment);
-            let is_same = last.as_ref().is_some_and(|(_, last)| *last == high);
-            let settled = replay.settled;
-            last = Some((replay, high));
+            let is_same = last.as_ref().is_some_and(|(last, _)| last.high == lived.high);
+            let settled = lived.settled;
+            last = Some((lived, below));
             if settled || is_same {
                 estimate = Estimate::Exact;
                 break;
             }
         }
-        let (replay, high) = last.expect("a trace is replayed at least once");
+        let (lived, below) = last.expect("a trace is replayed at least once");
+        let largest_page = B::Target::largest_page(self.properties());
+        let (replay, high) = lived.with(below, reads, alignment, largest_page);
         let bytes = |region| Bytes::new(high.of(region));
         let pool = PoolPages {
             lasting: bytes(Region::Lasting),
@@ -61,12 +62,38 @@ impl<B: DryTwin> Dry<B> {
             small: bytes(Region::Small),
             beside: bytes(Region::Beside),
             below: replay.usage.peak - Bytes::new(high.total()),
+            step_from: Bytes::new(high.step_from),
         };
         let mut footprint = self.report(trace, replay, estimate);
         if let Some(paging) = &mut footprint.paging {
             paging.pool = Some(pool);
         }
         Ok(footprint)
+    }
+
+    /// The places and lifetimes of the buffers of `trace` when it is run twice in a row, for backends
+    /// with a pool of our own ([`DryTwin::POOLED`]); empty for others. Places are those of best fit
+    /// on pages without an end.
+    ///
+    /// # Errors
+    ///
+    /// As [`replay`](Self::replay).
+    pub fn lifetimes(&self, trace: &Trace) -> Result<Vec<Lifetime>, ReplayError> {
+        if !B::POOLED {
+            return Ok(Vec::new());
+        }
+        let lease = Lease::<B::Target>::take(self.properties())?;
+        let mut lease = lease.with_choices_of(self.tuned());
+        let mut lifetimes = Vec::new();
+        let mut templates = Templates::new();
+        for _ in 0..MOST_REPLAYS {
+            let (lived, _) = lease.run(|device| self.live(device, trace, &mut templates))?;
+            lifetimes = lived.lifetimes;
+            if lived.settled {
+                break;
+            }
+        }
+        Ok(lifetimes)
     }
 
     fn live(
@@ -109,6 +136,7 @@ impl<B: DryTwin> Dry<B> {
             high,
             most_in_use: Bytes::new(most_in_use),
             largest: Bytes::new(pool.memory().largest),
+            lifetimes: pool.lifetimes(),
         }
     }
 }
@@ -121,12 +149,21 @@ struct Lived {
     high: Pages,
     most_in_use: Bytes,
     largest: Bytes,
+    lifetimes: Vec<Lifetime>,
 }
 
 impl Lived {
-    /// With what the runtime below has reserved.
-    fn with(self, below: Usage, reads: bool, alignment: u64) -> (Replay, Pages) {
-        let Self { baseline, timeline, settled, mut high, most_in_use, largest } = self;
+    /// With what the runtime below has reserved. The page for steps is the smallest on which a way to place buffers was found.
+    fn with(self, below: Usage, reads: bool, alignment: u64, largest_page: u64) -> (Replay, Pages) {
+        let Self { baseline, mut timeline, settled, mut high, most_in_use, largest, lifetimes } =
+            self;
+        let Packing { page, fit } = pack(&lifetimes, Region::Step, alignment);
+        if let Fit::TwoEnded { from } = fit
+            && page < high.step
+            && page <= largest_page
+        {
+            (high.step, high.step_from) = (page, from);
+        }
         if below.tuned > 0 || reads {
             high.step += high.step / UNSURE_SHARE;
         }
@@ -135,6 +172,7 @@ impl Lived {
             *high.of_mut(region) = high.of(region).next_multiple_of(alignment);
         }
         let peak = Bytes::new(high.total()) + below.peak;
+        timeline.iter_mut().for_each(|moment| moment.peak = moment.peak.min(peak));
         let most_in_use = most_in_use + below.most_in_use;
         let usage = Usage { reserved: peak, peak, most_in_use, largest, ..below };
         (Replay { baseline, timeline, usage, settled }, high)

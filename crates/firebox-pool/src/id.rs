@@ -1,7 +1,7 @@
-//! The numbers of CubeCL's memory handles.
+//! Reads the numbers of CubeCL's memory handles. The server looks buffers up by them.
 //!
-//! CubeCL numbers every buffer and keeps the number to itself, but for its `Debug` text. That text is not built: writing ends at
-//! the number, which is its first piece of digits.
+//! CubeCL numbers every buffer but exposes the number only in its `Debug` text. The full text is
+//! never built: writing stops at the number, which is the first piece that consists of digits.
 
 use std::fmt::{self, Debug, Write};
 
@@ -13,19 +13,19 @@ impl Write for Number {
             return Ok(());
         }
         self.0 = text.parse().ok();
-        // Nothing behind it is asked for.
+        // The rest of the text is not needed.
         Err(fmt::Error)
     }
 }
 
-/// The number of a handle or of its binding.
+/// The number of a handle or its binding.
 ///
 /// # Panics
 ///
-/// If its text has none: this is another version of CubeCL.
+/// If the debug text has no number, as in an incompatible version of CubeCL.
 pub(crate) fn number_of(memory: &impl Debug) -> u64 {
     let mut number = Number(None);
-    // Ended by an error as soon as the number is known.
+    // The writer returns an error as soon as the number is known.
     let _ = write!(number, "{memory:?}");
     number.0.expect("CubeCL writes the number of a buffer into its debug text")
 }

@@ -1,4 +1,4 @@
-//! The runtime below: its server, which owns the device, and how pages are asked of it.
+//! The wrapped runtime: its server, which owns the device, and how the pool requests pages from it.
 
 use std::any::{Any, TypeId};
 use std::cell::Cell;
@@ -17,12 +17,12 @@ use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::{Binding, ComputeServer, Handle, ServerUtilities};
 use parking_lot::RwLock;
 
-/// The server of the runtime below on one device.
+/// The server of the wrapped runtime on one device.
 pub(crate) struct Inner<R: Runtime> {
     pub(crate) server: DeviceHandle<R::Server>,
     pub(crate) client: ComputeClient<R>,
     pub(crate) utilities: Arc<ServerUtilities<R::Server>>,
-    /// The one stream on which everything runs there.
+    /// The one stream on which everything runs.
     pub(crate) stream: StreamId,
 }
 
@@ -45,11 +45,12 @@ impl<R: Runtime> fmt::Debug for Inner<R> {
 
 type Known = HashMap<(TypeId, DeviceId), Box<dyn Any + Send + Sync>>;
 
-/// CubeCL makes a server from a device's number alone, and while it does so no other server can be asked for.
+/// The wrapped servers created so far. CubeCL creates a server from a device number alone, and no
+/// other server can be requested while it does so.
 static KNOWN: LazyLock<RwLock<Known>> = LazyLock::new(RwLock::default);
 
 impl<R: Runtime> Inner<R> {
-    /// The server below on `device`, which is made if there is none yet.
+    /// Creates the wrapped server on `device`, unless it exists.
     pub(crate) fn make_known(device: &R::Device) {
         let key = (TypeId::of::<R>(), device.to_id());
         if KNOWN.read().contains_key(&key) {
@@ -59,14 +60,15 @@ impl<R: Runtime> Inner<R> {
         let server = DeviceHandle::<R::Server>::new(device.to_id());
         let utilities = server.utilities().downcast();
         let utilities = utilities.expect("a server's utilities are of its own type");
-        // The last one is the least likely to be some thread's, should burn's own backend be used on the device as well.
+        // Uses the last stream. If burn's own backend runs on the device too, this stream is the
+        // least likely to belong to one of its threads.
         let streams = u64::from(CubeClRuntimeConfig::get().streaming.max_streams);
         let stream = StreamId { value: streams.saturating_sub(1) };
         let inner = Self { server, client, utilities, stream };
         KNOWN.write().insert(key, Box::new(inner));
     }
 
-    /// The server below on a device that was made known.
+    /// The wrapped server on a device passed to [`make_known`](Self::make_known) before.
     pub(crate) fn of(device: DeviceId) -> Self {
         let known = KNOWN.read();
         let inner = known.get(&(TypeId::of::<R>(), device));
@@ -74,9 +76,10 @@ impl<R: Runtime> Inner<R> {
         inner.downcast_ref::<Self>().expect("the key has its type").clone()
     }
 
-    /// Asks for a page of exactly `size` bytes.
+    /// Requests a page of exactly `size` bytes. `None` if the driver refuses.
     ///
-    /// In its usual mode the allocator below would take a page of one of its own sizes.
+    /// Uses the wrapped allocator's persistent mode. In its default mode the allocator would take a
+    /// page of one of its own sizes.
     pub(crate) fn open(&self, size: u64) -> Option<Page> {
         let memory = ManagedMemoryHandle::new();
         let (stream, asked) = (self.stream, memory.clone());
@@ -87,7 +90,7 @@ impl<R: Runtime> Inner<R> {
             server.allocation_mode(MemoryAllocationMode::Auto, stream);
         });
         if opened.is_err() {
-            // It panicked, as CubeCL's servers do when the driver refuses.
+            // The call panicked, as CubeCL's servers do when the driver refuses.
             self.server.submit(move |server| {
                 server.allocation_mode(MemoryAllocationMode::Auto, stream);
             });
@@ -96,7 +99,7 @@ impl<R: Runtime> Inner<R> {
         Some(Page { memory: Handle::from_memory(memory, stream, size), size })
     }
 
-    /// Has the allocator below give back what it has free.
+    /// Makes the wrapped allocator return its free memory to the driver.
     pub(crate) fn clean(&self) {
         let stream = self.stream;
         self.server.submit(move |server| server.memory_cleanup(stream));
@@ -107,7 +110,7 @@ thread_local! {
     static OPENS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While this lives, the thread asks for a page.
+/// Marks this thread as requesting a page for as long as the value lives.
 struct Opens;
 
 impl Opens {
@@ -123,25 +126,28 @@ impl Drop for Opens {
     }
 }
 
-/// Whether this thread, of a device, is asking for a page. CubeCL's servers panic where the driver refuses it; that is an answer, which
-/// whoever has asked knows what to do with. For panic hooks.
+/// Whether this device thread is requesting a page. For panic hooks.
+///
+/// CubeCL's servers panic if the driver refuses a page. The pool handles that panic, so a hook
+/// should not report it.
 pub fn opens_a_page() -> bool {
     OPENS.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Whether pages of an exact size can be had: not if CubeCL's configuration switches that mode off.
+/// Whether pages of an exact size are available. False if CubeCL's configuration disables
+/// persistent memory.
 pub fn has_exact_pages() -> bool {
     !matches!(CubeClRuntimeConfig::get().memory.persistent_memory, PersistentMemory::Disabled)
 }
 
-/// A page: a buffer of the runtime below.
+/// A page: one buffer of the wrapped runtime.
 pub(crate) struct Page {
     memory: Handle,
     pub(crate) size: u64,
 }
 
 impl Page {
-    /// `size` bytes of it from `offset` on.
+    /// The `size` bytes that start at `offset`.
     pub(crate) fn binding(&self, offset: u64, size: u64) -> Binding {
         let mut binding = self.memory.clone().binding();
         binding.offset_start = Some(offset);

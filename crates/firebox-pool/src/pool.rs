@@ -1,4 +1,6 @@
-//! The pool: which buffer lies where, without a device.
+//! The pool: which buffer has which place on which page. Knows no device.
+//!
+//! `server.rs` runs it on a device; the dry device runs it without one, to predict pages.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,31 +9,33 @@ use rustc_hash::FxHashMap;
 
 use crate::space::{Fit, Space};
 
-/// What a buffer is asked for. Each has pages of its own, so that what lives long does not lie between what is soon gone.
+/// What a buffer is used for. Each region has its own pages, so long-lived buffers do not fragment
+/// the space between short-lived ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Region {
-    /// What outlives steps: parameters, the optimizer's state, everything that is made outside of training.
+    /// Buffers that outlive steps: parameters, optimizer state, and everything created outside of
+    /// training.
     Lasting,
-    /// What the micro-steps of training make.
+    /// Buffers that the micro-steps of training create.
     Step,
-    /// What is small, whatever it is for: losses, running statistics, biases.
+    /// Small buffers of any use: losses, running statistics, biases.
     Small,
-    /// What other threads make while one trains.
+    /// Buffers that other threads create during training.
     Beside,
 }
 
 impl Region {
-    /// All of them.
+    /// All regions.
     pub const ALL: [Self; 4] = [Self::Lasting, Self::Step, Self::Small, Self::Beside];
 }
 
-/// What is smaller than this is small.
+/// Buffers of fewer bytes than this are small: 64 KiB.
 pub const SMALL: u64 = 64 * 1024;
 
-/// The size of pages for small buffers where no plan says another.
+/// The size of a page for small buffers if no plan sets one: 2 MiB.
 const SHARED_PAGE: u64 = 2 * 1024 * 1024;
 
-/// The pages that training was planned with: one of so many bytes for each region.
+/// The pages that training was planned with: bytes for each region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
     /// For [`Region::Lasting`].
@@ -42,15 +46,18 @@ pub struct Pages {
     pub small: u64,
     /// For [`Region::Beside`].
     pub beside: u64,
+    /// The buffers on the page for [`Region::Step`] that fill it from its start: those of at least
+    /// this many bytes ([`Fit::TwoEnded`]). Zero for [`Fit::Best`].
+    pub step_from: u64,
 }
 
 impl Pages {
-    /// The bytes of all.
+    /// The total bytes over all regions.
     pub fn total(&self) -> u64 {
         Region::ALL.into_iter().map(|region| self.of(region)).sum()
     }
 
-    /// The bytes of the page of a region.
+    /// The bytes of a region's page.
     pub fn of(&self, region: Region) -> u64 {
         match region {
             Region::Lasting => self.lasting,
@@ -60,7 +67,7 @@ impl Pages {
         }
     }
 
-    /// The bytes of the page of a region, to be changed.
+    /// The bytes of a region's page, as a mutable reference.
     pub fn of_mut(&mut self, region: Region) -> &mut u64 {
         match region {
             Region::Lasting => &mut self.lasting,
@@ -70,7 +77,7 @@ impl Pages {
         }
     }
 
-    /// Each as large as the larger of both.
+    /// The larger of both sizes, for each region. Keeps [`step_from`](Self::step_from).
     pub fn max(mut self, other: Self) -> Self {
         for region in Region::ALL {
             *self.of_mut(region) = self.of(region).max(other.of(region));
@@ -79,40 +86,60 @@ impl Pages {
     }
 }
 
-/// Whoever holds a buffer outside of the pool.
+/// The owner of a buffer, outside of the pool.
 pub trait Holder {
-    /// Whether nobody does any more.
+    /// Whether nobody holds the buffer any more.
     fn is_free(&self) -> bool;
 }
 
-/// A page, by its number.
+/// The number of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId(pub(crate) u32);
 
-/// Where a buffer lies.
+/// Where a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The page.
     pub page: PageId,
-    /// Where it begins there, in bytes.
+    /// Offset on the page, in bytes.
     pub offset: u64,
-    /// Its bytes, up to the next multiple of the alignment.
+    /// Bytes taken: the buffer's size, rounded up to the alignment.
     pub size: u64,
 }
 
-/// A page that a buffer needs which finds no place.
+/// The page to open for a buffer that found no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needed {
-    /// The region that has no place.
+    /// The region of the page.
     pub region: Region,
-    /// The bytes of the page.
+    /// The size of the page in bytes.
     pub size: u64,
+}
+
+/// The place and lifetime of one buffer. Used to evaluate a placement and to draw the pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetime {
+    /// What the buffer was used for.
+    pub region: Region,
+    /// Where it was.
+    pub place: Place,
+    /// Number of the request that created it, from 1.
+    pub begin: u32,
+    /// Number of the first request after it was freed; `None` if it is still in use.
+    pub end: Option<u32>,
+}
+
+/// The lifetimes, and the number of requests so far.
+#[derive(Debug, Default)]
+struct Lifetimes {
+    all: Vec<Lifetime>,
+    requests: u32,
 }
 
 struct Page {
     region: Region,
     space: Space,
-    /// Whether it stays open although nothing lies on it.
+    /// Whether the page stays open while it holds no buffer.
     stays: bool,
 }
 
@@ -121,29 +148,31 @@ struct Slot<H> {
     holder: H,
     place: Place,
     region: Region,
+    /// Its index among the lifetimes, if they are kept.
+    lifetime: Option<usize>,
 }
 
-/// A buffer that is not on a page yet.
+/// The place of a buffer that is not on a page yet.
 fn nowhere(size: u64) -> Place {
     Place { page: PageId(u32::MAX), offset: 0, size }
 }
 
-/// What is known of a pool's memory, in bytes.
+/// A snapshot of a pool's memory. All sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolMemory {
-    /// Of all pages; of a page without a size, what was ever used of it.
+    /// Bytes of all pages. A page without a fixed size counts its high-water mark.
     pub reserved: u64,
-    /// Of the buffers, up to the alignment.
+    /// Bytes of all buffers, each rounded up to the alignment.
     pub in_use: u64,
-    /// The most that `in_use` was, as far as frees were noticed.
+    /// Peak of `in_use`, as far as frees have been noticed.
     pub most_in_use: u64,
-    /// The buffers.
+    /// Number of buffers.
     pub buffers: u64,
-    /// Of the largest buffer there ever was.
+    /// Size of the largest buffer so far.
     pub largest: u64,
 }
 
-/// Which buffer lies where, on pages that somebody else opens.
+/// Assigns buffers to places on pages. The caller decides when to open a page.
 ///
 /// The same requests and frees in the same order give the same places, on any machine.
 pub struct Pool<H> {
@@ -156,6 +185,7 @@ pub struct Pool<H> {
     in_use: u64,
     most_in_use: u64,
     largest: u64,
+    lifetimes: Option<Lifetimes>,
 }
 
 impl<H> fmt::Debug for Pool<H> {
@@ -166,7 +196,7 @@ impl<H> fmt::Debug for Pool<H> {
 }
 
 impl<H: Holder> Pool<H> {
-    /// A pool without pages whose buffers begin at multiples of `alignment` bytes.
+    /// A pool without pages. Buffers start at multiples of `alignment` bytes.
     pub fn new(alignment: u64, fit: Fit) -> Self {
         Self {
             alignment: alignment.max(1),
@@ -178,27 +208,52 @@ impl<H: Holder> Pool<H> {
             in_use: 0,
             most_in_use: 0,
             largest: 0,
+            lifetimes: None,
         }
     }
 
-    /// The bytes that a buffer takes on its page.
+    /// Records the [lifetimes](Self::lifetimes) of all buffers from now on.
+    ///
+    /// # Panics
+    ///
+    /// If there are buffers already.
+    pub fn keep_lifetimes(&mut self) {
+        assert!(self.slots.is_empty(), "lifetimes are kept from the first buffer on");
+        self.lifetimes = Some(Lifetimes::default());
+    }
+
+    /// The lifetimes of all buffers, in the order requested. Empty unless they are
+    /// [kept](Self::keep_lifetimes).
+    pub fn lifetimes(&self) -> &[Lifetime] {
+        self.lifetimes.as_ref().map_or(&[], |kept| &kept.all)
+    }
+
+    /// Ends a lifetime, if they are kept.
+    fn end_lifetime(&mut self, lifetime: Option<usize>) {
+        if let (Some(kept), Some(at)) = (&mut self.lifetimes, lifetime) {
+            kept.all[at].end = Some(kept.requests + 1);
+        }
+    }
+
+    /// The bytes a buffer of `size` bytes takes on its page.
     pub fn taken_by(&self, size: u64) -> u64 {
         size.next_multiple_of(self.alignment)
     }
 
-    /// Frees the places of buffers that nobody holds any more.
+    /// Frees the places of buffers nobody holds any more.
     pub fn collect(&mut self) {
         let mut at = 0;
         while at < self.slots.len() {
             if self.slots[at].holder.is_free() {
-                self.remove(at);
+                drop(self.take_off(at));
             } else {
                 at += 1;
             }
         }
     }
 
-    fn remove(&mut self, at: usize) {
+    /// Takes a buffer off its page.
+    fn take_off(&mut self, at: usize) -> Slot<H> {
         let slot = self.slots.swap_remove(at);
         self.by_id.remove(&slot.id);
         if let Some(moved) = self.slots.get(at) {
@@ -207,13 +262,15 @@ impl<H: Holder> Pool<H> {
         self.in_use -= slot.place.size;
         let page = self.pages.get_mut(&slot.place.page).expect("a buffer lies on a page");
         page.space.give(slot.place.offset, slot.place.size);
+        self.end_lifetime(slot.lifetime);
+        slot
     }
 
     /// Finds a place for `size` bytes of the buffer `id`, held by `holder`.
     ///
     /// # Errors
     ///
-    /// The holder, and the page that has to be opened.
+    /// If no page of the region has room: returns the holder, and the page to open.
     pub fn place(
         &mut self,
         id: u64,
@@ -223,7 +280,10 @@ impl<H: Holder> Pool<H> {
     ) -> Result<Place, (H, Needed)> {
         let taken = self.taken_by(size);
         match self.page_for(taken, Some(region)) {
-            Some(page) => Ok(self.put(page, Slot { id, holder, place: nowhere(taken), region })),
+            Some(page) => {
+                Ok(self
+                    .put(page, Slot { id, holder, place: nowhere(taken), region, lifetime: None }))
+            }
             None => {
                 let shared = size < SMALL && region != Region::Step;
                 let size = if shared { self.taken_by(SHARED_PAGE).max(taken) } else { taken };
@@ -232,7 +292,8 @@ impl<H: Holder> Pool<H> {
         }
     }
 
-    /// The same, on a page of another region if its own has no room. `None` if no page has.
+    /// As [`place`](Self::place), but falls back to the pages of other regions. `None` if no page
+    /// has room.
     pub fn place_anywhere(
         &mut self,
         id: u64,
@@ -242,14 +303,14 @@ impl<H: Holder> Pool<H> {
     ) -> Option<Place> {
         let taken = self.taken_by(size);
         let page = self.page_for(taken, Some(region)).or_else(|| self.page_for(taken, None))?;
-        Some(self.put(page, Slot { id, holder, place: nowhere(taken), region }))
+        Some(self.put(page, Slot { id, holder, place: nowhere(taken), region, lifetime: None }))
     }
 
-    /// Gives a buffer that was lifted the place on `page` where it was on another, if that is free.
+    /// Places a lifted buffer on `page`, at the offset it had before, if that place is free.
     ///
     /// # Errors
     ///
-    /// The buffer.
+    /// If it is not free: returns the buffer.
     pub fn place_at(&mut self, page: PageId, buffer: Lifted<H>) -> Result<Place, Lifted<H>> {
         let Place { offset, size, .. } = buffer.place;
         let space = self.pages.get_mut(&page).map(|page| &mut page.space);
@@ -258,7 +319,7 @@ impl<H: Holder> Pool<H> {
         }
         let Lifted { id, holder, region, .. } = buffer;
         let place = Place { page, offset, size };
-        self.note(Slot { id, holder, place, region });
+        self.note(Slot { id, holder, place, region, lifetime: None });
         Ok(place)
     }
 
@@ -267,7 +328,8 @@ impl<H: Holder> Pool<H> {
         self.page_for(self.taken_by(size), None).is_some()
     }
 
-    /// Of the pages of a region, or of all, the one whose gap fits best; then the first that has room behind its last buffer.
+    /// Among the pages of a region, or all pages: the one with the best-fitting gap. Without such a
+    /// gap, the first page with a long enough free piece.
     fn page_for(&self, taken: u64, region: Option<Region>) -> Option<PageId> {
         let of_region = |page: &Page| region.is_none_or(|region| page.region == region);
         let pages = self.pages.iter().filter(|(_, page)| of_region(page));
@@ -286,8 +348,14 @@ impl<H: Holder> Pool<H> {
         place
     }
 
-    fn note(&mut self, slot: Slot<H>) {
+    fn note(&mut self, mut slot: Slot<H>) {
         let size = slot.place.size;
+        if let Some(kept) = &mut self.lifetimes {
+            let Slot { region, place, .. } = slot;
+            kept.requests += 1;
+            slot.lifetime = Some(kept.all.len());
+            kept.all.push(Lifetime { region, place, begin: kept.requests, end: None });
+        }
         self.by_id.insert(slot.id, self.slots.len());
         self.slots.push(slot);
         self.in_use += size;
@@ -295,30 +363,42 @@ impl<H: Holder> Pool<H> {
         self.most_in_use = self.most_in_use.max(self.in_use);
     }
 
-    /// Opens a page.
+    /// Opens a page of `size` bytes for a region.
     pub fn open(&mut self, region: Region, size: u64) -> PageId {
         let id = PageId(self.next_page);
         self.next_page += 1;
-        // What lasts is replaced in every step by as much of the same sizes, while other threads may hold a part for longer.
+        // Every optimizer step replaces lasting buffers by others of the same sizes, while other
+        // threads may hold some of the old ones longer.
         let fit = if region == Region::Lasting { Fit::Same } else { self.fit };
         self.pages.insert(id, Page { region, space: Space::new(size, fit), stays: false });
         id
     }
 
-    /// Keeps a page open although nothing lies on it, or no longer does.
+    /// Sets whether a page stays open while it holds no buffer.
     pub fn stays(&mut self, page: PageId, stays: bool) {
         if let Some(page) = self.pages.get_mut(&page) {
             page.stays = stays;
         }
     }
 
-    /// Where a buffer lies.
+    /// Chooses the places on a page by `fit` from now on. For pages of other regions than
+    /// [`Region::Lasting`], which have [`Fit::Same`].
+    pub fn set_fit(&mut self, page: PageId, fit: Fit) {
+        if let Some(page) = self.pages.get_mut(&page) {
+            page.space.set_fit(fit);
+        }
+    }
+
+    /// The place of a buffer, if the pool has it.
     pub fn find(&self, id: u64) -> Option<Place> {
         self.by_id.get(&id).map(|at| self.slots[*at].place)
     }
 
-    /// Takes the buffers of some regions off their pages, and others off the pages of these regions, in the order in which they are put
-    /// back: the largest first, and the older of two that are as large. The pages are empty then.
+    /// Takes all buffers of `regions`, and all other buffers on their pages, off their pages. The
+    /// pages are empty afterwards.
+    ///
+    /// Returns the buffers in the order in which to put them back: the largest first, and the older
+    /// of two with equal size.
     pub fn lift(&mut self, regions: &[Region]) -> Vec<Lifted<H>> {
         self.collect();
         let mut lifted = Vec::new();
@@ -329,28 +409,20 @@ impl<H: Holder> Pool<H> {
                 at += 1;
                 continue;
             }
-            let slot = self.slots.swap_remove(at);
-            self.by_id.remove(&slot.id);
-            if let Some(moved) = self.slots.get(at) {
-                self.by_id.insert(moved.id, at);
-            }
-            self.in_use -= slot.place.size;
-            let page = self.pages.get_mut(&slot.place.page).expect("a buffer lies on a page");
-            page.space.give(slot.place.offset, slot.place.size);
-            let Slot { id, holder, place, region } = slot;
+            let Slot { id, holder, place, region, .. } = self.take_off(at);
             lifted.push(Lifted { id, holder, place, region });
         }
         lifted.sort_by_key(|lifted| (std::cmp::Reverse(lifted.place.size), lifted.id));
         lifted
     }
 
-    /// The pages of a region.
+    /// The pages of a region, with their sizes in bytes.
     pub fn pages_of(&self, region: Region) -> impl Iterator<Item = (PageId, u64)> + use<'_, H> {
         let pages = self.pages.iter().filter(move |(_, page)| page.region == region);
         pages.map(|(id, page)| (*id, page.space.size()))
     }
 
-    /// Closes the pages that nothing lies on and that need not stay, of a region or of all.
+    /// Closes pages without buffers that need not stay, in one region or in all. Returns them.
     pub fn close_empty(&mut self, region: Option<Region>) -> Vec<PageId> {
         self.collect();
         let closes = |page: &Page| {
@@ -364,7 +436,8 @@ impl<H: Holder> Pool<H> {
         closed
     }
 
-    /// The bytes that each region has to have: what was ever used of its last page, and all before it, which were full.
+    /// The bytes each region needs: the high-water mark of its last page, plus all pages before it,
+    /// which count as full.
     pub fn high(&self) -> Pages {
         let mut high = Pages::default();
         for region in Region::ALL {
@@ -375,7 +448,7 @@ impl<H: Holder> Pool<H> {
         high
     }
 
-    /// The bytes of the buffers of less than [`SMALL`] bytes, and of all others.
+    /// The bytes of all buffers smaller than [`SMALL`], and the bytes of all other buffers.
     pub fn in_use_by_size(&self) -> [u64; 2] {
         let of = |is_small: bool| {
             let sizes = self.slots.iter().map(|slot| slot.place.size);
@@ -384,14 +457,14 @@ impl<H: Holder> Pool<H> {
         [of(true), of(false)]
     }
 
-    /// Forgets what was used before.
+    /// Restarts the high-water marks and the peak from the buffers in use now.
     pub fn forget_high(&mut self) {
         self.collect();
         self.pages.values_mut().for_each(|page| page.space.forget_high());
         self.most_in_use = self.in_use;
     }
 
-    /// What is known of its memory.
+    /// The pool's memory now.
     pub fn memory(&self) -> PoolMemory {
         let bytes = |page: &Page| match page.space.size() {
             u64::MAX => page.space.high(),
@@ -406,21 +479,21 @@ impl<H: Holder> Pool<H> {
         }
     }
 
-    /// The longest piece that is free on the pages of a region.
+    /// The longest free piece on the pages of a region, in bytes. Zero without pages.
     pub fn largest_gap(&self, region: Region) -> u64 {
         let pages = self.pages.values().filter(|page| page.region == region);
         pages.map(|page| page.space.largest_gap()).max().unwrap_or(0)
     }
 }
 
-/// A buffer that is taken off its page.
+/// A buffer that was taken off its page.
 pub struct Lifted<H> {
-    /// Its number.
+    /// The buffer's number.
     pub id: u64,
-    /// Who holds it.
+    /// The owner.
     pub holder: H,
     /// Where it was.
     pub place: Place,
-    /// What it is for.
+    /// What it is used for.
     pub region: Region,
 }

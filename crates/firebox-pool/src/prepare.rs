@@ -1,4 +1,5 @@
-//! What the Learner and the twin ask of a pool: which pages to have, and what buffers are for.
+//! What the Learner and the dry device ask of a pool: which pages to have, and which region buffers
+//! belong to. [`Control`](crate::Control) forwards to these methods.
 
 use cubecl_common::bytes::Bytes;
 use cubecl_common::stream_id::StreamId;
@@ -10,13 +11,14 @@ use crate::refusal::{NoPlace, Refusals, Why};
 use crate::server::{Buffer, Course, PoolServer};
 use crate::space::Fit;
 
-/// A buffer that is moved, and what it holds.
+/// A buffer being moved, and its contents.
 type Moved = (Lifted<Buffer>, Result<Bytes, ServerError>);
 
 impl<R: Runtime> PoolServer<R> {
-    /// Only finds out from now on which pages are needed. Forgets all buffers and pages.
+    /// Switches to measuring which pages are needed. Drops all buffers and pages.
     pub(crate) fn measure(&mut self) {
         self.pool = Pool::new(self.utilities.properties.memory.alignment, Fit::Best);
+        self.pool.keep_lifetimes();
         self.pages.clear();
         self.measures = true;
         self.course = None;
@@ -37,9 +39,10 @@ impl<R: Runtime> PoolServer<R> {
         self.pool.forget_high();
     }
 
-    /// From now on one thread trains, all pages together have no more than `limit` bytes, and none has more than `largest_page`.
+    /// Begins training on the thread of `stream`. All pages together have at most `limit` bytes,
+    /// and each has at most `largest_page`.
     pub(crate) fn begin(&mut self, stream: StreamId, limit: u64, largest_page: u64) {
-        // Places begin and end at multiples of the alignment.
+        // Page sizes are multiples of the alignment, as places begin and end at multiples of it.
         let alignment = self.utilities.properties.memory.alignment.max(1);
         let largest_page = match largest_page {
             u64::MAX => u64::MAX,
@@ -54,14 +57,14 @@ impl<R: Runtime> PoolServer<R> {
             Some(Course { stream: stream.value, region, limit, largest_page, is_prepared });
     }
 
-    /// What the training thread's buffers are for from now on.
+    /// Sets the region for the training thread's buffers from now on.
     pub(crate) fn enter(&mut self, region: Region) {
         if let Some(course) = &mut self.course {
             course.region = region;
         }
     }
 
-    /// Training is over: gives pages back that nothing lies on.
+    /// Ends training and closes the pages without buffers.
     pub(crate) fn end(&mut self) {
         self.course = None;
         self.refusals = Refusals::default();
@@ -71,13 +74,13 @@ impl<R: Runtime> PoolServer<R> {
         self.close(None);
     }
 
-    /// Lets the pages of a region be closed.
+    /// Allows the pages of a region to be closed.
     fn release(&mut self, region: Region) {
         let pages: Vec<_> = self.pool.pages_of(region).collect();
         pages.into_iter().for_each(|(page, _)| self.pool.stays(page, false));
     }
 
-    /// Puts what lies in each of these regions on one page, the largest first.
+    /// Puts the buffers of each of these regions on one page, the largest first.
     pub(crate) fn settle(&mut self, regions: &[Region]) {
         debug_assert!(self.measures, "elsewhere it is `prepare` that does so");
         let lifted = self.pool.lift(regions);
@@ -85,16 +88,17 @@ impl<R: Runtime> PoolServer<R> {
             self.close(Some(*region));
         }
         for buffer in lifted {
-            // Pages that are only measured have no end.
+            // This cannot fail: while measuring, another page can always be opened.
             let _place = self.put(buffer);
         }
         self.pool.forget_high();
     }
 
-    /// Has pages of the bytes that are asked for in each region, or of what lies there if that is more, and moves what lies on others
-    /// there. The first time in a training, all that is there is moved.
+    /// Opens pages for each region with the requested bytes, or with the bytes already in use there
+    /// if that is more, and moves buffers to them. The first call of a training moves everything.
     ///
-    /// What is moved goes through the host's memory, so that old and new pages are never there at once.
+    /// Moved buffers go through the host's memory, so old and new pages never exist at the same
+    /// time.
     pub(crate) fn prepare(&mut self, pages: Pages) -> Result<(), NoPlace> {
         self.close(None);
         let is_prepared = self.course.is_none_or(|course| course.is_prepared);
@@ -104,7 +108,8 @@ impl<R: Runtime> PoolServer<R> {
         };
         let moves: Vec<Region> =
             Region::ALL.into_iter().filter(|region| !is_there(region)).collect();
-        // What steps have made keeps its place on a larger page: the next buffers lie then where the twin expects them.
+        // Step buffers keep their offsets on a larger page. The buffers that follow are then placed
+        // as the dry device predicted.
         let keeps = self.pool.pages_of(Region::Step).count() == 1;
         let mut lifted = Vec::new();
         for buffer in self.pool.lift(&moves) {
@@ -130,7 +135,8 @@ impl<R: Runtime> PoolServer<R> {
                 }
             }
         }
-        // Those that keep their places come first.
+        self.fit_step_page(pages.step_from);
+        // Buffers that keep their offsets come first.
         lifted.sort_by_key(|(buffer, _)| {
             step.is_none() || home(buffer.region, buffer.place.size) != Region::Step
         });
@@ -145,7 +151,16 @@ impl<R: Runtime> PoolServer<R> {
         result
     }
 
-    /// The sizes of the pages of a region with so many bytes.
+    /// Places later buffers on the step page as planned. Several pages are each filled by best fit.
+    fn fit_step_page(&mut self, from: u64) {
+        let pages: Vec<_> = self.pool.pages_of(Region::Step).collect();
+        if let [(page, _)] = pages[..] {
+            let is_best = from == 0;
+            self.pool.set_fit(page, if is_best { Fit::Best } else { Fit::TwoEnded { from } });
+        }
+    }
+
+    /// The page sizes of a region with `bytes` bytes in total.
     fn sizes(&self, bytes: u64) -> Vec<u64> {
         let largest = self.course.map_or(u64::MAX, |course| course.largest_page);
         let (mut left, mut sizes) = (self.pool.taken_by(bytes), Vec::new());
@@ -157,8 +172,9 @@ impl<R: Runtime> PoolServer<R> {
         sizes
     }
 
-    /// Gives a buffer a place again: on the page of steps, if that is `step`, the one that it had; otherwise where there is one, beyond
-    /// the limit if it has to.
+    /// Gives a moved buffer a place again. If `step` is set, a step buffer keeps its offset on that
+    /// page if possible. Otherwise it goes to any page with room, or to a new page, above the limit
+    /// if necessary.
     fn put_back(&mut self, step: Option<PageId>, (buffer, bytes): Moved) -> Result<(), NoPlace> {
         let is_step = home(buffer.region, buffer.place.size) == Region::Step;
         let kept = match step.filter(|_| is_step) {
@@ -183,7 +199,7 @@ impl<R: Runtime> PoolServer<R> {
         place.ok_or_else(|| self.no_place(needed, size, Why::Lost { page: needed.size }))
     }
 
-    /// Opens a page whatever the limit is, if the device has memory for it.
+    /// Opens a page regardless of the limit, if the device has memory for it.
     fn open_beyond(&mut self, needed: Needed, size: u64) {
         let course = self.course;
         self.course = course.map(|course| Course { limit: u64::MAX, ..course });
@@ -206,7 +222,7 @@ impl<R: Runtime> PoolServer<R> {
     }
 }
 
-/// Where a buffer belongs while one trains.
+/// The region a buffer belongs to during training.
 fn home(region: Region, size: u64) -> Region {
     if size < SMALL { Region::Small } else { region }
 }

@@ -1,65 +1,68 @@
-//! Buffers that find no place: what is said, and to whom.
+//! Errors for buffers that find no place: what they say, and who receives them.
 //!
-//! CubeCL's `initialize_memory` answers nothing, so the error waits until somebody asks: a read, a flush, a sync. Until then nothing
-//! runs, so that nothing is computed of what is not there. While one trains, the error stays for all who ask: the tuner, a thread that
-//! reads metrics and the training thread share one device, and none of them may take it from the others. Otherwise whoever asks takes
-//! it; what needs a buffer without a place fails again.
+//! CubeCL's `initialize_memory` returns nothing, so the error waits for the next read, flush or
+//! sync. Until then nothing runs, so nothing is computed from missing buffers.
+//!
+//! During training the error stays for every caller. The tuner, a thread that reads metrics and the
+//! training thread share one device, and none of them may take the error from the others. Outside
+//! training the first caller takes it. A later use of a buffer without a place fails again.
 
 use cubecl_common::backtrace::BackTrace;
 use cubecl_runtime::server::{IoError, ServerError};
 
-/// A buffer found no place.
+/// A buffer found no place on any page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no place for a buffer of {size} bytes: the longest piece that is free on the pages for it has {largest_gap} bytes, \
      {in_use} of {reserved} bytes are in use, and {why}"
 )]
 pub struct NoPlace {
-    /// The bytes that were asked for.
+    /// Bytes asked for.
     pub size: u64,
-    /// The longest piece that is free on the pages of the region.
+    /// Longest free piece on the pages of the region, in bytes.
     pub largest_gap: u64,
-    /// The bytes of all buffers.
+    /// Bytes in use, over all buffers.
     pub in_use: u64,
-    /// The bytes of all pages.
+    /// Bytes reserved, over all pages.
     pub reserved: u64,
     /// Why no page was opened for it.
     pub why: Why,
 }
 
-/// Why no page was opened.
+/// Why no page was opened, or why a moved buffer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
-    /// All pages together must not be larger.
+    /// All pages together would exceed the limit.
     #[error("another page would exceed {limit} bytes")]
     Limit {
-        /// The bytes of all pages, at most.
+        /// Limit on the bytes of all pages.
         limit: u64,
     },
-    /// The device has no more memory.
+    /// The device has too little free memory for the page.
     #[error("the device refused a page of {page} bytes")]
     Refused {
-        /// The bytes of the page.
+        /// Size of the page in bytes.
         page: u64,
     },
-    /// The device has no more memory, not even for a buffer that was there before it was moved.
+    /// The device has too little free memory to put a moved buffer back. Its contents are lost.
     #[error(
         "the device refused a page of {page} bytes for a tensor that it had before, which is lost"
     )]
     Lost {
-        /// The bytes of the page.
+        /// Size of the page in bytes.
         page: u64,
     },
-    /// It has one, and what it held before it was moved could not be read from the device: it is lost.
+    /// The buffer has a place, but its contents could not be read from the device when it was
+    /// moved. They are lost.
     #[error("what a tensor held could not be read from the device when it was moved, and is lost")]
     Unread,
 }
 
-/// What was refused, and has not been told.
+/// Refusals that have not been reported yet.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     waiting: Option<NoPlace>,
-    /// The first one ever, for what needs its buffer later.
+    /// The first refusal since training began or ended, for later uses of a buffer without a place.
     first: Option<NoPlace>,
     profiles: bool,
 }
@@ -70,31 +73,33 @@ impl Refusals {
         self.waiting.get_or_insert(no_place);
     }
 
-    /// Something needs a buffer that found no place. Whether there was one.
+    /// Reports the first refusal again, because a buffer without a place is used. Returns whether
+    /// there was one.
     pub(crate) fn recur(&mut self) -> bool {
         self.waiting = self.waiting.or(self.first);
         self.waiting.is_some()
     }
 
-    /// Whether nothing may run.
+    /// Whether a refusal is waiting. Nothing may run then.
     pub(crate) fn are_any(&self) -> bool {
         self.waiting.is_some()
     }
 
-    /// Tells the error, which `stays` for whoever else asks or is taken.
+    /// Returns the waiting error, if any. Removes it unless it `stays` or a kernel is being
+    /// profiled.
     pub(crate) fn tell(&mut self, stays: bool) -> Result<(), ServerError> {
         let told = if stays || self.profiles { self.waiting } else { self.waiting.take() };
         told.map_or(Ok(()), |no_place| Err(error(no_place.to_string())))
     }
 
-    /// A kernel is tried from here on: what it is refused ends with it.
+    /// Begins to profile a kernel. Refusals from here on end with the profile.
     pub(crate) fn begin_profile(&mut self) -> Result<(), ServerError> {
         self.tell(true)?;
         self.profiles = true;
         Ok(())
     }
 
-    /// Why the kernel that was tried has not run.
+    /// Ends the profile. Returns the refusal that kept the kernel from running, if any.
     pub(crate) fn end_profile(&mut self) -> Result<(), ServerError> {
         self.profiles = false;
         self.tell(false)

@@ -1,4 +1,5 @@
-//! The runtime: what makes burn's `CubeBackend` run on a pool.
+//! The runtime that burn's `CubeBackend` uses to run on a pool, and the control through which the
+//! Learner reaches that pool.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,13 +14,13 @@ use cubecl_runtime::client::ComputeClient;
 use cubecl_runtime::runtime::Runtime;
 
 use crate::inner::Inner;
-use crate::pool::{Pages, PoolMemory, Region};
+use crate::pool::{Lifetime, Pages, PoolMemory, Region};
 use crate::refusal::NoPlace;
 use crate::server::{PoolInfo, PoolServer};
 
-/// The runtime `R` with a pool of its own in place of CubeCL's.
+/// The runtime `R` with firebox's pool in place of CubeCL's.
 ///
-/// Same devices, same kernels, same choices of the tuner; other places for buffers.
+/// Devices, kernels and tuner choices stay the same. Only the places of buffers differ.
 pub struct Pooled<R: Runtime>(PhantomData<R>);
 
 impl<R: Runtime> Clone for Pooled<R> {
@@ -41,7 +42,7 @@ impl<R: Runtime> Runtime for Pooled<R> {
 
     fn client(device: &Self::Device) -> ComputeClient<Self> {
         Inner::<R>::make_known(device);
-        // A server cannot be made on the thread that it runs on while that thread works.
+        // A server cannot be created on its own thread while that thread is working.
         catch_unwind(AssertUnwindSafe(|| ComputeClient::load(device))).unwrap_or_else(|_| {
             panic!(
                 "the pool of {:?} has to be there before burn's fusion runs on the device: make a tensor first, or call \
@@ -80,10 +81,10 @@ impl<R: Runtime> Runtime for Pooled<R> {
     }
 }
 
-/// The pool of a device, for whoever plans what lies on it.
+/// The pool of a device, for whoever plans its pages.
 ///
-/// What is asked of it comes behind everything that was executed on the device before; operations that burn's fusion still has
-/// queued are not.
+/// A request runs after everything already executed on the device. Operations still queued in
+/// burn's fusion have not run.
 pub struct Control<R: Runtime>(DeviceHandle<PoolServer<R>>);
 
 impl<R: Runtime> fmt::Debug for Control<R> {
@@ -103,38 +104,50 @@ impl<R: Runtime> Control<R> {
         self.0.submit_blocking(ask).expect("the pool does not panic")
     }
 
-    /// Forgets all buffers and pages, and only finds out from now on which pages are needed. For a runtime that computes nothing.
+    /// Switches to measuring which pages are needed. Drops all buffers and pages.
+    ///
+    /// For a runtime that computes nothing.
     pub fn measure(&self) {
         self.ask(PoolServer::measure);
     }
 
-    /// The memory of the pool.
+    /// The memory of the pool, after frees have been noticed.
     pub fn memory(&self) -> PoolMemory {
         self.ask(PoolServer::memory)
     }
 
-    /// What was ever used of the pages of each region, since [`forget_high`](Self::forget_high).
+    /// The bytes used on the pages of each region since [`forget_high`](Self::forget_high).
     pub fn high(&self) -> Pages {
         self.ask(PoolServer::high)
     }
 
-    /// Forgets what was used of pages before.
+    /// Restarts the high-water marks and the peak from the buffers in use now.
     pub fn forget_high(&self) {
         self.ask(PoolServer::forget_high);
     }
 
-    /// From now on the thread of `stream` trains, all pages together have no more than `limit` bytes, and each has no more than
-    /// `largest_page`.
+    /// The lifetimes of all buffers, in the order requested. Empty unless the pool only
+    /// [measures](Self::measure).
+    pub fn lifetimes(&self) -> Vec<Lifetime> {
+        self.ask(|server| {
+            server.pool.collect();
+            server.pool.lifetimes().to_vec()
+        })
+    }
+
+    /// Begins training on the thread of `stream`. All pages together have at most `limit` bytes,
+    /// and each has at most `largest_page`.
     pub fn begin(&self, stream: StreamId, limit: u64, largest_page: u64) {
         self.ask(|server| server.begin(stream, limit, largest_page));
     }
 
-    /// What is known of the device.
+    /// The properties of the device.
     pub fn properties(&self) -> DeviceProperties {
         self.ask(|server| server.utilities.properties.clone())
     }
 
-    /// The bytes of the buffers of less than [`SMALL`](crate::SMALL) bytes, and of all others.
+    /// The bytes of all buffers smaller than [`SMALL`](crate::SMALL), and the bytes of all other
+    /// buffers.
     pub fn in_use_by_size(&self) -> [u64; 2] {
         self.ask(|server| {
             server.pool.collect();
@@ -142,27 +155,32 @@ impl<R: Runtime> Control<R> {
         })
     }
 
-    /// What the buffers of the training thread are for from now on.
+    /// Sets the region for the training thread's buffers from now on.
     pub fn enter(&self, region: Region) {
         self.0.submit(move |server| server.enter(region));
     }
 
-    /// Puts what lies in each of these regions on one page, the largest first, where pages are only measured. Forgets what was used before.
+    /// Puts the buffers of each of these regions on one page, the largest first. Then does what
+    /// [`forget_high`](Self::forget_high) does.
+    ///
+    /// Only while [measuring](Self::measure).
     pub fn settle(&self, regions: &'static [Region]) {
         self.ask(|server| server.settle(regions));
     }
 
-    /// Has pages of at least these bytes for each region, and moves what lies on others there, through the host's memory.
+    /// Opens pages of at least these bytes for each region and moves buffers to them, through the
+    /// host's memory.
     ///
     /// # Errors
     ///
-    /// A page that the device refuses, or that would exceed the limit. What was there is there still, unless the error says that the
-    /// device had no memory left for it ([`Why::Lost`](crate::Why::Lost)).
+    /// The device refuses a page, or a page would exceed the limit. The contents of all buffers are
+    /// kept, except if the device had no memory left for one ([`Why::Lost`](crate::Why::Lost)) or
+    /// one could not be read ([`Why::Unread`](crate::Why::Unread)).
     pub fn prepare(&self, pages: Pages) -> Result<(), NoPlace> {
         self.ask(|server| server.prepare(pages))
     }
 
-    /// Training is over: pages that nothing lies on are given back.
+    /// Ends training and closes the pages without buffers.
     pub fn end(&self) {
         self.ask(PoolServer::end);
     }

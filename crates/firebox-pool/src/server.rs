@@ -1,8 +1,10 @@
-//! The server: it gives every buffer a place on a page, and hands on what is asked for with pages in place of buffers.
+//! The server: gives every buffer a place on a page and forwards requests with page bindings in
+//! place of buffers.
 //!
-//! It runs on the thread on which burn's fusion runs (`DeviceServiceStage::Upstream`), so that requests and frees come in the
-//! order of the program; the server below stays on its own thread and runs what was handed on meanwhile. All goes to one stream
-//! there. So a place may be used again as soon as its buffer is let go of here: whatever used it was handed on before.
+//! It runs on the thread of burn's fusion (`DeviceServiceStage::Upstream`), so requests and frees
+//! arrive in program order. Meanwhile the wrapped server runs forwarded work on its own thread, on
+//! one stream. A place can therefore be reused as soon as its buffer is released here: all work
+//! that used it has already been forwarded.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,7 +33,8 @@ use crate::pool::{Holder, Needed, PageId, Place, Pool, PoolMemory, Region, SMALL
 use crate::refusal::{NoPlace, Refusals, Why, gone, no_buffer};
 use crate::space::Fit;
 
-/// The one clone of a buffer's handle that the server keeps. A second would end work in place: CubeCL counts them.
+/// The only clone of a buffer's handle that the server keeps. CubeCL counts clones, and a second
+/// one would disable in-place operations.
 pub(crate) struct Buffer(ManagedMemoryHandle);
 
 impl Holder for Buffer {
@@ -43,15 +46,15 @@ impl Holder for Buffer {
 /// Training in progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Course {
-    /// The stream of the thread that trains.
+    /// The stream of the training thread.
     pub(crate) stream: u64,
-    /// What its buffers are for.
+    /// The region for the training thread's buffers.
     pub(crate) region: Region,
-    /// The bytes of all pages, at most.
+    /// Limit on the bytes of all pages.
     pub(crate) limit: u64,
-    /// The bytes of one page, at most.
+    /// Limit on the bytes of one page.
     pub(crate) largest_page: u64,
-    /// Whether it has pages of its own.
+    /// Whether the last [`prepare`](PoolServer::prepare) of this training succeeded.
     pub(crate) is_prepared: bool,
 }
 
@@ -60,12 +63,13 @@ pub struct PoolServer<R: Runtime> {
     device: DeviceId,
     pub(crate) inner: Inner<R>,
     pub(crate) pool: Pool<Buffer>,
-    /// The pages; none while it only measures.
+    /// The device memory of the pages. Empty while only measuring.
     pub(crate) pages: HashMap<PageId, Page>,
-    /// Whether it only finds out which pages are needed, for a server below that needs no memory.
+    /// Whether the server only measures which pages are needed. The wrapped server then needs no
+    /// memory.
     pub(crate) measures: bool,
     pub(crate) course: Option<Course>,
-    /// Why nothing is run, if that is so.
+    /// Refusals that keep work from running.
     pub(crate) refusals: Refusals,
     pub(crate) utilities: Arc<ServerUtilities<Self>>,
 }
@@ -76,7 +80,7 @@ impl<R: Runtime> fmt::Debug for PoolServer<R> {
     }
 }
 
-/// What a [`PoolServer`] tells about itself.
+/// The `Info` of a [`PoolServer`]: its link to the wrapped runtime.
 pub struct PoolInfo<R: Runtime> {
     inner: Inner<R>,
 }
@@ -93,7 +97,7 @@ impl<R: Runtime> fmt::Debug for PoolInfo<R> {
     }
 }
 
-/// Lays tensors out as the runtime below does.
+/// Lays tensors out as the wrapped runtime does.
 pub struct Layout<R: Runtime>(Inner<R>);
 
 impl<R: Runtime> MemoryLayoutPolicy for Layout<R> {
@@ -160,7 +164,7 @@ impl<R: Runtime> PoolServer<R> {
         let Err((buffer, needed)) = self.pool.place(id, Buffer(memory), size, region) else {
             return;
         };
-        // A region that is full while another has room is no reason to stop.
+        // No page could be opened, but another region may still have room.
         if let Err(no_place) = self.open(needed, size)
             && !self.pool.has_room(size)
         {
@@ -202,7 +206,8 @@ impl<R: Runtime> PoolServer<R> {
         NoPlace { size, largest_gap: self.pool.largest_gap(needed.region), in_use, reserved, why }
     }
 
-    /// Gives pages back that nothing lies on. Whether there were any.
+    /// Returns pages without buffers to the device: those of `region`, or of all regions. Returns
+    /// whether there were any.
     pub(crate) fn close(&mut self, region: Option<Region>) -> bool {
         let closed = self.pool.close_empty(region);
         closed.iter().for_each(|id| drop(self.pages.remove(id)));
@@ -212,7 +217,7 @@ impl<R: Runtime> PoolServer<R> {
         !closed.is_empty()
     }
 
-    /// The page and the place of a buffer, as the server below knows them.
+    /// Translates a buffer's binding to its page and offset, for the wrapped server.
     fn translate(&self, binding: Binding) -> Result<Binding, IoError> {
         if binding.size == 0 {
             return Ok(Binding { stream: self.inner.stream, ..binding });
@@ -254,14 +259,15 @@ impl<R: Runtime> PoolServer<R> {
         self.refusals.tell(self.course.is_some())
     }
 
-    /// Something is left out, because one of its buffers has no place.
+    /// Skips an operation because one of its buffers has no place. Repeats the refusal, or logs it
+    /// if there is none.
     fn leave_out(&mut self, what: &str, why: &IoError) {
         if !self.refusals.recur() {
             log::error!("{what} is left out: {why}");
         }
     }
 
-    /// The bytes of a place, read to the host.
+    /// Reads the bytes of a place to the host.
     pub(crate) fn read_place(&self, place: Place) -> Result<Bytes, ServerError> {
         let page = self.pages.get(&place.page).ok_or_else(no_buffer)?;
         let copy = flat(page.binding(place.offset, place.size), place.size);
@@ -291,7 +297,8 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
 
     fn initialize_memory(&mut self, memory: ManagedMemoryHandle, size: u64, stream: StreamId) {
         if size == 0 {
-            // wgpu takes a binding of no bytes for the rest of the buffer: it has one of its own below.
+            // wgpu takes an empty binding to mean the rest of the page, so an empty buffer gets
+            // memory of its own from the wrapped server.
             let stream = self.inner.stream;
             self.server().submit(move |server| server.initialize_memory(memory, size, stream));
             return;
@@ -365,7 +372,7 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
         }
     }
 
-    /// What it gives is valid as long as the buffer's tensor is.
+    /// The resource is valid as long as the buffer's tensor is.
     fn get_resource(
         &mut self,
         binding: Binding,
@@ -378,7 +385,8 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
         found.map_err(|_| gone())?
     }
 
-    // Safety: the kernel and its mode go on as they came, and each buffer is replaced by the place that it has on a page, of the same size.
+    // Safety: kernel and mode are forwarded unchanged. Each buffer is replaced by its place on a
+    // page, which has the same size.
     #[allow(unsafe_code)]
     unsafe fn launch(
         &mut self,
@@ -410,7 +418,8 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
     }
 
     fn memory_usage(&mut self, _stream: StreamId) -> Result<MemoryUsage, ServerError> {
-        // Beside the pages the server below has what launches take for a moment.
+        // In addition to the pages, the wrapped server reserves memory that launches use
+        // temporarily.
         let stream = self.inner.stream;
         let below = self.server().submit_blocking(move |server| server.memory_usage(stream));
         let below = below.map_err(|_| gone())??;
@@ -447,6 +456,6 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
         ended
     }
 
-    /// Places do not depend on it: what lasts is told apart by [`Region`].
+    /// Ignored: [`Region`] already separates what lasts from what does not.
     fn allocation_mode(&mut self, _mode: MemoryAllocationMode, _stream: StreamId) {}
 }

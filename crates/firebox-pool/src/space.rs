@@ -1,27 +1,40 @@
-//! The places on one page: where a buffer goes, and what is free between buffers.
+//! Places buffers on one page and tracks the gaps between them. `pool.rs` keeps one space per page.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How a place is chosen among the gaps that are large enough.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fit {
-    /// The smallest gap, and the lowest of several.
+    /// The smallest gap; the lowest one if several are equal. The default.
     #[default]
     Best,
     /// The lowest gap.
     First,
-    /// The largest gap, and the lowest of several.
+    /// The largest gap; the lowest one if several are equal.
     Worst,
-    /// A gap that a buffer of the same size has left. Another one only if there is no room behind the last buffer.
+    /// A gap left by a buffer of the same size. Other gaps are used only if there is no room after
+    /// the last buffer.
     ///
-    /// How much is used follows from how many buffers of each size there are at once, in whatever order they come and go.
+    /// How much of the page is used depends only on how many buffers of each size exist at once,
+    /// not on the order in which they come and go.
     Same,
+    /// Buffers of at least `from` bytes take the smallest gap and fill the page from its start.
+    /// Smaller buffers take the end of the highest gap and fill the page from its end. The space
+    /// after the last buffer is a gap like the others.
+    ///
+    /// Small buffers therefore do not split the gaps that large ones leave. [`pack`](crate::pack)
+    /// finds the value of `from` and the page size that go together.
+    TwoEnded {
+        /// The size in bytes from which a buffer counts as large.
+        from: u64,
+    },
 }
 
 /// The places on one page.
 ///
-/// What is behind the last buffer is used only if no gap between buffers is large enough, so that a page of the size that was ever
-/// [used](Self::high) gives every buffer the same place as a larger one does.
+/// Except with [`Fit::TwoEnded`], the space after the last buffer is used only if no gap between
+/// buffers is large enough. A page of [`high`](Self::high) bytes therefore gives every buffer the
+/// same place as a larger page does.
 ///
 /// ```
 /// use firebox_pool::{Fit, Space};
@@ -30,7 +43,7 @@ pub enum Fit {
 /// let (a, b, c) = (space.take(30), space.take(10), space.take(20));
 /// assert_eq!((a, b, c), (Some(0), Some(30), Some(40)));
 /// space.give(0, 30);
-/// // The gap in front is large enough.
+/// // The first gap is large enough.
 /// assert_eq!(space.take(30), Some(0));
 /// assert_eq!(space.take(50), None);
 /// assert_eq!(space.high(), 60);
@@ -41,16 +54,19 @@ pub enum Fit {
 /// assert_eq!((slots.take(20), slots.take(30)), (Some(60), Some(0)));
 /// slots.give(0, 30);
 /// slots.give(30, 10);
-/// // There is no other room.
+/// // No other room is left: the two gaps are merged.
 /// assert_eq!(slots.take(40), Some(0));
+///
+/// let mut page = Space::new(100, Fit::TwoEnded { from: 20 });
+/// assert_eq!((page.take(30), page.take(10), page.take(20)), (Some(0), Some(90), Some(30)));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Space {
     size: u64,
     fit: Fit,
-    /// The gaps between buffers, by where they begin: how long they are.
+    /// The gaps between buffers: start to length.
     gaps: BTreeMap<u64, u64>,
-    /// The same by length.
+    /// The same gaps, as (length, start).
     by_size: BTreeSet<(u64, u64)>,
     /// Where the last buffer ends.
     end: u64,
@@ -59,38 +75,50 @@ pub struct Space {
 }
 
 impl Space {
-    /// An empty page of `size` bytes; of [`u64::MAX`] bytes, to find out how many are needed.
+    /// An empty page of `size` bytes. Use [`u64::MAX`] to measure how many bytes are needed.
     pub fn new(size: u64, fit: Fit) -> Self {
         let (gaps, by_size) = (BTreeMap::new(), BTreeSet::new());
         Self { size, fit, gaps, by_size, end: 0, high: 0, used: 0 }
     }
 
-    /// The bytes of the page.
+    /// Chooses later places by `fit`.
+    ///
+    /// # Panics
+    ///
+    /// If one of both is [`Fit::Same`] and the page is not empty: it keeps gaps in another way.
+    pub fn set_fit(&mut self, fit: Fit) {
+        let is_same = (self.fit == Fit::Same) == (fit == Fit::Same);
+        assert!(is_same || self.is_empty(), "`Fit::Same` keeps gaps in another way");
+        self.fit = fit;
+    }
+
+    /// The size of the page in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Where the last buffer has ever ended.
+    /// The high-water mark: the farthest end any buffer has had, in bytes.
     pub fn high(&self) -> u64 {
         self.high
     }
 
-    /// Forgets where buffers have ended that are gone.
+    /// Resets the high-water mark to the end of the last buffer present.
     pub fn forget_high(&mut self) {
         self.high = self.end;
     }
 
-    /// Whether no buffer lies on it.
+    /// Whether the page holds no buffer.
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// The length of the gap that [`take`](Self::take) would use; `None` if it would use what is behind the last buffer, or nothing.
+    /// The length of the gap [`take`](Self::take) would use. `None` if it would use the space after
+    /// the last buffer, or finds no place.
     pub fn gap_for(&self, size: u64) -> Option<u64> {
         self.find(size).map(|(_, length)| length)
     }
 
-    /// The longest piece that is free.
+    /// The length of the longest free piece. Adjacent gaps count as one piece.
     pub fn largest_gap(&self) -> u64 {
         let (mut longest, mut run) = (0, (0, 0));
         for (at, length) in &self.gaps {
@@ -104,8 +132,20 @@ impl Space {
         longest.max(self.size - last)
     }
 
+    /// The gap for a buffer of `size` bytes: its start and length.
     fn find(&self, size: u64) -> Option<(u64, u64)> {
         match self.fit {
+            Fit::TwoEnded { from } => {
+                let tail = (self.end, self.size - self.end);
+                let tail = Some(tail).filter(|(_, length)| *length >= size);
+                if size < from {
+                    let gaps = self.gaps.iter().rev().map(|(at, length)| (*at, *length));
+                    return tail.or_else(|| gaps.into_iter().find(|(_, length)| *length >= size));
+                }
+                let best = self.by_size.range((size, 0)..).next();
+                let best = best.map(|(length, at)| (*at, *length));
+                best.into_iter().chain(tail).min_by_key(|(at, length)| (*length, *at))
+            }
             Fit::Best => {
                 let (length, at) = self.by_size.range((size, 0)..).next()?;
                 Some((*at, *length))
@@ -126,7 +166,7 @@ impl Space {
         }
     }
 
-    /// Makes one gap of those that lie side by side.
+    /// Merges adjacent gaps.
     fn merge(&mut self) {
         let mut merged: Vec<(u64, u64)> = Vec::new();
         for (at, length) in std::mem::take(&mut self.gaps) {
@@ -145,13 +185,20 @@ impl Space {
         self.gaps = merged.into_iter().collect();
     }
 
-    /// A place of `size` bytes, if there is one: where it begins.
+    /// Takes a place of `size` bytes and returns its offset. `None` if there is no room.
     ///
     /// # Panics
     ///
     /// If `size` is zero.
     pub fn take(&mut self, size: u64) -> Option<u64> {
         assert!(size > 0, "a buffer of no bytes has no place");
+        if let Fit::TwoEnded { from } = self.fit {
+            let (at, length) = self.find(size)?;
+            let at = if size < from { at + length - size } else { at };
+            let is_free = self.take_at(at, size);
+            debug_assert!(is_free, "a gap is free");
+            return Some(at);
+        }
         let mut gap = self.find(size);
         if gap.is_none() && size > self.size - self.end && self.fit == Fit::Same {
             self.merge();
@@ -174,7 +221,7 @@ impl Space {
         Some(at)
     }
 
-    /// Takes the place of `size` bytes at `at`, if it is free.
+    /// Takes the place of `size` bytes at offset `at`. Returns whether it was free.
     pub fn take_at(&mut self, at: u64, size: u64) -> bool {
         if at >= self.end {
             if size > self.size.saturating_sub(at) {
@@ -199,11 +246,11 @@ impl Space {
         }
     }
 
-    /// Frees a place.
+    /// Frees the place of `size` bytes at offset `at`.
     ///
     /// # Panics
     ///
-    /// If a part of it is free already, as far as is noticed.
+    /// If the place ends after the last buffer, or is detected to overlap a gap.
     pub fn give(&mut self, at: u64, size: u64) {
         let (mut from, mut to) = (at, at + size);
         assert!(to <= self.end, "what is freed lies on the page");

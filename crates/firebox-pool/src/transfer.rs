@@ -1,4 +1,4 @@
-//! Between devices: what one sends waits on the host until the other receives it.
+//! Transfers between devices: data from the sender waits on the host until the receiver fetches it.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -17,13 +17,15 @@ use parking_lot::{Condvar, Mutex};
 use crate::refusal::error;
 use crate::server::PoolServer;
 
-/// How long a device waits for what another one sends, which has work to do before. Both are asked for at once, by one thread.
+/// How long a receiver waits. The sender may have work to finish first; one thread requests both
+/// sides at the same time.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The devices that something comes from and goes to, and the thread that has asked for it.
+/// The sending device, the receiving device, and the thread that requested the transfer.
 type Way = (DeviceId, DeviceId, StreamId);
 
-/// What waits on a way: what was sent or why it could not be read, and how many of the next are waited for no more.
+/// The transfers on one way: data sent, or the error of reading it, and how many upcoming sends no
+/// receiver waits for any more.
 #[derive(Default)]
 struct Letters {
     sent: VecDeque<Result<Bytes, ServerError>>,
@@ -58,7 +60,7 @@ impl<R: Runtime> ServerCommunication for PoolServer<R> {
             strides: [1].into(),
             elem_size: 1,
         };
-        // What goes wrong is told to the device that waits, where it fails what is made of the bytes.
+        // A read error goes to the receiving device. There it fails whatever uses the bytes.
         let bytes = block_on(self.read(vec![flat], stream)).map(|mut bytes| bytes.remove(0));
         let mut mail = MAIL.lock();
         let letters = mail.get_or_insert_default().entry((self.device(), to, stream)).or_default();
@@ -86,7 +88,7 @@ impl<R: Runtime> ServerCommunication for PoolServer<R> {
             let letters = mail.get_or_insert_default().entry(way).or_default();
             if let Some(bytes) = letters.sent.pop_front() {
                 if letters.sent.is_empty() {
-                    // Threads come and go.
+                    // Removed when empty: threads come and go, and each has an entry.
                     mail.get_or_insert_default().remove(&way);
                 }
                 break bytes?;

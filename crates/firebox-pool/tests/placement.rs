@@ -21,15 +21,16 @@ impl Holder for Held {
 
 #[derive(Clone, Copy, Debug)]
 enum Request {
-    /// A buffer of so many bytes in one of the regions.
+    /// Allocates a buffer of `size` bytes in one of the regions.
     Buffer { size: u64, region: usize },
-    /// One of the buffers that are alive is let go of.
+    /// Frees one of the live buffers.
     Free { which: usize },
-    /// The buffers of a region are taken off their pages, and put back.
+    /// Takes the buffers of a region off their pages and places them again.
     Lift { region: usize },
-    /// The buffers of a region are put on a page of another size, at the places where they were if these are free there.
+    /// Moves the buffers of a region to a page of another size, to their old offsets where those
+    /// are free.
     Grow { region: usize, size: u64 },
-    /// Pages that nothing lies on are closed.
+    /// Closes the pages without buffers.
     Close,
 }
 
@@ -45,7 +46,7 @@ fn request() -> impl Strategy<Value = Request> {
     ]
 }
 
-/// What the checker knows: the pages, and the buffers that are alive.
+/// What the checker knows: the pages and the live buffers.
 #[derive(Default)]
 struct Checker {
     pages: BTreeMap<String, u64>,
@@ -53,7 +54,8 @@ struct Checker {
 }
 
 impl Checker {
-    /// Every buffer inside its page, at a multiple of the alignment, with all its bytes, and no two on one place.
+    /// Checks that every buffer is inside its page, aligned and large enough, and that no two
+    /// overlap.
     fn check(&self) {
         let mut places: BTreeMap<String, Vec<(u64, u64)>> = BTreeMap::new();
         for (_, size, _, place) in &self.alive {
@@ -70,7 +72,7 @@ impl Checker {
     }
 }
 
-/// A place for a buffer, on a new page if there is none.
+/// Places a buffer, on a new page if no page has room.
 fn placed(
     pool: &mut Pool<Held>,
     checker: &mut Checker,
@@ -86,7 +88,7 @@ fn placed(
     })
 }
 
-/// Runs requests, and checks behind each `every`.
+/// Runs the requests and checks the state at every `every`-th one.
 fn run(requests: &[Request], fit: Fit, every: usize) -> Vec<Place> {
     let mut pool = Pool::new(ALIGNMENT, fit);
     let mut checker = Checker::default();
@@ -115,7 +117,7 @@ fn run(requests: &[Request], fit: Fit, every: usize) -> Vec<Place> {
             Request::Lift { region } => {
                 let region = Region::ALL[region];
                 for lifted in pool.lift(&[region]) {
-                    // Several pages may have no room for what was on them in another order.
+                    // In a different order, the buffers may not fit on the pages they were on.
                     let Lifted { id, holder, place, .. } = lifted;
                     let place = placed(&mut pool, &mut checker, id, holder, place.size, region);
                     let moved = checker.alive.iter_mut().find(|alive| alive.0 == id);
@@ -168,7 +170,13 @@ fn run(requests: &[Request], fit: Fit, every: usize) -> Vec<Place> {
 fn no_two_buffers_share_a_place() {
     let config = Config { cases: 1_000, rng_seed: RngSeed::Fixed(7), ..Config::default() };
     let requests = proptest::collection::vec(request(), 1_000);
-    let fits = prop_oneof![Just(Fit::Best), Just(Fit::First), Just(Fit::Worst), Just(Fit::Same)];
+    let fits = prop_oneof![
+        Just(Fit::Best),
+        Just(Fit::First),
+        Just(Fit::Worst),
+        Just(Fit::Same),
+        (1..100_000u64).prop_map(|from| Fit::TwoEnded { from }),
+    ];
     let run = |(requests, fit): (Vec<Request>, Fit)| {
         run(&requests, fit, 64);
         Ok(())
@@ -195,7 +203,7 @@ fn of_same_sizes_as_much_is_used_as_there_are_at_once() {
     let run = |requests: Vec<(usize, bool, usize)>| {
         let mut endless = Space::new(u64::MAX, Fit::Same);
         let (mut alive, mut most) = (vec![Vec::new(); SIZES.len()], [0; SIZES.len()]);
-        // One always stays, so that the page does not begin anew.
+        // One buffer stays throughout, so the page never becomes empty and starts over.
         endless.take(256);
         for (kind, takes, which) in &requests {
             if *takes {
@@ -209,7 +217,8 @@ fn of_same_sizes_as_much_is_used_as_there_are_at_once() {
         let needed =
             256 + most.iter().zip(SIZES).map(|(most, size)| *most as u64 * size).sum::<u64>();
         prop_assert_eq!(endless.high(), needed);
-        // A page of that size has room, in whatever order: here all that was ever there of each size at once, the largest first.
+        // A page of that size has room in any order. This tests the peak count of each size, the
+        // largest size first.
         let mut page = Space::new(needed, Fit::Same);
         page.take(256);
         for (most, size) in most.iter().zip(SIZES).rev() {

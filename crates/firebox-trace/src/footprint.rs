@@ -203,6 +203,9 @@ pub struct PoolPages {
     pub beside: Bytes,
     /// What the runtime below takes for itself.
     pub below: Bytes,
+    /// Buffers of micro-steps that have at least these bytes fill their page from its start, smaller
+    /// ones from its end. Zero if all take the gap that fits best.
+    pub step_from: Bytes,
 }
 
 impl PoolPages {
@@ -211,7 +214,7 @@ impl PoolPages {
         self.lasting + self.step + self.small + self.beside + self.below
     }
 
-    /// The larger one of each.
+    /// The larger one of each, with the [`step_from`](Self::step_from) of this one.
     pub fn larger(&self, other: &Self) -> Self {
         Self {
             lasting: self.lasting.max(other.lasting),
@@ -219,6 +222,7 @@ impl PoolPages {
             small: self.small.max(other.small),
             beside: self.beside.max(other.beside),
             below: self.below.max(other.below),
+            step_from: self.step_from,
         }
     }
 }
