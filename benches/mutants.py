@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 CHECK = "crates/firebox-train/src/check/"
-COUPLED = "crates/firebox-train/src/strategy/coupled.rs"
+COUPLED = "crates/firebox-train/src/run/strategy/coupled.rs"
 
 # A name, a file, what stands there, and what is put in its place.
 MUTANTS = [

@@ -1,8 +1,8 @@
-//! What `Lazy` costs a training step, and a data loader with two workers: everything beside burn's own time.
+//! Measures the overhead of `Lazy` on a training step and on a data loader with two workers.
 //!
-//! Four ways to run the same step take turns: burn's own backend; through `Lazy`, every operation at once; recorded
-//! as a whole and then run; and as the Learner runs it: forward and backward pass recorded, hashed and run, then the
-//! optimizer step at once.
+//! Four ways to run the same step take turns: on burn's own backend; through `Lazy`, with every
+//! operation run at once; recorded as a whole and then run; and as the Learner runs it. The Learner
+//! records, hashes and runs the forward and backward pass, then runs the optimizer step at once.
 
 #[path = "models/cnn.rs"]
 mod cnn;
@@ -37,9 +37,9 @@ use crate::paired::{Rounds, measure, time};
 type Plain = Autodiff<Flex>;
 type Decorated = Autodiff<Lazy<Flex>>;
 
-/// What a step may take of burn's own time, by batch size.
+/// Allowed time of a step relative to burn's own, by batch size.
 const STEP_TARGETS: [(usize, f64); 2] = [(64, 1.03), (1, 1.06)];
-/// What an epoch with loader workers may take of burn's own time.
+/// Allowed time of an epoch with loader workers relative to burn's own.
 const LOADER_TARGET: f64 = 1.03;
 
 fn main() {
@@ -107,7 +107,7 @@ where
         black_box(output.item);
     }
 
-    /// Forward, backward and optimizer step.
+    /// Runs the forward pass, the backward pass and the optimizer step.
     fn step(&mut self, batch: M::Input) {
         self.optimize(|model| model.step(batch));
     }
@@ -118,13 +118,13 @@ where
     M: AutodiffModule<Decorated> + TrainStep,
     O: Optimizer<M, Decorated>,
 {
-    /// The same, recorded as a whole.
+    /// Records the same step as a whole, then runs it.
     fn step_recorded(&mut self, batch: M::Input) {
         let recording = Recorder::new().record::<Flex, _>(|| self.step(batch));
         recording.expect("recordings do not nest here").run();
     }
 
-    /// The same as the Learner does it.
+    /// Runs the same step as the Learner does.
     fn step_as_learner(&mut self, batch: M::Input) {
         self.optimize(|model| {
             let recording = Recorder::new().record::<Flex, _>(|| model.step(batch));
@@ -135,7 +135,7 @@ where
     }
 }
 
-/// Lets the four ways take turns; the ratios of the three to burn's own.
+/// Times the four ways in turns and returns the ratios of the other three to burn's own.
 fn compare<P, D>(
     title: &str,
     target: f64,
@@ -153,7 +153,7 @@ where
     let mut recorded = train::<Decorated, _>(decorated.clone());
     let mut learner = train::<Decorated, _>(decorated);
 
-    // As many steps in a turn as take a twentieth of a second.
+    // Enough steps in a turn to take a twentieth of a second.
     plain.step(plain_batch.clone());
     let ((), once) = time(|| plain.step(plain_batch.clone()));
     let steps = (0.05 / once.as_secs_f64()).ceil() as usize;
@@ -180,7 +180,7 @@ fn turn(steps: usize, mut step: impl FnMut()) -> Duration {
     start.elapsed()
 }
 
-/// Prints burn's own time and the ratios of the others, and gives the ratios.
+/// Prints burn's own time and the ratios of the others, and returns the ratios.
 fn report(title: &str, target: f64, rounds: &Rounds, steps: usize, names: &[&str]) -> Vec<f64> {
     println!("\n{title}: {steps} at a time");
     println!("  {:<16}  {:>10}  {:>8}  {:>16}  target", "", "ms", "ratio", "quartiles");
@@ -235,12 +235,14 @@ fn loader<B: AutodiffBackend>(batches: usize) -> Arc<dyn DataLoader<B, Images<B>
         .build(InMemDataset::new((0..32 * batches).map(image).collect()))
 }
 
-/// Epochs of a loader with two workers, without and with training on the batches; the ratios to burn's own.
+/// Times epochs of a loader with two workers, without and with training on the batches. Returns the
+/// ratios to burn's own.
 fn loader_workers() -> [f64; 2] {
     let device = Default::default();
     let (plain_loader, decorated_loader) = (loader::<Plain>(32), loader::<Decorated>(32));
     fn load<B: AutodiffBackend>(loader: &Arc<dyn DataLoader<B, Images<B>>>) {
-        // Each is needed, as by a step: a loader thread of `Lazy` only writes down what is to be done.
+        // Reads each batch, as a step would: a loader thread of `Lazy` only records what is to be
+        // done.
         loader.iter().for_each(|batch| drop(black_box(batch.pixels.narrow(0, 0, 1).into_data())));
     }
     let rounds = measure(
@@ -265,7 +267,8 @@ fn loader_workers() -> [f64; 2] {
             },
             &mut || {
                 turn(1, || {
-                    // As `fit` does: what a step sees of a batch is the limit, until a batch was counted.
+                    // Same as in `fit`: until a batch has been counted, the limit is the bytes of a
+                    // batch that a step sees.
                     let guard = LoaderGate::enter();
                     guard.limit(Bytes::new(32 * 28 * 28 * 4 + 32 * 4));
                     let mut batches = guard.starting(|| decorated_loader.iter());

@@ -1,4 +1,5 @@
-//! What planning costs: the search itself, and the whole of it with recordings and memory model, for the CPU and for a card.
+//! Measures the cost of planning: the planner alone, and the whole search with recordings and
+//! memory model, for the CPU and for a card.
 
 #[path = "models/cnn.rs"]
 mod cnn;
@@ -34,13 +35,13 @@ use crate::stack::{Rows, Stack};
 
 type B = Autodiff<Lazy<Flex>>;
 
-/// What `plan` may take, given the footprints.
+/// Time limit of `plan`, given the footprints.
 const PLAN_TARGET: Duration = Duration::from_millis(50);
-/// How many recordings the whole search may cost.
+/// Cost limit of the whole search, in recordings of a rehearsal.
 const SEARCH_TARGET: f64 = 10.0;
-/// What the whole search may take on a card.
+/// Time limit of the whole search on a card.
 const CARD_TARGET: Duration = Duration::from_secs(2);
-/// The micro-steps of an iteration that the Learner rehearses where a batch is split.
+/// Micro-steps per iteration that the Learner rehearses when a batch is split.
 const PIECES: usize = 3;
 
 fn main() {
@@ -66,12 +67,13 @@ fn main() {
     println!("{result}");
 }
 
-/// Times the Learner's search for a GPT on a card that is not there: the first in the process and later ones, in seconds.
+/// Times the Learner's search for a GPT on a card that is not present. Returns the first in the
+/// process and later ones, in seconds.
 fn on_a_card() -> (f64, f64) {
     type OnCard = Autodiff<Lazy<DryCuda>>;
     const LENGTH: usize = 256;
     let card = Card::named("RTX 3060 12GB").expect("in the table");
-    // It lends a device for the model and batches to be on. Nothing of them is in memory.
+    // Lends a device for the model and batches. None of their data is in memory.
     let lease = Lease::<Cuda>::take(&card.properties()).expect("no other card was asked for");
     let device = lease.device();
     let model = Gpt::<OnCard>::new(12, 768, LENGTH, device);
@@ -111,7 +113,7 @@ fn most_memory() -> String {
     most.map_or_else(|| "unknown".into(), |most| most.trim().to_owned())
 }
 
-/// Times `plan` for a model of 100 layers whose footprints are known. Milliseconds.
+/// Times `plan` for a model of 100 layers whose footprints are known. Returns milliseconds.
 fn planner_alone() -> f64 {
     const ITEMS: usize = 4096;
     let device = Default::default();
@@ -133,7 +135,7 @@ fn planner_alone() -> f64 {
     let options = PlanOptions::new();
     let items = Items::new(ITEMS);
     let whole = plan(items, Bytes::MAX, &options, &mut known).expect("everything fits").peak();
-    // The eighth part of what the batch adds to what one item needs.
+    // What one item needs, plus an eighth of what the rest of the batch adds.
     let budget = Bytes::new(one.get() + whole.get().saturating_sub(one.get()) / 8);
     let split = plan(items, budget, &options, &mut known).expect("one item fits");
 
@@ -150,7 +152,7 @@ fn planner_alone() -> f64 {
     ms
 }
 
-/// Two iterations of `pieces` micro-steps, recorded as the search records them, and thrown away.
+/// Records two iterations of `pieces` micro-steps as the search does, and discards the recording.
 fn rehearsal<M>(model: &M, batch: &M::Input, items: usize, pieces: usize) -> Trace
 where
     M: TrainStep + AutodiffModule<B>,
@@ -172,7 +174,7 @@ where
     rehearsal.expect("recordings do not nest here").trace
 }
 
-/// One iteration: forward, backward, optimizer step.
+/// Records one iteration: forward, backward, optimizer step.
 fn iteration<M>(model: &M, batch: &M::Input) -> Trace
 where
     M: TrainStep + AutodiffModule<B>,
@@ -187,7 +189,8 @@ where
     rehearsal.expect("recordings do not nest here").trace
 }
 
-/// Times the search for the fewest micro-batches of a batch that has to be split, in recordings.
+/// Times the search for the fewest micro-batches of a batch that must be split. Returns the time in
+/// recordings of a rehearsal.
 fn search<M>(title: &str, model: M, batch: M::Input) -> f64
 where
     M: TrainStep + AutodiffModule<B> + Display + 'static,
@@ -203,7 +206,7 @@ where
     let whole = learner(Bytes::gib(1 << 20)).plan(&batch).expect("everything fits");
     let heap = Heap::flex();
     let one = heap.footprint(&rehearsal(&model, &batch, 1, PIECES)).peak;
-    // The fourth part of what the batch adds to what one item needs.
+    // What one item needs, plus a quarter of what the rest of the batch adds.
     let budget = Bytes::new(one.get() + whole.predicted().get().saturating_sub(one.get()) / 4);
     let report = learner(budget).plan(&batch).expect("one item fits");
     let size = report.micro_batch();

@@ -1,5 +1,7 @@
-//! What a pool of our own costs a training step on a GPU: the Learner's steps on `firebox::Vulkan` against those on burn's `Vulkan`, on
-//! the same device, in turns. Planning and the first steps do not count.
+//! Measures the cost of firebox's own memory pool in a training step on a GPU.
+//!
+//! The Learner's steps on `firebox::Vulkan` run against those on burn's `Vulkan`, on the same
+//! device, in turns. Planning and the first steps do not count.
 
 #[allow(dead_code, reason = "it makes its images itself")]
 #[path = "models/cnn.rs"]
@@ -22,9 +24,9 @@ use crate::cnn::Cnn;
 use crate::paired::measure;
 use crate::turn::{Gray, Steps, turn};
 
-/// What a step may take of one on burn's pools.
+/// Allowed time of a step relative to one on burn's pools.
 const TARGET: f64 = 1.01;
-/// Few images, as the work of the host is where a pool costs.
+/// Few images, because the pool costs work on the host.
 const STEPS: Steps = Steps { warm_up: 10, timed: 40, items: 2 };
 
 fn steps<B>() -> std::time::Duration

@@ -1,8 +1,9 @@
-//! How fast steps are recorded, automatic differentiation included, and whether the cost is linear in their length.
+//! Measures how fast steps are recorded, including automatic differentiation, and whether the cost
+//! is linear in their length.
 //!
-//! Recording executes nothing, so that batches are tiny and the time is that of the recorder, of burn-autodiff and of
-//! the modules alone. An operation is a call of a backend's method; the trace holds more operations of burn-ir than
-//! calls, because some calls are decomposed there.
+//! Recording executes nothing, so batches are tiny. The time is that of the recorder, burn-autodiff
+//! and the modules alone. A call is a call of a backend method. The trace holds more burn-ir
+//! operations than calls, because some calls are decomposed there.
 
 #[path = "models/gpt.rs"]
 mod gpt;
@@ -41,7 +42,7 @@ fn main() {
     println!("{result}");
 }
 
-/// What recording a program costs, and what became of it.
+/// Cost of recording a program, and its trace.
 struct Recorded {
     record: Duration,
     discard: Duration,
@@ -80,7 +81,7 @@ where
     Recorded { record, discard, trace: discarded.trace }
 }
 
-/// Records a GPT of 12 layers. Calls a second.
+/// Records a GPT of 12 layers. Returns calls per second.
 fn gpt_throughput() -> f64 {
     let device = Default::default();
     let model = Gpt::<B>::new(12, 768, 16, &device);
@@ -112,8 +113,10 @@ fn gpt_throughput() -> f64 {
     calls / record.median
 }
 
-/// Records programs of some 300, 3,000 and 30,000 calls. What ten times the calls cost, at worst, by name: longer
-/// programs of one model, with and without automatic differentiation, and deeper models.
+/// Records programs of about 300, 3,000 and 30,000 calls.
+///
+/// Returns by name the worst cost factor for ten times the calls: for longer programs of one model,
+/// with and without automatic differentiation, and for deeper models.
 fn growths() -> [(&'static str, f64); 4] {
     let device = Default::default();
     let texts = Texts::new(1, 16, &device);
@@ -145,7 +148,7 @@ fn growths() -> [(&'static str, f64); 4] {
         let rows = rows.clone();
         move || record_iteration(&model, &rows)
     });
-    // burn-autodiff 0.21 moves the nodes of a long graph again and again where graphs merge.
+    // burn-autodiff 0.21 moves the nodes of a long graph repeatedly where graphs merge.
     let deeper = growth("one iteration of deeper GPTs, AdamW", [1, 8, 80], |layers| {
         let model = Gpt::<B>::new(layers, 64, 16, &device);
         initialize(&model);
@@ -155,7 +158,8 @@ fn growths() -> [(&'static str, f64); 4] {
     [("passes", passes), ("iterations", iterations), ("chain", chain), ("deeper_gpts", deeper)]
 }
 
-/// Records the programs that `make` makes for three depths. What ten times the calls cost, at worst.
+/// Records the programs that `make` makes for three depths. Returns the worst cost factor for ten
+/// times the calls.
 fn growth<R: FnMut() -> Recorded>(
     title: &str,
     depths: [usize; 3],
@@ -163,7 +167,7 @@ fn growth<R: FnMut() -> Recorded>(
 ) -> f64 {
     let mut programs = depths.map(make);
     let calls = programs.each_mut().map(|record| record().trace.calls().count());
-    // Every subject records as many layers as the deepest, so that all are timed for as long.
+    // Every subject records as many layers as the deepest, so that all are timed for equally long.
     let times = depths.map(|depth| depths[2] / depth);
     let [small, middle, large] = programs.each_mut();
     let mut small = || (0..times[0]).map(|_| small().record).sum::<Duration>() / times[0] as u32;

@@ -1,7 +1,11 @@
-//! What the Learner's steps cost on a card without memory where each is another: with random crops, and with values that are read.
-//! Steps that come for the first time are predicted anew, and do not count: the crops are of 81 places, all of which have come before.
+//! Measures the Learner's steps on a card without memory when each step differs: with random crops,
+//! and with values that are read.
 //!
-//! The card computes nothing, so that all of the time is the host's: recording, hashing, predicting and burn's own work.
+//! The first occurrence of a step is predicted anew and does not count. Crops have 81 places, all
+//! of which occur during warm-up.
+//!
+//! The card computes nothing, so all of the time is the host's: recording, hashing, predicting and
+//! burn's own work.
 
 #[allow(dead_code, reason = "it makes its images itself")]
 #[path = "models/cnn.rs"]
@@ -34,11 +38,11 @@ use crate::turn::{Gray, Steps, turn};
 type B = Autodiff<Lazy<DryCuda>>;
 type Plain = Autodiff<DryCuda>;
 
-/// What a step with random crops or reads may take of one without.
+/// Allowed time of a step with random crops or reads relative to one without.
 const TARGET: f64 = 1.05;
-/// What one turn is.
+/// Length of one turn.
 const TURN: Steps = Steps { warm_up: 400, timed: 40, items: 4 };
-/// Pixels along an edge of an image, before it is cropped.
+/// Pixels along an edge of an image, before cropping.
 const EDGE: usize = 36;
 
 /// What a step does.
@@ -46,9 +50,9 @@ const EDGE: usize = 36;
 enum Way {
     /// Crops images, always at the same place.
     Fixed,
-    /// Crops them at another place in each step.
+    /// Crops images at a different place in each step.
     Random,
-    /// Reads three values on the way.
+    /// Reads three values during the step.
     Reads,
 }
 
@@ -59,13 +63,13 @@ struct Cropping<B: Backend> {
     way: Way,
 }
 
-/// The steps of the running turn.
+/// Steps run so far in the current turn.
 static STEPS: AtomicUsize = AtomicUsize::new(0);
 
 impl<B: Backend> Cropping<B> {
     fn crop(&self, images: Images<B>) -> Images<B> {
         let step = STEPS.load(Relaxed);
-        // Of nine places along each side, in an order without a pattern.
+        // One of nine places along each side, in an order without a pattern.
         let at = |factor: usize| match self.way {
             Way::Random => (step + 1) * factor % 1013 % 9,
             Way::Fixed | Way::Reads => 4,
@@ -105,13 +109,13 @@ impl<B: Backend> InferenceStep for Cropping<B> {
     }
 }
 
-/// Trains; gives how long the steps took that count.
+/// Trains and returns the duration of the timed steps.
 fn steps(way: Way, device: &Device<B>) -> Duration {
     STEPS.store(0, Relaxed);
     turn::<B, _>(Cropping { cnn: Cnn::new(device), way }, Gray::new(EDGE), TURN, device)
 }
 
-/// The same steps by burn alone.
+/// Times the same steps on burn alone.
 fn turn_of_burn(way: Way, device: &Device<Plain>) -> Duration {
     STEPS.store(0, Relaxed);
     let mut model = Cropping::<Plain> { cnn: Cnn::new(device), way };

@@ -5,9 +5,9 @@
 //! cargo run --release --example digits -- --memory 24MiB
 //! ```
 //!
-//! The last line is for scripts: accuracy on the validation split, the batch and how many micro-batches it was run
-//! in, the budget, the predicted and the measured peak in bytes. Measured is the peak of the heap above its level
-//! before the model was built.
+//! The last line is for scripts. It gives the accuracy on the validation split, the batch size, the
+//! number of micro-batches, the budget, and the predicted and measured peak in bytes. The measured
+//! peak is the peak of the heap above its level before the model was built.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ type B = Autodiff<Lazy<Flex>>;
 /// Train a small CNN on handwritten digits within a memory budget.
 #[derive(Parser)]
 struct Options {
-    /// The memory that training may use: an amount (24MiB), a share of all memory (50%), or `free`.
+    /// Memory that training may use: an amount (24MiB), a share of all memory (50%), or `free`.
     #[arg(long, default_value = "free")]
     memory: Budget,
     /// Passes over the training images.
@@ -50,18 +50,18 @@ struct Options {
     /// Images per optimizer step.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
-    /// Seed of the split, the weights, the shuffling and the dropout.
+    /// Seed for the split, the weights, the shuffling and the dropout.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Print the plan and do not train.
+    /// Print the plan, then exit without training.
     #[arg(long)]
     plan_only: bool,
-    /// Where logs go.
+    /// Folder for logs.
     #[arg(long, default_value = ".artifacts/digits")]
     artifacts: PathBuf,
 }
 
-/// An image of 8 × 8 pixels from 0 to 1, and the digit that it shows.
+/// An image of 8 × 8 pixels, each from 0 to 1, and the digit it shows.
 #[derive(Clone, Debug)]
 struct Digit {
     pixels: [f32; 64],
@@ -125,7 +125,7 @@ impl<B: Backend> Cnn<B> {
         }
     }
 
-    /// Images `[items, 1, 8, 8]` to logits `[items, 10]`.
+    /// Maps images `[items, 1, 8, 8]` to logits `[items, 10]`.
     fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
         let x = self.relu.forward(self.norm1.forward(self.conv1.forward(images)));
         let x = self.relu.forward(self.norm2.forward(self.conv2.forward(x)));
@@ -213,7 +213,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The share of digits that the model recognizes.
+/// Share of digits that the model recognizes.
 fn accuracy(model: &Cnn<Lazy<Flex>>, digits: &[Digit]) -> f64 {
     let mut right = 0;
     for digits in digits.chunks(64) {
@@ -225,7 +225,7 @@ fn accuracy(model: &Cnn<Lazy<Flex>>, digits: &[Digit]) -> f64 {
     f64::from(right) / digits.len() as f64
 }
 
-/// The images of `datasets/digits.csv.gz`.
+/// Reads the images of `datasets/digits.csv.gz`.
 fn load_digits() -> anyhow::Result<Vec<Digit>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/digits.csv.gz");
     let file = std::fs::File::open(path).with_context(|| format!("cannot open {path}"))?;
@@ -248,8 +248,10 @@ fn parse_digit(text: &str) -> Option<Digit> {
     Some(Digit { pixels: pixels.try_into().ok()?, label: *label })
 }
 
-/// Four fifths for training and one fifth for validation, shuffled by a linear congruential generator (the
-/// constants of Knuth's MMIX) so that the split is the same everywhere.
+/// Splits the digits into four fifths for training and one fifth for validation.
+///
+/// A linear congruential generator with the constants of Knuth's MMIX shuffles them, so the split
+/// is the same on every machine.
 fn split(mut digits: Vec<Digit>, seed: u64) -> (Vec<Digit>, Vec<Digit>) {
     let mut state = seed;
     for last in (1..digits.len()).rev() {

@@ -1,10 +1,13 @@
-//! firebox trains [`burn`] models within a budget of memory, which holds by prediction: on burn's CPU backend Flex by a model
-//! of its allocations, on its GPU backends by a device without memory that runs the same fusion, kernels and allocator
-//! ([`dry`]).
+//! firebox trains [`burn`] models within a memory budget.
 //!
-//! Put [`Lazy`] around the backend, derive [`MicroBatch`] for the batch, and train with this [`Learner`] in place of
-//! burn's: before a step runs, its operations are recorded, the memory that they need is computed from the record,
-//! and the batch is split into micro-batches that fit, with gradients that equal the whole batch's.
+//! Put [`Lazy`] around the backend, derive [`MicroBatch`] for the batch, and train with this
+//! [`Learner`] instead of burn's. The operations of each step are recorded before they run. The
+//! memory they need is computed from the record. The batch is then split into micro-batches that
+//! fit, and their gradients add up to the gradient of the whole batch.
+//!
+//! The budget holds by prediction. On burn's CPU backend Flex, a model of its allocations makes the
+//! prediction. On burn's GPU backends, a device without memory makes it by running the same fusion,
+//! kernels and allocator ([`dry`]).
 //!
 //! ```
 //! use burn::backend::{Autodiff, Flex};
@@ -15,7 +18,9 @@
 //! # use burn::nn::{Linear, LinearConfig, loss::{MseLoss, Reduction}};
 //! # use burn::optim::AdamConfig;
 //! # use burn::tensor::backend::AutodiffBackend;
-//! # use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
+//! # use burn::train::{
+//! #     InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
+//! # };
 //!
 //! type B = Autodiff<Lazy<Flex>>; // was: Autodiff<Flex>
 //!
@@ -37,7 +42,8 @@
 //! # impl<B: Backend> Line<B> {
 //! #     fn forward(&self, points: Points<B>) -> RegressionOutput<B> {
 //! #         let output = self.linear.forward(points.inputs);
-//! #         let loss = MseLoss::new().forward(output.clone(), points.targets.clone(), Reduction::Mean);
+//! #         let loss = MseLoss::new()
+//! #             .forward(output.clone(), points.targets.clone(), Reduction::Mean);
 //! #         RegressionOutput::new(loss, output, points.targets)
 //! #     }
 //! # }
@@ -76,11 +82,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The loader's batch size stays what it was: it is the batch of one optimizer step.
+//! The loader's batch size stays the same: it is the batch of one optimizer step.
 
 pub mod dry;
 
 pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally, weight};
+pub use firebox_heap::Heap;
 pub use firebox_lazy::{
     CustomInputs, CustomOp, CustomResults, Discarded, HiddenState, HiddenStates, Lazy, LazyBackend,
     LazyTensor, RecordError, Recorder, Recording, Rehearsal, Survivor, forget_graphs, initialize,
@@ -92,9 +99,9 @@ pub use firebox_plan::{
     host_memory, plan, plan_at_once,
 };
 pub use firebox_trace::{
-    Bytes, Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint, Heap,
-    Items, Label, MemoryModel, Moment, OpIndex, Origin, Paging, Step, StructuralHash, TensorIndex,
-    TensorInfo, TensorType, Trace, Use,
+    Bytes, Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint,
+    Items, Label, Mark, MemoryModel, Moment, OpIndex, Origin, Paging, Step, StructuralHash,
+    TensorIndex, TensorInfo, TensorType, Trace, Use,
 };
 pub use firebox_train::{
     BesideBytes, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder,
@@ -105,18 +112,20 @@ pub use firebox_train::{
 
 pub use firebox_pool::Pooled;
 
-/// burn's CUDA backend with fusion, on a pool of our own: a batch a fourth larger fits the same card, and what it needs is known to the
-/// byte. Devices, kernels and the tuner's choices are burn's.
+/// burn's CUDA backend with fusion, on firebox's own memory pool.
+///
+/// A batch about a quarter larger fits the same card, and the memory it needs is known to the byte.
+/// Devices, kernels and tuner choices are the same as burn's.
 #[cfg(feature = "cuda")]
 pub type Cuda<F = f32, I = i32> =
     burn_fusion::Fusion<burn_cubecl::CubeBackend<Pooled<cubecl::cuda::CudaRuntime>, F, I, u8>>;
 
-/// burn's wgpu backend with fusion, on a pool of our own, as [`Cuda`] is.
+/// burn's wgpu backend with fusion, on firebox's own memory pool. See [`Cuda`].
 #[cfg(feature = "wgpu")]
 pub type Wgpu<F = f32, I = i32, B = u32> =
     burn_fusion::Fusion<burn_cubecl::CubeBackend<Pooled<cubecl::wgpu::WgpuRuntime>, F, I, B>>;
 
-/// burn's Vulkan backend with fusion, on a pool of our own, as [`Cuda`] is.
+/// burn's Vulkan backend with fusion, on firebox's own memory pool. See [`Cuda`].
 #[cfg(feature = "vulkan")]
 pub type Vulkan<F = f32, I = i32, B = u8> = Wgpu<F, I, B>;
 
@@ -129,7 +138,7 @@ mod diagnostics;
 #[doc(hidden)]
 pub use firebox_batch::__derive;
 
-/// What most programs need.
+/// The items that most programs need.
 pub mod prelude {
     pub use crate::{Budget, Bytes, Lazy, Learner, MicroBatch};
 }

@@ -1,5 +1,6 @@
-//! Thousands of recordings that are thrown away leave the process's memory as it was. In a process of its own: the
-//! allocator counts for all threads.
+//! Thousands of discarded recordings must leave the process's memory unchanged.
+//!
+//! The test has a process of its own, because the allocator counts for all threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -29,13 +30,13 @@ impl<B: Backend> Model<B> {
     }
 }
 
-/// Runs `discard` a thousand times, and checks that as many bytes are allocated after as before.
+/// Runs `discard` a thousand times and checks that the allocated bytes are the same afterwards.
 ///
-/// The test harness allocates on a thread of its own when it pleases, so a round may be disturbed, but not each of
-/// several: what a discard leaves behind, every round would show.
+/// The test harness allocates on its own thread at any time, so a round may be disturbed. One
+/// undisturbed round out of three is enough: memory left by a discard would show in every round.
 #[track_caller]
 fn check(what: &str, mut discard: impl FnMut()) {
-    // Tables grow at first, and keep their size.
+    // Tables grow at first, then keep their size.
     for _ in 0..100 {
         discard();
     }

@@ -1,4 +1,5 @@
-//! The search of the example `fits`: what it finds fits, one item more does not, and twice the memory fits more.
+//! Tests the search of the example `fits`: the batch found fits, one item more does not, and more
+//! memory fits more.
 
 #[path = "../examples/fits/models/cnn.rs"]
 mod cnn;
@@ -17,7 +18,7 @@ use search::{Rehearsals, largest_batch};
 
 type B = Autodiff<Lazy<DryCuda>>;
 
-/// The mean cross-entropy of `logits`, `[items, classes]`.
+/// Mean cross-entropy of `logits`, `[items, classes]`.
 fn cross_entropy<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
     CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, targets)
 }
@@ -28,7 +29,7 @@ fn card(gib: u64) -> Card {
     Card::new("a card", Bytes::gib(gib), Capability::new(8, 6), 64)
 }
 
-/// The largest batches of a model on the backend `D`, found and looked at.
+/// Finds the largest batches of a model on the backend `D`, and checks them.
 fn largest<D: DryTwin>(rehearsals: &Rehearsals<B, Cnn<B>>) -> [usize; 3] {
     let mut before = 0;
     GIBS.map(|gib| {
@@ -37,7 +38,7 @@ fn largest<D: DryTwin>(rehearsals: &Rehearsals<B, Cnn<B>>) -> [usize; 3] {
         assert!(fit.batch > before, "{} fit in {gib} GiB, {before} in less", fit.batch);
         before = fit.batch;
 
-        // The answer is asked for again: it does not hang on what was asked before.
+        // Asks again on a fresh device, because the answer must not depend on earlier questions.
         let model = Dry::<D>::new(card.properties());
         let peak = |items| {
             let trace = rehearsals.trace(items).expect("the model records");

@@ -1,17 +1,19 @@
-//! Rules of the house that a compiler does not check, as ordinary tests: documents that name what exists, files that
-//! say why they exist, and that stay readable.
+//! House rules that the compiler does not check, as ordinary tests.
+//!
+//! Documents name only files that exist. Files say why they exist and stay readable.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The most lines of a file.
+/// Maximum number of lines in a file.
 const FILE_LINES: usize = 500;
-/// The most lines of the architecture page.
+/// Maximum number of lines in the architecture page.
 const ARCHITECTURE_LINES: usize = 250;
-/// Names that say nothing.
+/// File names that say nothing.
 const EMPTY_NAMES: [&str; 5] = ["base.rs", "utils.rs", "common.rs", "helpers.rs", "misc.rs"];
 
-/// The checkout that runs: one that shares its build outputs may have built this.
+/// Root of the checkout that runs. Another checkout that shares its build outputs may have built
+/// this binary.
 fn root() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo names it").into()
 }
@@ -21,17 +23,17 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The Rust files of the repository, as paths below its root, in order.
-fn rust_files() -> Vec<String> {
-    fn walk(folder: &Path, found: &mut Vec<String>) {
+/// The files of the repository whose names end in `extension`, as sorted paths below its root.
+fn files(extension: &str) -> Vec<String> {
+    fn walk(folder: &Path, extension: &str, found: &mut Vec<String>) {
         for entry in fs::read_dir(folder).expect("the folder is readable").flatten() {
             let path = entry.path();
             let name = entry.file_name().to_string_lossy().into_owned();
             if path.is_dir() {
                 if !name.starts_with('.') && name != "target" {
-                    walk(&path, found);
+                    walk(&path, extension, found);
                 }
-            } else if name.ends_with(".rs") {
+            } else if name.ends_with(extension) {
                 let below = path.strip_prefix(root()).expect("walked from the root");
                 found.push(below.display().to_string());
             }
@@ -39,8 +41,14 @@ fn rust_files() -> Vec<String> {
     }
 
     let mut found = Vec::new();
-    walk(&root(), &mut found);
+    walk(&root(), extension, &mut found);
     found.sort();
+    found
+}
+
+/// The Rust files of the repository, as sorted paths below its root.
+fn rust_files() -> Vec<String> {
+    let found = files(".rs");
     assert!(found.iter().any(|path| path == "tests/tidy.rs"), "{found:?}");
     found
 }
@@ -50,19 +58,21 @@ fn check_none(rule: &str, violations: &[String]) {
     assert!(violations.is_empty(), "{rule}:\n{}", violations.join("\n"));
 }
 
-/// The code spans of a text.
+/// Code spans of a text.
 fn code_spans(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Whether a code span names a file or a folder: it has a slash or an extension, and nothing that code has.
+/// Whether a code span names a file or a folder: it has a slash or an extension, and only
+/// characters found in paths.
 fn is_path(span: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
     let file = [".rs", ".md", ".toml"].iter().any(|extension| span.ends_with(extension));
     span.chars().all(plain) && (span.contains('/') || file)
 }
 
-/// The paths of a text that do not exist, from the root or below a crate that the same paragraph names.
+/// Paths in a text that do not exist, looked up from the root or from a crate named in the same
+/// paragraph.
 fn missing_paths(text: &str) -> Vec<String> {
     let mut missing = Vec::new();
     let items = text.replace("\n- ", "\n\n- ").replace("\n1. ", "\n\n1. ");
@@ -96,9 +106,99 @@ fn a_path_that_is_not_there_would_be_noticed() {
     assert_eq!(missing_paths(page), ["src/gone.rs", "src/planner.rs", "docs/gone.md"]);
 }
 
+/// Whether a path is a source file of a crate, not one of its tests, benches or examples.
+fn is_source(path: &str) -> bool {
+    let mut parts = path.split('/');
+    match parts.next() {
+        Some("crates") => parts.nth(1) == Some("src"),
+        first => first == Some("src"),
+    }
+}
+
+/// The Rust files that the code map names. The paths of an item are below the crate that the item
+/// begins with, or below the root if it begins with something else.
+fn mapped_files(page: &str) -> Vec<String> {
+    let map = page.split("\n## ").find(|section| section.starts_with("Code map"));
+    let mut files = Vec::new();
+    for item in map.expect("the page has a code map").split("\n- ").skip(1) {
+        let item = item.split("\n\n").next().unwrap_or(item);
+        let home = code_spans(item).next().filter(|span| span.starts_with("crates/"));
+        let paths = code_spans(item).filter(|span| span.ends_with(".rs"));
+        files.extend(paths.map(|path| match home {
+            Some(home) => format!("{home}/{path}"),
+            None => path.to_owned(),
+        }));
+    }
+    files.sort();
+    files
+}
+
+#[test]
+fn the_code_map_names_every_source_file_once() {
+    let mapped = mapped_files(&read("docs/ARCHITECTURE.md"));
+    let sources: Vec<String> = rust_files().into_iter().filter(|path| is_source(path)).collect();
+    let unmapped = sources.iter().filter(|path| !mapped.contains(path)).cloned();
+    check_none(
+        "source files missing from the code map of docs/ARCHITECTURE.md",
+        &unmapped.collect::<Vec<_>>(),
+    );
+    let gone = mapped.iter().filter(|path| !sources.contains(path)).cloned();
+    check_none("named in the code map and not there", &gone.collect::<Vec<_>>());
+    let twice = mapped.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0].clone());
+    check_none("named twice in the code map", &twice.collect::<Vec<_>>());
+}
+
+#[test]
+fn a_file_counts_as_mapped_only_below_its_own_crate() {
+    let page = "# Page\n\n- `src/early.rs`\n\n## Code map\n\n- `src`: `src/lib.rs`.\n\
+                - `crates/firebox-plan`: `src/lib.rs`,\n  `Plan`.\n  * Inner: `src/a/b.rs`.\n\n\
+                `examples/after.rs`\n\n## End\n\n- `src/late.rs`";
+    let mapped = ["crates/firebox-plan/src/a/b.rs", "crates/firebox-plan/src/lib.rs", "src/lib.rs"];
+    assert_eq!(mapped_files(page), mapped);
+    assert!(mapped.iter().all(|path| is_source(path)));
+    assert!(!is_source("tests/tidy.rs") && !is_source("crates/firebox-plan/tests/planning.rs"));
+}
+
+/// The files that a Markdown text links to, relative to the text's own folder.
+fn linked_files(text: &str) -> Vec<&str> {
+    let prose = text.split("```").step_by(2);
+    let targets = prose.flat_map(|prose| prose.split("](").skip(1));
+    let targets = targets.filter_map(|rest| rest.split(')').next());
+    let files = targets.filter(|target| !target.starts_with("http"));
+    files.filter_map(|target| target.split('#').next()).filter(|file| !file.is_empty()).collect()
+}
+
+#[test]
+fn links_in_documents_lead_to_files() {
+    let covered = ["README.md", "CHANGELOG.md", "docs/", "benches/"];
+    let mut broken = Vec::new();
+    let mut links = 0;
+    for document in files(".md") {
+        if !covered.iter().any(|prefix| document.starts_with(prefix)) {
+            continue;
+        }
+        let folder = root().join(&document).with_file_name("");
+        for file in linked_files(&read(&document)) {
+            links += 1;
+            if !folder.join(file).exists() {
+                broken.push(format!("{document}: {file}"));
+            }
+        }
+    }
+    check_none("links to files that do not exist", &broken);
+    assert!(links >= 20, "the documents link to each other, and have {links} links");
+}
+
+#[test]
+fn a_link_is_told_from_an_address_and_from_code() {
+    let text = "[a](a.md#part), [b](#part), [c](https://c.org), [`d`](../d.rs)\n\
+                ```text\n[e](e.md)\n```\n[f\ng](g/)";
+    assert_eq!(linked_files(text), ["a.md", "../d.rs", "g/"]);
+}
+
 #[test]
 fn every_file_says_why_it_exists() {
-    // Examples included: they are read more than anything else.
+    // Examples are included, because they are read more than anything else.
     let silent = rust_files().into_iter().filter(|path| !read(path).starts_with("//!"));
     check_none("files that do not open with `//!`", &silent.collect::<Vec<_>>());
 }
@@ -120,7 +220,7 @@ fn every_file_can_be_read_in_one_sitting() {
     );
 }
 
-/// A documentation test that must not compile proves something only beside one that does.
+/// A documentation test that must not compile proves something only next to one that does.
 #[test]
 fn the_example_that_must_not_compile_differs_from_the_other_in_the_backend() {
     let page = read("src/diagnostics.rs");
@@ -141,7 +241,8 @@ fn the_example_that_must_not_compile_differs_from_the_other_in_the_backend() {
     }
 }
 
-/// The words of a command, without what does not change what is checked: the profile, and arguments of the program.
+/// Words of a command, without those that do not change what is checked: the profile and the
+/// program's arguments.
 fn command(line: &str) -> Vec<&str> {
     let line = line.split('#').next().unwrap_or(line);
     line.split_whitespace().take_while(|word| *word != "--").filter(|w| *w != "--release").collect()

@@ -1,13 +1,18 @@
-//! Whether three micro-steps of a size an iteration, which is what the Learner rehearses, are enough to know the memory of
-//! any number of them: for every model of the zoo, on devices without memory.
+//! Tests whether three micro-steps of a size per iteration, as the Learner rehearses, predict the
+//! memory of any number of them.
 //!
-//! They are, to the byte, for nine of ten models. Where a buffer goes depends on the gaps that those before it left, so that a
-//! page may be opened late: with pages of 128 MiB ResNet-18 reserves 288 MiB with three micro-steps of 250 items and 296 MiB
-//! with eight. The Learner adds a page where the pool of smallest pages is full. A batch is cut into sizes that differ by one item,
-//! or into one size and a rest; of other ways to cut it this is not so (an autoencoder on a CUDA card, five of 400 items and four
-//! of 266: 246 MiB and 293).
+//! The test replays every model of the zoo on devices without memory. For nine of ten models the
+//! memory is equal to the byte. A buffer's place depends on the gaps that earlier buffers left, so
+//! a page may open late. With pages of 128 MiB, ResNet-18 reserves 288 MiB with three micro-steps
+//! of 250 items and 296 MiB with eight. The Learner adds a page where the pool of smallest pages is
+//! full.
 //!
-//! `cargo test --workspace --test zoo_replay -- --ignored` replays models of many operations elsewhere than on a CUDA card, too.
+//! The Learner splits a batch into sizes that differ by one item, or into one size and a rest.
+//! Other splits are not predicted as closely. An autoencoder on a CUDA card, with five micro-steps
+//! of 400 items and four of 266, is predicted at 246 MiB and reserves 293 MiB.
+//!
+//! `cargo test --workspace --test zoo_replay -- --ignored` also replays models of many operations
+//! on devices other than a CUDA card.
 
 #![cfg(feature = "flex")]
 
@@ -29,23 +34,25 @@ use zoo::iterations::{parts, record};
 type Recording = Autodiff<Lazy<Flex>>;
 type Fused<T> = Fusion<CubeBackend<DryRuntime<T>, f32, i32, u8>>;
 
-/// How many micro-steps the Learner rehearses.
+/// Number of micro-steps that the Learner rehearses.
 const REHEARSED: usize = 3;
-/// How much these may differ from the whole iteration, in the one model where they do: a page of the smallest buffers.
+/// Allowed difference from the whole iteration, in the one model that differs: a page of the
+/// smallest buffers.
 const CHANCE: f64 = 0.03;
 
 fn small_cuda() -> DeviceProperties {
     Card::named("3060").expect("in the table").properties()
 }
 
-/// A device as lavapipe is: no page above 128 MiB.
+/// A device like lavapipe: no page above 128 MiB.
 fn small_vulkan() -> DeviceProperties {
     let mut properties = Card::new("small", Bytes::mib(512), Capability::new(8, 6), 8).properties();
     properties.memory.alignment = 32;
     properties
 }
 
-/// Compares iterations of `REHEARSED` micro-steps of each size with those of so many, as `(micro-steps, items)`.
+/// Compares iterations of `REHEARSED` micro-steps of each size with full ones, given as
+/// `(micro-steps, items)`.
 fn check<B, M>(properties: DeviceProperties, runs: &[(usize, usize)])
 where
     B: DryTwin,
@@ -68,7 +75,7 @@ where
     assert!(differs <= by_chance, "{} of {runs:?}: {differs}", M::NAME);
 }
 
-/// The setups that every model is replayed in.
+/// The setups in which every model is replayed.
 fn on_cuda<M>()
 where
     M: Zoo<Recording> + TrainStep<Input = <M as Zoo<Recording>>::Batch> + AutodiffModule<Recording>,
@@ -76,14 +83,14 @@ where
     check::<Fused<Cuda>, M>(small_cuda(), &[(8, M::ITEMS)]);
 }
 
-/// Those that are left out for models of many operations, unless asked for.
+/// Further setups. Models of many operations skip them unless asked for.
 fn elsewhere<M>()
 where
     M: Zoo<Recording> + TrainStep<Input = <M as Zoo<Recording>>::Batch> + AutodiffModule<Recording>,
 {
     check::<Fused<Wgpu>, M>(small_vulkan(), &[(8, M::ITEMS)]);
     check::<Fused<Wgpu>, M>(small_vulkan(), &[(5, M::ITEMS), (4, M::ITEMS * 2 / 3)]);
-    // As a batch is cut that cannot be cut evenly.
+    // As for a batch that cannot be split evenly.
     check::<Fused<Cuda>, M>(small_cuda(), &[(5, M::ITEMS), (4, M::ITEMS - 1)]);
 }
 

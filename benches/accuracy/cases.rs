@@ -1,9 +1,11 @@
 //! The training runs that are compared: models and batch sizes.
 //!
-//! Sizes marked as `near` a cliff were found with `--scan` on lavapipe, such as `--scan cnn 200 440 20`: within a tenth of
-//! them is a size whose step opens another page. Where two stand next to each other, the page is between them.
+//! A size marked `near` lies close to a cliff: within a tenth of it there is a size whose step
+//! opens another page. These sizes were found with `--scan` on lavapipe, for example
+//! `--scan cnn 200 440 20`. Where two such sizes follow each other, the page lies between them.
 //!
-//! A batch that is split leaves a smaller micro-batch at its end where its size is no multiple, which every model has once.
+//! Each model has one case whose batch is not a multiple of the micro-batch, so the last
+//! micro-batch is smaller.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,13 +17,13 @@ use anyhow::{Context, ensure};
 pub struct Case {
     /// The model.
     pub model: &'static str,
-    /// The items of a batch.
+    /// Items in a batch.
     pub items: usize,
-    /// The items of a micro-batch; the whole batch if none.
+    /// Items in a micro-batch; `None` means the whole batch.
     pub micro: Option<usize>,
-    /// Whether there is a validation set, and a last batch that is smaller than the others.
+    /// Whether there is a validation set, and a last batch smaller than the others.
     pub valid: bool,
-    /// Whether a batch of another size within a tenth of this one needs another number of pages.
+    /// Whether a batch size within a tenth of this one needs a different number of pages.
     pub cliff: bool,
 }
 
@@ -39,7 +41,7 @@ impl Case {
     }
 }
 
-/// Reads what [`Display`](fmt::Display) writes. The case need not be in the list.
+/// Parses the format that [`Display`](fmt::Display) writes. The case need not be in the list.
 impl FromStr for Case {
     type Err = anyhow::Error;
 

@@ -1,4 +1,5 @@
-//! The command line: all cases in processes of their own, a few of them as a test, or one of them in this process.
+//! The command line: runs all cases in child processes, a few of them as a test, or one of them in
+//! this process.
 
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
@@ -23,69 +24,75 @@ use crate::target;
 #[derive(Parser)]
 #[command(name = "accuracy")]
 struct Options {
-    /// How many fresh processes a case is run in. What a GPU reserves depends on how threads happen to interleave.
+    /// Fresh processes per case. What a GPU reserves depends on how threads happen to interleave.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     processes: u64,
-    /// How many processes are run beside each other. What threads do by chance they do more often on a busy machine.
+    /// Processes that run at the same time. Rare thread interleavings are more frequent on a busy
+    /// machine.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     jobs: u64,
-    /// Begins no process after so many seconds. Every case has its first process before any has its second.
+    /// Starts no process after this many seconds. Every case gets its first process before any gets
+    /// its second.
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
-    /// Runs only the cases whose names contain this.
+    /// Runs only the cases whose names contain this text.
     #[arg(long, default_value = "", hide_default_value = true)]
     cases: String,
-    /// Runs this case, which need not be in the list: `--case gpt-230`, `--case cnn-420-by-140`. Can be given several times.
+    /// Runs this case, which need not be in the list: `--case gpt-230`, `--case cnn-420-by-140`.
+    /// Can be given several times.
     #[arg(long, value_name = "NAME", conflicts_with = "cases")]
     case: Vec<Case>,
-    /// Runs everything on the blank driver as this card, which computes nothing: `--card T4,4090`. Without an NVIDIA device that
-    /// is the default on CUDA, as the four cards of the record. `sm_100` is a card of that capability with 80 GiB.
+    /// Runs everything on the blank driver, which computes nothing, as this card: `--card T4,4090`.
+    /// This is the default on CUDA without an NVIDIA device, with the four cards of the record.
+    /// `sm_100` stands for a card of that capability with 80 GiB.
     #[arg(long, value_name = "CARD", value_delimiter = ',', value_parser = card)]
     card: Vec<Card>,
-    /// Tunes anew in each process, instead of keeping the choices of those before.
+    /// Tunes anew in each process instead of keeping the choices of earlier ones.
     #[arg(long)]
     tune: bool,
-    /// Keeps the programs that are compiled on the blank driver in this folder, a folder for each card, for `benches/kernels.py`.
+    /// Keeps the programs compiled on the blank driver in this folder, with a subfolder for each
+    /// card. Used by `benches/kernels.py`.
     #[arg(long, value_name = "FOLDER")]
     sources: Option<PathBuf>,
     #[command(flatten)]
     setup: Setup,
-    /// Lists the cases and runs none.
+    /// Lists the cases without running any.
     #[arg(long)]
     list: bool,
-    /// Writes all numbers to a file.
+    /// Writes all numbers to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Predicts what a step of a model reserves at these batch sizes, and runs none: `--scan cnn 200 300 10`.
+    /// Predicts what a step of a model reserves at these batch sizes, without running it:
+    /// `--scan cnn 200 300 10`.
     #[arg(long, num_args = 4, value_names = ["MODEL", "FROM", "TO", "STEP"])]
     scan: Option<Vec<String>>,
     /// Runs one case in this process.
     #[arg(long, hide = true)]
     process: Option<Case>,
-    /// Where compiled kernels and tuned choices are kept meanwhile.
+    /// Folder for compiled kernels and tuned choices during the run.
     #[arg(long, hide = true)]
     kernels: Option<PathBuf>,
-    /// Measures there what is in use after a step, too.
+    /// With `--process`, also measures the bytes in use after a step.
     #[arg(long, hide = true)]
     left: bool,
-    /// Says what the device is.
+    /// Prints the name of the device.
     #[arg(long, hide = true)]
     probe: bool,
-    /// What `cargo bench` passes.
+    /// Passed by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// The processes of a case there.
+/// Processes per case in a test.
 const FEW_PROCESSES: u64 = 1;
-/// The cards that stand for others where nothing else is asked for: one of each generation.
+/// Default cards on the blank driver: one of each generation.
 const CARDS: [&str; 4] = ["T4", "RTX 3070", "RTX 4090", "H100 80GB"];
-/// Those of a test: the oldest and the newest.
+/// Cards of a test: the oldest and the newest generation.
 const FEW_CARDS: [&str; 2] = [CARDS[0], CARDS[3]];
-/// How long a process may take.
+/// Time limit of one process.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// Compute capabilities of which `--card` knows a card by this name.
+/// Compute capabilities that `--card` accepts as names of cards.
 const CAPABILITIES: [(&str, Capability); 7] = [
     ("sm_75", Capability::new(7, 5)),
     ("sm_80", Capability::new(8, 0)),
@@ -96,7 +103,7 @@ const CAPABILITIES: [(&str, Capability); 7] = [
     ("sm_120", Capability::new(12, 0)),
 ];
 
-/// A card of the table, or one of a capability: `sm_100`.
+/// Finds a card of the table, or makes one of a capability such as `sm_100`.
 fn card(name: &str) -> Result<Card, String> {
     let capability = CAPABILITIES.iter().find(|(known, _)| *known == name);
     let any =
@@ -105,14 +112,14 @@ fn card(name: &str) -> Result<Card, String> {
     card.ok_or_else(|| format!("no card of the table is called `{name}`"))
 }
 
-/// Where the cases run.
+/// The machines that the cases run on.
 struct Target {
     name: String,
     machines: Vec<Machine>,
 }
 
 impl Target {
-    /// The cards that were asked for, the device, or the usual cards.
+    /// Chooses the cards in `cards`, else the real device, else the default cards.
     fn find(cards: &[Card], sources: Option<&Path>) -> anyhow::Result<Option<Self>> {
         if cards.is_empty()
             && let Some(name) = device()
@@ -138,21 +145,21 @@ impl Target {
     }
 }
 
-/// How a comparison is run.
+/// Settings of a comparison.
 struct Runs<'a> {
     target: &'a Target,
     cases: &'a [Case],
-    /// The arguments of the setup.
+    /// Arguments of the setup.
     setup: Vec<String>,
     processes: u64,
     jobs: u64,
-    /// Whether each process tunes by itself.
+    /// Whether each process tunes for itself.
     tune: bool,
 }
 
-/// Does what the command line asks for.
+/// Runs the command line.
 pub fn run() -> anyhow::Result<()> {
-    // `cargo test` passes the arguments of its own harness, and not this one.
+    // `cargo test` passes its own arguments but not `--bench`.
     if !std::env::args().any(|argument| argument == "--bench") {
         return test();
     }
@@ -210,7 +217,7 @@ pub fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a few cases and holds them to the limits, unless `cargo test` was asked for something else.
+/// Runs a few cases and checks the limits, unless `cargo test` asked for other tests.
 fn test() -> anyhow::Result<()> {
     let names: Vec<String> =
         std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
@@ -244,7 +251,7 @@ fn test() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A process of a comparison.
+/// One process of a comparison.
 struct Job<'a> {
     round: u64,
     machine: &'a Machine,
@@ -252,8 +259,8 @@ struct Job<'a> {
 }
 
 impl Runs<'_> {
-    /// Runs every case on every machine in so many processes of its own, some beside each other: the first of each case, then the
-    /// second of each, until `is_over`.
+    /// Runs every case on every machine in `processes` child processes, `jobs` of them at a time.
+    /// Starts the first process of each case, then the second of each, until `is_over`.
     fn compare(&self, is_over: impl Fn() -> bool + Sync) -> anyhow::Result<Comparison> {
         let Self { target, cases, processes, jobs, .. } = self;
         let machines = &target.machines;
@@ -300,7 +307,7 @@ impl Runs<'_> {
         Ok(Comparison { target: target.name.clone(), cases })
     }
 
-    /// Runs a case in a process of its own.
+    /// Runs a case in a child process.
     fn measure(&self, job: &Job, kernels: &Path) -> anyhow::Result<Found> {
         let Job { round, machine, case } = job;
         let name = case.to_string();
@@ -319,14 +326,15 @@ impl Runs<'_> {
     }
 }
 
-/// What the first device is, if there is one. Asked in another process: without a driver, asking panics.
+/// Name of the first device, if there is one. Asks in a child process, because asking without a
+/// driver panics.
 fn device() -> Option<String> {
     let output = itself(&Machine::Here, &["--probe"]).ok()?;
     let name = output.lines().find_map(|line| line.strip_prefix("device: "))?;
     Some(name.replace(' ', "-"))
 }
 
-/// Runs this program with these arguments on a machine; gives what it printed.
+/// Runs this program with `arguments` on `machine` and returns what it printed.
 fn itself(machine: &Machine, arguments: &[&str]) -> anyhow::Result<String> {
     let mut command = machine.command(std::env::current_exe()?);
     let files = [tempfile::tempfile()?, tempfile::tempfile()?];
@@ -358,14 +366,14 @@ fn itself(machine: &Machine, arguments: &[&str]) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The first panic of a process, place and message: those that follow are its consequences.
+/// The place and message of a process's first panic. Later panics are consequences of it.
 fn first_panic(error: &str) -> Option<&str> {
     let panic = &error[error.find("panicked at ")?..];
     let end = panic.match_indices('\n').nth(1).map_or(panic.len(), |(at, _)| at);
     Some(&panic[..end])
 }
 
-/// Prints what a step reserves by the items of its batch, a line where that changes.
+/// Prints the bytes that a step reserves by batch size, with one line per change.
 fn scan(arguments: &[String]) -> anyhow::Result<()> {
     let [model, from, to, step] = arguments else { bail!("`--scan` takes four values") };
     let number = |text: &String| {

@@ -1,4 +1,5 @@
-//! Predictions beside measurements: one case, all cases, and the line for scripts.
+//! Compares predictions with measurements, for one case and for all, and writes the line for
+//! scripts.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,10 +12,11 @@ use serde_json::{Value, json};
 use crate::cases::Case;
 use crate::process::{self, Found};
 
-/// What differs by less is as exact as pages are: buffers of no bytes, which lie on pages of their own.
+/// Smaller differences count as exact. They come from buffers of zero bytes, which have pages of
+/// their own.
 const ROUNDING: Bytes = Bytes::kib(64);
 
-/// What the processes of a case found.
+/// Results of the processes of one case.
 pub struct Compared {
     pub case: Case,
     /// The card, if the driver is blank.
@@ -28,18 +30,18 @@ impl Compared {
         self.found.iter().map(|found| found.counted(self.card.is_some()))
     }
 
-    /// The least that any of the processes predicted. They should all predict the same.
+    /// The smallest prediction of any process. All processes should predict the same.
     fn predicted(&self) -> Bytes {
         self.counted().map(|counted| counted.predicted).min().unwrap_or_default()
     }
 
-    /// The most that was predicted before kernels were tuned, if some had to be.
+    /// The largest prediction made before kernels were tuned, if any had to be tuned.
     fn before_tuning(&self) -> Option<Bytes> {
         let tuned = self.found.iter().filter(|found| found.tuned.is_some());
         tuned.map(|found| found.predicted).max()
     }
 
-    /// The most that any of the processes reserved.
+    /// The most bytes that any process used.
     fn most(&self) -> Bytes {
         self.counted().map(|counted| counted.measured).max().unwrap_or_default()
     }
@@ -48,20 +50,23 @@ impl Compared {
         self.counted().map(|counted| counted.measured).min().unwrap_or_default()
     }
 
-    /// The prediction, relative to what was measured, where that is the least: relative to the most that was measured, if all
-    /// processes predicted the same, as they do unless their tuners chose differently.
+    /// The smallest ratio of predicted to measured bytes.
+    ///
+    /// If all processes predict the same, this is the prediction over the most that was measured.
+    /// They predict the same unless their tuners choose differently.
     pub fn ratio(&self) -> f64 {
         let ratios = self.counted().map(|counted| counted.predicted.ratio(counted.measured));
         ratios.fold(f64::INFINITY, f64::min)
     }
 
-    /// The most that any of the processes took according to the driver, if all of them know.
+    /// The most bytes that any process took according to the driver, if the driver tells for all of
+    /// them.
     fn driver(&self) -> Option<Bytes> {
         let taken: Option<Vec<Bytes>> = self.found.iter().map(|found| found.driver).collect();
         taken?.into_iter().max()
     }
 
-    /// What was predicted at the most, relative to that.
+    /// The largest prediction over the most bytes according to the driver.
     fn driver_ratio(&self) -> Option<f64> {
         let most = self.found.iter().map(|found| found.predicted).max()?;
         Some(most.ratio(self.driver()?))
@@ -76,12 +81,13 @@ impl Compared {
         self.found.iter().filter_map(|found| found.left)
     }
 
-    /// Whether what is in use after a step was predicted to the byte, wherever it was measured.
+    /// Whether the bytes in use after a step were predicted to the byte in every process that
+    /// measured them.
     pub fn in_use_is_exact(&self) -> bool {
         self.left().count() > 0 && self.left().all(|left| left.predicted == left.measured)
     }
 
-    /// The case, on the card if the driver is blank.
+    /// Name of the case, with the card if the driver is blank.
     pub fn name(&self) -> String {
         match &self.card {
             Some(card) => format!("{} on {card}", self.case),
@@ -130,14 +136,14 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// The ratios of predicted to measured bytes, in order.
+    /// Ratios of predicted to measured bytes, in ascending order.
     fn ratios(&self) -> Vec<f64> {
         let mut ratios: Vec<f64> = self.cases.iter().map(Compared::ratio).collect();
         ratios.sort_by(f64::total_cmp);
         ratios
     }
 
-    /// One row a case.
+    /// Makes a table with one row per case.
     pub fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(UTF8_FULL_CONDENSED);

@@ -1,12 +1,16 @@
-//! The bench `accuracy` on CUDA, with burn's autotune: on an NVIDIA device, or without one, or with `--card`, on the blank
-//! driver, which computes nothing: burn's real CUDA backend and its allocator, measured by what the driver gave out.
+//! The bench `accuracy` on CUDA, with burn's autotune.
+//!
+//! Runs on an NVIDIA device. Without one, or with `--card`, it runs on the blank driver, which
+//! computes nothing: burn's real CUDA backend and its allocator, measured by what the driver gave
+//! out.
 //!
 //! ```sh
-//! CUDARC_CUDA_VERSION=13000 cargo bench --features cuda --bench accuracy_cuda -- --processes 3 --jobs 2
+//! CUDARC_CUDA_VERSION=13000 cargo bench --features cuda --bench accuracy_cuda -- \
+//!     --processes 3 --jobs 2
 //! ```
 //!
-//! `cargo test --features cuda --bench accuracy_cuda` runs a few of the cases on two cards and fails where a prediction is too low,
-//! or too high by more than a quarter.
+//! `cargo test --features cuda --bench accuracy_cuda` runs a few of the cases on two cards. It
+//! fails if a prediction is too low, or too high by more than a quarter.
 
 #[cfg(feature = "cuda")]
 #[path = "backend/cuda.rs"]

@@ -1,16 +1,21 @@
-//! How exact predictions are on a GPU: whole training runs of every model of the zoo, each in fresh processes, against
-//! what these processes reserve.
+//! Measures how exact predictions are on a GPU.
+//!
+//! Runs whole training runs of every model of the zoo, each in fresh processes, and compares the
+//! predictions with the bytes these processes reserve.
 //!
 //! ```sh
-//! CUDARC_CUDA_VERSION=13000 cargo bench --profile dev --features vulkan --bench accuracy -- --processes 10
+//! CUDARC_CUDA_VERSION=13000 cargo bench --profile dev --features vulkan --bench accuracy -- \
+//!     --processes 10
 //! ```
 //!
-//! runs all cases on the first Vulkan device, which may be Mesa's lavapipe on a machine without a GPU. There a process takes
-//! 15 seconds to six minutes, most of it to compute, and a release build would take longer than it saves. Compiled kernels are
-//! kept for the later processes of a run.
+//! This command runs all cases on the first Vulkan device. On a machine without a GPU that may be
+//! Mesa's lavapipe. There a process takes 15 seconds to six minutes, most of it for computing, and
+//! a release build would take longer than it saves. Compiled kernels are kept for the later
+//! processes of a run.
 //!
-//! `cargo test --features vulkan --bench accuracy` runs a few of the cases and fails where a prediction is too low, or too
-//! high by more than a tenth. Without a device it says in one line what was not run.
+//! `cargo test --features vulkan --bench accuracy` runs a few of the cases. It fails if a
+//! prediction is too low, or too high by more than a tenth. Without a device it prints one line
+//! that says what was not run.
 
 #[cfg(feature = "vulkan")]
 #[path = "backend/vulkan.rs"]

@@ -1,8 +1,10 @@
-//! The bench `accuracy_cuda` on `firebox::Cuda`, whose buffers lie on a pool of our own: there what is predicted is what the driver
-//! gives out, to the byte.
+//! The bench `accuracy_cuda` on `firebox::Cuda`, which has firebox's own memory pool.
+//!
+//! Here the prediction equals what the driver gives out, to the byte.
 //!
 //! ```sh
-//! CUDARC_CUDA_VERSION=13000 cargo bench --features cuda --bench accuracy_pool -- --processes 3 --jobs 2
+//! CUDARC_CUDA_VERSION=13000 cargo bench --features cuda --bench accuracy_pool -- \
+//!     --processes 3 --jobs 2
 //! ```
 
 #[cfg(feature = "cuda")]

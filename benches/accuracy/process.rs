@@ -1,4 +1,5 @@
-//! What a process of its own does: one training run as a user writes it, and what it held on the device.
+//! The work of a child process: one training run as a user writes it, and the bytes it held on the
+//! device.
 
 use std::fmt;
 
@@ -26,23 +27,23 @@ use crate::target::{Base, Training, held, held_by_driver, properties};
 use crate::zoo::iterations::{parts, record, train};
 use crate::zoo::{self, Numbered, Zoo};
 
-/// Optimizer steps an epoch on whole batches.
+/// Optimizer steps per epoch on whole batches.
 const STEPS: usize = 2;
-/// More than any case needs: batches are split as the case says.
+/// More than any case needs. The case says how batches are split.
 const BUDGET: Bytes = Bytes::gib(64);
 const SEED: u64 = 7;
 
 /// How a case is trained.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub struct Setup {
-    /// Epochs of two optimizer steps each. Default: two, and four on the blank driver, where batches are planned again once their
-    /// kernels are tuned.
+    /// Epochs of two optimizer steps each. Default: two, or four on the blank driver, where batches
+    /// are planned again once their kernels are tuned.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     epochs: Option<u64>,
-    /// Threads of the data loader; with none, batches are made where they are used.
+    /// Threads of the data loader. With zero, the training thread makes the batches.
     #[arg(long, default_value_t = 2)]
     workers: u64,
-    /// How many batches of the loader an optimizer step has (burn's `grads_accumulation`).
+    /// Loader batches per optimizer step (burn's `grads_accumulation`).
     #[arg(long, value_name = "BATCHES", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     accumulate: u64,
     /// Trains without a checkpointer.
@@ -51,7 +52,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// The arguments that say the same to another process.
+    /// Arguments that pass this setup to another process.
     pub fn arguments(&self) -> Vec<String> {
         let numbers = [
             ("--epochs", self.epochs),
@@ -102,7 +103,8 @@ macro_rules! subjects {
             }
         })*
 
-        /// Runs a case in this process, and two more iterations if what they leave is asked for.
+        /// Runs a case in this process. If `left` is set, also measures what two more iterations
+        /// leave in use.
         pub fn run(case: &Case, setup: Setup, left: bool) -> anyhow::Result<Found> {
             match case.model {
                 $($name => measure::<zoo::$model<Training>>(case, setup, left),)*
@@ -110,7 +112,8 @@ macro_rules! subjects {
             }
         }
 
-        /// What two iterations of a model on batches of so many items reserve on the device's twin without memory.
+        /// Predicts what two iterations of a model on batches of `items` items reserve, on the
+        /// device's twin without memory.
         pub fn predict(model: &str, items: usize) -> anyhow::Result<Bytes> {
             match model {
                 $($name => dry_run::<zoo::$model<Training>>(items),)*
@@ -133,25 +136,28 @@ subjects! {
     "reader": Reader, (AccuracyMetric::new(), LossMetric::new());
 }
 
-/// What a process found.
+/// Results of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// The most that the Learner predicted.
+    /// The largest prediction of the Learner.
     pub predicted: Bytes,
-    /// What the process had reserved after training.
+    /// Bytes that the process had reserved after training.
     pub reserved: Bytes,
-    /// Growth of the process's memory in training, as the driver tells it, if it does: compiled kernels included. On the blank
-    /// driver the most that it ever gave out, planning included.
+    /// Growth of the process's memory during training according to the driver, if it tells.
+    /// Includes compiled kernels. On the blank driver: the most that it ever gave out, planning
+    /// included.
     pub driver: Option<Bytes>,
-    /// What was predicted and given out by the blank driver in the last epoch, if kernels had to be tuned before.
+    /// Bytes predicted, and given out by the blank driver, in the last epoch, if kernels had to be
+    /// tuned before it.
     pub tuned: Option<Compared>,
-    /// The part of the latest predictions that is a page for small buffers, at most.
+    /// The largest page for small buffers among the latest predictions.
     pub small_page: Bytes,
-    /// What two iterations leave alive, if that was asked for: the model, the optimizer's state and the batch.
+    /// Bytes that two iterations leave in use, if asked for: the model, the optimizer state and the
+    /// batch.
     pub left: Option<Compared>,
 }
 
-/// Bytes that were predicted and measured.
+/// Predicted and measured bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compared {
     pub predicted: Bytes,
@@ -161,8 +167,8 @@ pub struct Compared {
 const MARK: &str = "found:";
 
 impl Found {
-    /// What counts, on the blank driver or on a real one: what the driver gave out, or what the allocator has reserved. Once
-    /// kernels are tuned, what was planned then.
+    /// The bytes to compare: what the blank driver gave out, or what the allocator of a real device
+    /// has reserved. If kernels were tuned, the bytes of the plan made afterwards.
     pub fn counted(&self, is_blank: bool) -> Compared {
         let measured = self.driver.filter(|_| is_blank).unwrap_or(self.reserved);
         self.tuned.unwrap_or(Compared { predicted: self.predicted, measured })
@@ -173,14 +179,14 @@ impl Found {
         Ok(format!("{MARK} {}", serde_json::to_string(self)?))
     }
 
-    /// Reads that line.
+    /// Parses that line.
     pub fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.split(MARK).nth(1))?;
         serde_json::from_str(line).ok()
     }
 }
 
-/// What is left of burn's renderers: nothing but a note of when the last epoch begins.
+/// A renderer that shows nothing. It resets the measured peak when the last epoch begins.
 struct Silent {
     epoch: usize,
 }
@@ -217,11 +223,11 @@ fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
 
 fn measure<M: Subject>(case: &Case, setup: Setup, left: bool) -> anyhow::Result<Found> {
     Training::seed(&Default::default(), SEED);
-    // This makes the driver's context, which no prediction contains.
+    // Creates the driver's context, which no prediction contains.
     Base::sync(&Default::default()).map_err(|error| anyhow::anyhow!("{error}"))?;
     let before = held_by_driver();
     let predictions = fit::<M>(case, setup)?;
-    // Before the look at the pools, which makes every stream that there is not yet.
+    // Read before looking at the pools, because that creates every stream that does not exist yet.
     let driver = held_by_driver().zip(before).map(|(after, before)| after - before);
     let driver = machine::peak().or(driver).filter(|driver| *driver > Bytes::ZERO);
     let recent = machine::recent_peak();
@@ -233,12 +239,12 @@ fn measure<M: Subject>(case: &Case, setup: Setup, left: bool) -> anyhow::Result<
     Ok(Found { predicted, reserved, driver, tuned, small_page, left })
 }
 
-/// What a training run was predicted to need.
+/// Predicted needs of a training run.
 struct Predictions {
     most: Bytes,
-    /// Once kernels are tuned, if some had to be.
+    /// The prediction after kernels were tuned, if any had to be.
     tuned: Option<Bytes>,
-    /// What of the latest plans is a page for small buffers.
+    /// The page for small buffers in the latest plans.
     small_page: Bytes,
 }
 
@@ -247,7 +253,8 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Predictions> {
     let device = Default::default();
     let folder = tempfile::tempdir()?;
     let rest = if case.valid { case.items * 2 / 3 } else { 0 };
-    // An odd number: burn gives a worker whole batches, and a worker that has the smaller one alone would bring it first.
+    // The number of batches is odd. burn gives workers whole batches, and a worker that has only
+    // the smaller one would deliver it first.
     let batches = STEPS * setup.accumulate as usize + usize::from(case.valid);
     let valid_items = if case.valid { case.items + case.items / 3 } else { 0 };
     let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
@@ -290,7 +297,8 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Predictions> {
     let latest = fitted.plans.iter().enumerate().filter(is_latest);
     let latest: Vec<_> = latest.map(|(_, plan)| plan).collect();
     let small_page = latest.iter().map(|plan| plan.beside.small_page).max().unwrap_or_default();
-    // On a pool of ours there is a page for each kind of buffer, as large as the plan that needs most of it says.
+    // firebox's own pool has a page for each kind of buffer. Each is as large as in the plan that
+    // needs the largest.
     let pools = latest.iter().filter_map(|plan| plan.paging.as_ref()?.pool);
     let pages = pools.reduce(|one, other| one.larger(&other)).map(|pages| pages.total());
     let latest = pages.or_else(|| latest.into_iter().map(PlanReport::predicted).max());

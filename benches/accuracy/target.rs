@@ -1,4 +1,4 @@
-//! The backend that is measured, and what its device says about its memory.
+//! The backend that is measured, and what its device reports about memory.
 
 use std::path::Path;
 
@@ -14,24 +14,24 @@ use firebox::{Bytes, DeviceMemory as _, Lazy};
 
 pub use crate::backend::{Base, Runtime, held_by_driver, name};
 
-/// What the models of the zoo are trained on.
+/// The backend that the models of the zoo train on.
 pub type Training = Autodiff<Lazy<Base>>;
 
-/// The streams that CubeCL has, each with pools of its own. On a pool of ours all have one.
+/// Number of CubeCL streams, each with its own pools. On firebox's own pool, all threads share one.
 fn streams() -> u64 {
     if Base::own_pool(&Default::default()).is_some() { 1 } else { 128 }
 }
 
-/// What a process holds on the device, over all of its streams.
+/// Memory that a process holds on the device, over all of its streams.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Held {
-    /// The pages.
+    /// Bytes of all pages.
     pub reserved: Bytes,
-    /// The buffers on them.
+    /// Bytes of the buffers on them.
     pub in_use: Bytes,
 }
 
-/// Waits until the device is idle and tells what this process holds on it.
+/// Waits until the device is idle and returns the memory that this process holds on it.
 pub fn held() -> Held {
     let device = Default::default();
     Base::sync(&device).expect("the device is healthy");
@@ -46,12 +46,14 @@ pub fn held() -> Held {
     held
 }
 
-/// Keeps compiled kernels in `folder`, so that the next process has them, and what burn's tuner has chosen, so that it is not
-/// mixed with what others have tuned. Changes nothing in what is reserved, except that a shape is tuned once.
+/// Keeps compiled kernels and the choices of burn's tuner in `folder`.
+///
+/// The next process then has the kernels, and choices do not mix with those of other runs. Reserved
+/// bytes stay the same, except that each shape is tuned only once.
 ///
 /// # Panics
 ///
-/// If the device was asked for before.
+/// If the device has already been asked for.
 pub fn keep_kernels(folder: &Path) {
     let mut config = CubeClRuntimeConfig::from_current_dir();
     config.compilation.cache = Some(CacheConfig::File(folder.to_owned()));
@@ -59,7 +61,7 @@ pub fn keep_kernels(folder: &Path) {
     CubeClRuntimeConfig::set(config);
 }
 
-/// The properties of the device.
+/// Properties of the device.
 pub fn properties() -> DeviceProperties {
     client().properties().clone()
 }

@@ -1,4 +1,5 @@
-//! A process of its own for every trial: pages stay with a process, and a failure may take it along.
+//! Runs every trial in a child process, because pages stay with a process and a failure can kill
+//! it.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,14 +15,14 @@ use crate::trial::Trial;
 pub struct Ended {
     /// How the process ended; `None` if it was killed for taking too long.
     pub status: Option<ExitStatus>,
-    /// What it wrote to its outputs.
+    /// Text that it wrote to its outputs.
     pub text: String,
-    /// How long it took.
+    /// Time that it took.
     pub time: Duration,
 }
 
 impl Ended {
-    /// Runs `trial`, for no longer than `limit`.
+    /// Runs `trial` for at most `limit`.
     pub fn of(trial: Trial, limit: Duration) -> anyhow::Result<Self> {
         let started = Instant::now();
         let output = tempfile::NamedTempFile::new()?;
@@ -47,24 +48,24 @@ impl Ended {
         Ok(Self { status, text, time: started.elapsed() })
     }
 
-    /// Whether the trial came to its end.
+    /// Whether the trial ran to its end.
     pub fn succeeded(&self) -> bool {
         self.status.is_some_and(|status| status.success())
     }
 
-    /// The number behind `key=` in the line that begins with `line`.
+    /// The number after `key=` in the line that begins with `line`.
     pub fn number(&self, line: &str, key: &str) -> Option<u64> {
         let line = self.text.lines().find_map(|text| text.strip_prefix(line))?;
         let mut pairs = line.split_whitespace().filter_map(|pair| pair.split_once('='));
         pairs.find(|(name, _)| *name == key)?.1.parse().ok()
     }
 
-    /// The bytes behind `key=` in the line of measurements.
+    /// The bytes after `key=` in the line of measurements.
     pub fn bytes(&self, key: &str) -> Option<Bytes> {
         self.number("measured:", key).map(Bytes::new)
     }
 
-    /// How it ended and the error that it gave, or else the last thing that it said.
+    /// How the trial ended, with its error or else its last line of output.
     pub fn reason(&self) -> String {
         let mut lines = self.text.lines().map(str::trim).filter(|line| !line.is_empty());
         let error = lines.clone().find(|line| line.starts_with("Error: "));
@@ -77,7 +78,7 @@ impl Ended {
     }
 }
 
-/// Both outputs of a child go to the end of one file.
+/// Opens the file so that both outputs of a child append to it.
 fn append(output: &tempfile::NamedTempFile) -> std::io::Result<File> {
     File::options().append(true).open(output.path())
 }

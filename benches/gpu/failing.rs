@@ -1,4 +1,5 @@
-//! What happens when a step needs more memory than there is: trials whose budget is a lie.
+//! What happens when a step needs more memory than there is. The trials get a budget far above the
+//! real memory.
 
 use std::time::Duration;
 
@@ -9,8 +10,10 @@ use crate::model::Subject;
 use crate::real;
 use crate::trial::{Trial, UNNOTICED};
 
-/// Prints how each trial ended, and a line for scripts: an end with an error is what is wanted; a success that should
-/// not have been, a failure that only this bench noticed, a crash or a hang is not.
+/// Prints how each trial ended, and a line for scripts.
+///
+/// The wanted end is an error. A false success, a failure that only this bench noticed, a crash and
+/// a hang are defects.
 pub fn run(model: Subject, items: &[usize], limit: Duration) -> anyhow::Result<()> {
     if real::NAME == "flex" {
         println!("not run: out-of-memory (the host's memory would run out)");
@@ -31,13 +34,13 @@ pub fn run(model: Subject, items: &[usize], limit: Duration) -> anyhow::Result<(
     Ok(())
 }
 
-/// One word.
+/// The end of a trial in one word.
 fn outcome(ended: &Ended) -> &'static str {
     match ended.status.map(|status| status.code()) {
         None => "hang",
         Some(Some(0)) => "success",
         Some(Some(1)) if ended.text.contains(UNNOTICED) => "unnoticed",
-        // What a `main` that returns an error exits with.
+        // The exit code of a `main` that returns an error.
         Some(Some(1)) => "error",
         Some(Some(101)) => "panic",
         Some(_) => "crash",

@@ -1,6 +1,6 @@
-//! The largest micro-batch that fits a budget, found by trying, and the one that is planned.
+//! Compares the largest micro-batch that fits a budget, found by trying, with the planned one.
 //!
-//! Trials are given their size and a budget without end, so that nothing but the measurement says what fits.
+//! Trials get a fixed size and an unlimited budget, so that only the measurement says what fits.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ use crate::trial::Trial;
 
 const NO_LIMIT: Budget = Budget::Bytes(Bytes::gib(1 << 20));
 
-/// How to search.
+/// Settings of the search.
 pub struct Search {
-    /// By how much a size grows from trial to trial, in per cent.
+    /// Growth of the size from trial to trial, in per cent.
     pub stride: f64,
-    /// The least micro-steps of a batch.
+    /// Minimum number of micro-steps in a batch.
     pub steps: usize,
-    /// The most time for a trial.
+    /// Time limit of a trial.
     pub limit: Duration,
 }
 
-/// What was found for a model and a budget.
+/// Result for one model and budget.
 struct Found {
     planned: usize,
     predicted: Bytes,
@@ -75,7 +75,8 @@ impl Search {
         let fits = |items: usize| self.fits(model, batch, items, limit);
         let mut largest = planned;
         if fits(planned)? {
-            // One size more than the first that does not fit is tried, for pages can shrink as sizes grow.
+            // Tries one more size after the first that does not fit, because pages can shrink as
+            // sizes grow.
             let mut misses = 0;
             let mut size = planned;
             while misses < 2 && size < batch {
@@ -104,7 +105,8 @@ impl Search {
         ((items as f64 * (1.0 + self.stride / 100.0)) as usize).max(items + 1)
     }
 
-    /// A batch of so many micro-steps that an even split is close to the largest size, and its plan.
+    /// Finds a batch with enough micro-steps for an even split to come close to the largest size.
+    /// Returns it with its plan.
     fn plan(&self, model: Subject, memory: Budget) -> anyhow::Result<(usize, usize, Bytes)> {
         let mut batch = self.steps;
         for _ in 0..20 {
@@ -121,7 +123,8 @@ impl Search {
         bail!("the plan does not settle; give a smaller budget")
     }
 
-    /// Trains in micro-batches of `items` items, and says whether the pages stayed within `limit`.
+    /// Trains in micro-batches of `items` items and returns whether the pages stayed within
+    /// `limit`.
     fn fits(
         &self,
         model: Subject,

@@ -1,8 +1,11 @@
-//! What has to be measured on a GPU: the largest micro-batch against the planned one, the time of a step and of a plan,
-//! and what happens when memory runs out. `run.sh` beside it runs all of it on a machine with an NVIDIA GPU.
+//! Measurements that need a GPU.
 //!
-//! The backend is CUDA with the feature `cuda`, Vulkan with `vulkan`, and Flex otherwise, where only the times make
-//! sense; what cannot be measured says so.
+//! They cover the largest micro-batch against the planned one, the time of a step and of a plan,
+//! and what happens when memory runs out. `run.sh` in this folder runs all of them on a machine
+//! with an NVIDIA GPU.
+//!
+//! The backend is CUDA with the feature `cuda`, Vulkan with `vulkan`, and Flex otherwise. On Flex
+//! only the times are meaningful. A part that cannot be measured says so.
 
 #[allow(dead_code, reason = "batches are made of host data here")]
 #[path = "../models/cnn.rs"]
@@ -33,14 +36,14 @@ use crate::model::Subject;
 struct Options {
     #[command(subcommand)]
     part: Option<Part>,
-    /// Passed by cargo; says nothing.
+    /// Passed by cargo; ignored.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 #[derive(Subcommand)]
 enum Part {
-    /// The largest micro-batch by brute force, and the planned one.
+    /// Compares the largest micro-batch, found by brute force, with the planned one.
     Largest {
         /// The models.
         #[arg(long, value_delimiter = ',', default_value = "cnn,gpt")]
@@ -48,29 +51,30 @@ enum Part {
         /// The budgets.
         #[arg(long, value_delimiter = ',', default_value = "1GiB,4GiB,16GiB")]
         memory: Vec<Budget>,
-        /// By how much a size grows from one trial to the next, in per cent.
+        /// Growth of the size from one trial to the next, in per cent.
         #[arg(long, default_value_t = 2.5)]
         stride: f64,
-        /// The least micro-steps of a batch. With many, an even split is close to the largest size.
+        /// Minimum number of micro-steps in a batch. With many, an even split is close to the
+        /// largest size.
         #[arg(long, default_value_t = 24)]
         steps: usize,
-        /// The most seconds that a trial may take.
+        /// Time limit of a trial, in seconds.
         #[arg(long, default_value_t = 120)]
         limit: u64,
     },
-    /// The time of a step through `Lazy`, as the Learner runs it, over the backend's own.
+    /// Times a step through `Lazy`, as the Learner runs it, against the backend's own.
     Ratio {
         /// The models.
         #[arg(long, value_delimiter = ',', default_value = "cnn,gpt")]
         model: Vec<Subject>,
-        /// How often every way is timed.
+        /// Number of rounds; each way is timed once per round.
         #[arg(long, default_value_t = 31)]
         rounds: usize,
-        /// The items of a batch. Default: the model's.
+        /// Items in a batch. Default: the model's.
         #[arg(long)]
         items: Option<usize>,
     },
-    /// The time of a plan, the first and a later one.
+    /// Times the first plan and later ones.
     PlanTime {
         /// The models.
         #[arg(long, value_delimiter = ',', default_value = "cnn,gpt")]
@@ -78,23 +82,23 @@ enum Part {
         /// The budget.
         #[arg(long, default_value = "8GiB")]
         memory: Budget,
-        /// The items of a batch. Default: 64 times the model's.
+        /// Items in a batch. Default: 64 times the model's.
         #[arg(long)]
         items: Option<usize>,
     },
-    /// What happens when a step needs more than there is and the plan does not know.
+    /// Shows what happens when a step needs more memory than there is and the plan does not know.
     OutOfMemory {
         /// The model.
         #[arg(long, default_value = "gpt")]
         model: Subject,
-        /// The items of the steps.
+        /// Items in the batch of each trial.
         #[arg(long, value_delimiter = ',', default_value = "320,4096")]
         items: Vec<usize>,
-        /// The most seconds that a trial may take.
+        /// Time limit of a trial, in seconds.
         #[arg(long, default_value_t = 120)]
         limit: u64,
     },
-    /// One training in this process: what the other parts start.
+    /// Runs one training in this process. The other parts start it.
     #[command(hide = true)]
     Trial(trial::Trial),
 }

@@ -7,11 +7,11 @@ use clap::ValueEnum;
 use crate::cnn::{Cnn, Images};
 use crate::gpt::{Gpt, Texts, VOCABULARY};
 
-/// The length of a text in tokens.
+/// Length of a text in tokens.
 pub const TOKENS: usize = 256;
 const PIXELS: usize = 28;
 
-/// A model.
+/// A model to measure.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Subject {
     /// A small CNN on images of 28 × 28 pixels.
@@ -23,12 +23,12 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// The name on the command line.
+    /// Name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// The items of a batch that people train with.
+    /// A batch size that is common in training.
     pub fn items(self) -> usize {
         match self {
             Self::Cnn => 512,
@@ -38,12 +38,12 @@ impl Subject {
     }
 }
 
-/// The CNN.
+/// Creates the CNN.
 pub fn cnn<B: Backend>(device: &B::Device) -> Cnn<B> {
     Cnn::new(device)
 }
 
-/// One of the GPTs.
+/// Creates one of the GPTs.
 pub fn gpt<B: Backend>(subject: Subject, device: &B::Device) -> Gpt<B> {
     match subject {
         Subject::SmallGpt => Gpt::new(2, 128, TOKENS, device),
@@ -51,7 +51,8 @@ pub fn gpt<B: Backend>(subject: Subject, device: &B::Device) -> Gpt<B> {
     }
 }
 
-/// Makes batches of host data: items are numbers, and every number is the same image or text each time.
+/// Makes batches from host data. Items are numbers, and each number always gives the same image or
+/// text.
 #[derive(Clone, Copy, Debug)]
 pub struct FromNumbers;
 

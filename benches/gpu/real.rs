@@ -37,15 +37,17 @@ mod backend {
 
 pub use backend::{NAME, Real};
 
-/// The device of a backend.
+/// Device of the backend.
 pub type Device = burn::tensor::Device<Real>;
 
-/// The pages of this thread's stream, which is the one that trains; `None` where the backend has no pages.
+/// Bytes of all pages of this thread's stream, the one that trains. `None` if the backend has no
+/// pages.
 pub fn reserved(device: &Device) -> Option<Bytes> {
     backend::reserved(device).map(Bytes::new)
 }
 
-/// The memory of the first NVIDIA device that is in use, by whomever; `None` without one, or on another backend.
+/// Memory in use on the first NVIDIA device, by any process. `None` without one, or on another
+/// backend.
 pub fn driver_used() -> Option<Bytes> {
     if NAME != "cuda" {
         return None;

@@ -1,4 +1,5 @@
-//! Times: a step through `Lazy` as the Learner runs it over the backend's own, and a plan.
+//! Times a step through `Lazy`, as the Learner runs it, against the backend's own, and times a
+//! plan.
 
 use std::fmt::Display;
 use std::hint::black_box;
@@ -20,7 +21,7 @@ use crate::real::{self, Device, Real};
 type Plain = Autodiff<Real>;
 type Decorated = Autodiff<Lazy<Real>>;
 
-/// The least time of a turn, so that a clock can measure it.
+/// Minimum duration of a turn in seconds, so that a clock can measure it.
 const TURN: f64 = 0.1;
 
 /// Times steps on both backends in turns, in one process.
@@ -80,7 +81,7 @@ where
         black_box(recording.trace().structural_hash());
         recording.run()
     });
-    // Kernels are compiled and tuned in the first steps.
+    // The first steps compile and tune kernels.
     turn(3, device, || plain(plain_batch.clone()));
     turn(3, device, || decorated(batch.clone()));
     let once = turn(1, device, || plain(plain_batch.clone())).as_secs_f64();
@@ -96,7 +97,7 @@ where
     Ratio { plain_ms, low: ratio.low, median: ratio.median, high: ratio.high }
 }
 
-/// Training, step by step, with Adam.
+/// Trains step by step with Adam.
 fn steps<B, M>(
     model: M,
     run: impl Fn(&M, M::Input) -> TrainOutput<M::Output>,
@@ -116,7 +117,7 @@ where
     }
 }
 
-/// The time of `count` steps, until the device has done them.
+/// Time of `count` steps, measured until the device has finished them.
 fn turn(count: usize, device: &Device, mut step: impl FnMut()) -> Duration {
     let started = Instant::now();
     for _ in 0..count {
@@ -126,7 +127,7 @@ fn turn(count: usize, device: &Device, mut step: impl FnMut()) -> Duration {
     started.elapsed()
 }
 
-/// Times the first plan of this process, and later ones.
+/// Times the first plan of this process and later ones.
 pub fn plan(models: &[Subject], memory: Budget, items: Option<usize>) -> anyhow::Result<()> {
     let device = Device::default();
     let mut result = format!("result: bench=plan-time target={}", real::NAME);

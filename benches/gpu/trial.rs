@@ -1,4 +1,4 @@
-//! One training with the Learner in a process of its own, and what it took.
+//! Runs one training with the Learner in a child process and reports the memory it took.
 
 use std::fmt::{Debug, Display};
 
@@ -19,7 +19,7 @@ use crate::real::{self, Device, Real};
 
 type B = Autodiff<Lazy<Real>>;
 
-/// What a trial says whose training came to its end although the device had failed.
+/// Printed by a trial whose training ended normally although the device had failed.
 pub const UNNOTICED: &str = "the device failed, and training did not notice";
 
 /// Two batches of training, in micro-batches of a given size or as planned.
@@ -28,22 +28,22 @@ pub struct Trial {
     /// The model.
     #[arg(long)]
     pub model: Subject,
-    /// The items of a batch.
+    /// Items in a batch.
     #[arg(long)]
     pub batch: usize,
-    /// The items of a micro-batch. Default: as planned.
+    /// Items in a micro-batch. Default: as planned.
     #[arg(long)]
     pub micro_batch: Option<usize>,
-    /// The budget of the plan.
+    /// Budget of the plan.
     #[arg(long)]
     pub memory: Budget,
-    /// Plans, and does not train.
+    /// Plans without training.
     #[arg(long)]
     pub plan_only: bool,
 }
 
 impl Trial {
-    /// The arguments that start this trial.
+    /// Arguments that start this trial.
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments = vec!["trial".to_owned(), "--model".into(), self.model.name()];
         arguments.extend(["--batch".into(), self.batch.to_string()]);
@@ -75,7 +75,7 @@ impl Trial {
             + Batcher<Lazy<Real>, usize, <M::InnerModule as InferenceStep>::Input>,
         I: MicroBatch + Clone + Debug + Send + 'static,
     {
-        // The context and the first kernel are there before anything is counted.
+        // Creates the context and the first kernel before anything is counted.
         Tensor::<Real, 1>::zeros([1], device).into_data();
         let ready = real::driver_used();
         let numbers = |items: usize| InMemDataset::new((0..items).collect::<Vec<usize>>());

@@ -1,10 +1,10 @@
-//! What a figure was measured on, and whether it is measured at all.
+//! The machine that a figure was measured on, and whether a run measures at all.
 
 use std::fs;
 
 use firebox::host_memory;
 
-/// Prints the facts of the machine that every record names.
+/// Prints the facts about the machine that every record names.
 pub fn print() {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = host_memory().map_or_else(|_| "unknown".to_owned(), |host| host.total.to_string());
@@ -13,21 +13,21 @@ pub fn print() {
     println!("machine: {cores} cores, {}, {memory} memory, load {load}", cpu_model());
 }
 
-/// The name that the processor gives itself, on Linux.
+/// Name of the processor as it reports it, on Linux.
 fn cpu_model() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// How often to measure: `rounds`, or once where `cargo test` only wants to see the program run.
+/// Number of rounds: `rounds` in a bench, or one in a test that only checks that the program runs.
 ///
 /// `cargo bench` passes `--bench`, `cargo test --benches` does not.
 pub fn rounds(rounds: usize) -> usize {
     if std::env::args().any(|argument| argument == "--bench") { rounds } else { 1 }
 }
 
-/// Whether the program was asked for the parts whose names contain `part`: all, if it was asked for none.
+/// Whether to run the part named `part`. With no filter on the command line, all parts run.
 pub fn wants(part: &str) -> bool {
     let mut filters = std::env::args().skip(1).filter(|argument| !argument.starts_with('-'));
     let none = std::env::args().skip(1).all(|argument| argument.starts_with('-'));

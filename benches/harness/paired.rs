@@ -1,20 +1,20 @@
-//! Times several subjects against each other on a machine that does other things, too.
+//! Times several subjects against each other on a machine that also does other work.
 //!
-//! In every round all subjects run once, in random order, so that what else the machine does meets all of them
-//! alike. Ratios are taken within a round, and the median of the rounds counts.
+//! In every round each subject runs once, in random order, so that the other work affects all of
+//! them alike. Ratios are taken within a round, and the median over the rounds counts.
 
 use std::time::{Duration, Instant};
 
-/// One thing that is timed.
+/// A function that is timed. It returns the time that counts.
 pub type Subject<'a> = &'a mut dyn FnMut() -> Duration;
 
-/// The seconds that every subject took in every round.
+/// Seconds that each subject took in each round.
 pub struct Rounds {
     /// By subject, then by round.
     seconds: Vec<Vec<f64>>,
 }
 
-/// The median with the quartiles around it.
+/// The median and the quartiles around it.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
     pub low: f64,
@@ -22,7 +22,7 @@ pub struct Spread {
     pub high: f64,
 }
 
-/// Lets all subjects run once in each of `rounds` rounds, after one round that does not count.
+/// Runs all subjects once in each of `rounds` rounds, after one round that does not count.
 pub fn measure(rounds: usize, subjects: &mut [Subject<'_>]) -> Rounds {
     let mut seconds = vec![Vec::with_capacity(rounds); subjects.len()];
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
@@ -37,7 +37,7 @@ pub fn measure(rounds: usize, subjects: &mut [Subject<'_>]) -> Rounds {
     Rounds { seconds }
 }
 
-/// The time that `f` takes.
+/// Runs `f` and returns its result and duration.
 pub fn time<R>(f: impl FnOnce() -> R) -> (R, Duration) {
     let start = Instant::now();
     let result = f();
@@ -45,12 +45,12 @@ pub fn time<R>(f: impl FnOnce() -> R) -> (R, Duration) {
 }
 
 impl Rounds {
-    /// The seconds of a subject.
+    /// Seconds of a subject.
     pub fn seconds(&self, subject: usize) -> Spread {
         Spread::of(self.seconds[subject].clone())
     }
 
-    /// How many times longer `subject` took than `baseline` in the same round.
+    /// Ratio of `subject` to `baseline` within each round.
     pub fn ratio(&self, subject: usize, baseline: usize) -> Spread {
         let pairs = self.seconds[subject].iter().zip(&self.seconds[baseline]);
         Spread::of(pairs.map(|(subject, baseline)| subject / baseline).collect())

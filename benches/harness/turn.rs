@@ -1,4 +1,4 @@
-//! A turn of the Learner on images, and how long the steps of it took that count.
+//! One turn of the Learner on images, and the duration of its timed steps.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use firebox::{Bytes, DeviceMemory, LazyBackend, Learner, initialize};
 
 use crate::cnn::Images;
 
-/// Makes gray images, and notes when it is asked for a batch.
+/// Makes gray images and records the time of each request for a batch.
 #[derive(Clone)]
 pub struct Gray {
     edge: usize,
@@ -24,7 +24,7 @@ pub struct Gray {
 }
 
 impl Gray {
-    /// Images of so many pixels along an edge.
+    /// Images of `edge` × `edge` pixels.
     pub fn new(edge: usize) -> Self {
         Self { edge, begun: Arc::default() }
     }
@@ -43,18 +43,18 @@ impl<B: Backend> Batcher<B, usize, Images<B>> for Gray {
     }
 }
 
-/// The steps of a turn.
+/// Number and size of the steps in a turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
-    /// Those that do not count, in which all is planned.
+    /// Steps that do not count. All planning happens in them.
     pub warm_up: usize,
-    /// Those that do.
+    /// Steps that count.
     pub timed: usize,
-    /// The images of a batch.
+    /// Images in a batch.
     pub items: usize,
 }
 
-/// Trains `model` on `batches`; gives how long the steps took that count.
+/// Trains `model` on `batches` and returns the duration of the timed steps.
 pub fn turn<B, M>(model: M, batches: Gray, steps: Steps, device: &B::Device) -> Duration
 where
     B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,

@@ -1,4 +1,5 @@
-//! A transformer encoder that classifies sequences: of burn's example for text classification, half as deep.
+//! A transformer encoder that classifies sequences: the one of burn's text classification example,
+//! half as deep.
 
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{

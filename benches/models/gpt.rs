@@ -1,4 +1,5 @@
-//! A GPT of burn's own modules: embeddings, a transformer encoder with a causal mask, a linear head.
+//! A GPT made of burn's own modules: embeddings, a transformer encoder with a causal mask, and a
+//! linear head.
 
 use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -22,7 +23,7 @@ pub struct Gpt<B: Backend> {
     head: Linear<B>,
 }
 
-/// Texts, and the same texts moved on by one token.
+/// Texts, and the same texts shifted by one token.
 #[derive(Clone, Debug, MicroBatch)]
 pub struct Texts<B: Backend> {
     /// `[items, length]`
@@ -42,7 +43,7 @@ impl<B: Backend> Texts<B> {
 }
 
 impl<B: Backend> Gpt<B> {
-    /// `layers` layers of `width` features, for texts of up to `length` tokens.
+    /// Creates `layers` layers of `width` features, for texts of up to `length` tokens.
     pub fn new(layers: usize, width: usize, length: usize, device: &B::Device) -> Self {
         Self {
             tokens: EmbeddingConfig::new(VOCABULARY, width).init(device),

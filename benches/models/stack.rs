@@ -1,4 +1,4 @@
-//! As many small linear layers as asked for: a program of any length.
+//! A stack of any number of small linear layers, for programs of any length.
 
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Linear, LinearConfig, Relu};

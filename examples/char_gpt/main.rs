@@ -1,14 +1,18 @@
-//! Trains a small GPT on this repository's own text, character by character, in batches of many lengths, and lets it write.
+//! Trains a small GPT on this repository's own text, character by character, and lets it write.
+//!
+//! Lines differ in length, so batches have many lengths.
 //!
 //! ```text
 //! cargo run --release --example char_gpt
 //! cargo run --release --example char_gpt -- --memory 64MiB --epochs 10
 //! ```
 //!
-//! The loss is a mean over characters that are no padding, so the weight of a batch is how many of them it has.
+//! The loss is a mean over the characters that are not padding. The weight of a batch is therefore
+//! its number of such characters.
 //!
-//! The last line is for scripts: the mean loss of a character in lines that were not trained on, the budget, the predicted and the
-//! measured peak in bytes. Measured is the peak of the heap above its level before the model was built.
+//! The last line is for scripts. It gives the mean loss per character on held-out lines, the
+//! budget, and the predicted and measured peak in bytes. The measured peak is the peak of the heap
+//! above its level before the model was built.
 
 mod model;
 mod text;
@@ -36,7 +40,7 @@ type B = Autodiff<Lazy<Flex>>;
 /// Train a small GPT on the text of this repository within a memory budget.
 #[derive(Parser)]
 struct Options {
-    /// The memory that training may use: an amount (64MiB), a share of all memory (50%), or `free`.
+    /// Memory that training may use: an amount (64MiB), a share of all memory (50%), or `free`.
     #[arg(long, default_value = "free")]
     memory: Budget,
     /// Passes over the text.
@@ -45,13 +49,13 @@ struct Options {
     /// Lines per optimizer step.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
-    /// How many characters to write at the end.
+    /// Number of characters to write at the end.
     #[arg(long, default_value_t = 240)]
     sample: usize,
-    /// Seed of the weights and the sample.
+    /// Seed for the weights and the sample.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Where logs go.
+    /// Folder for logs.
     #[arg(long, default_value = ".artifacts/char_gpt")]
     artifacts: std::path::PathBuf,
 }
@@ -99,7 +103,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The mean loss of a character.
+/// Mean loss per character.
 fn loss(model: &Gpt<Lazy<Flex>>, held_out: &[String]) -> f64 {
     let (mut sum, mut weight) = (0.0, 0.0);
     for some in held_out.chunks(32) {

@@ -1,4 +1,4 @@
-//! A small GPT.
+//! A small GPT that works on characters.
 
 use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::transformer::{
@@ -35,7 +35,7 @@ impl<B: Backend> Gpt<B> {
         }
     }
 
-    /// Tokens `[lines, length]` to logits `[lines, length, tokens]`.
+    /// Maps tokens `[lines, length]` to logits `[lines, length, tokens]`.
     fn forward(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let ([lines, length], device) = (tokens.dims(), tokens.device());
         let positions = Tensor::arange(0..length as i64, &device).unsqueeze::<2>();
@@ -44,7 +44,7 @@ impl<B: Backend> Gpt<B> {
         self.output.forward(self.layers.forward(TransformerEncoderInput::new(x).mask_attn(earlier)))
     }
 
-    /// The loss is a mean over characters that are no padding.
+    /// Predicts the next characters. The loss is a mean over the characters that are not padding.
     pub fn predict(&self, lines: Lines<B>) -> ClassificationOutput<B> {
         let logits = self.forward(lines.tokens).reshape([-1, TOKENS as i32]);
         let next: Tensor<B, 1, Int> = lines.next.flatten(0, 1);
@@ -54,7 +54,7 @@ impl<B: Backend> Gpt<B> {
         ClassificationOutput::new(loss, logits, next)
     }
 
-    /// Writes so many characters.
+    /// Writes a text of `characters` characters.
     pub fn write(&self, characters: usize, seed: u64) -> String {
         let mut rng = StdRng::seed_from_u64(seed);
         let device = self.devices()[0].clone();

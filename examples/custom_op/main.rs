@@ -1,14 +1,16 @@
-//! Trains a model with an operation of one's own, forward and backward, in micro-batches that fit a memory budget.
+//! Trains a model that uses a custom operation, forward and backward, within a memory budget.
 //!
 //! ```text
 //! cargo run --release --example custom_op
 //! cargo run --release --example custom_op -- --memory 4MiB
 //! ```
 //!
-//! The operation is in `op.rs`; the model learns a wave with it, and is asked how the wave goes on.
+//! The operation is in `op.rs`. The model learns a wave with it and is then asked to continue the
+//! wave.
 //!
-//! The last line is for scripts: the mean squared error on points beyond those that were learned, how many micro-batches a batch was
-//! run in, the budget, the predicted and the measured peak in bytes.
+//! The last line is for scripts. It gives the mean squared error on points beyond the training
+//! range, the number of micro-batches per batch, the budget, and the predicted and measured peak in
+//! bytes.
 
 mod op;
 
@@ -36,16 +38,16 @@ static HEAP: PeakAlloc = PeakAlloc;
 
 type B = Autodiff<Lazy<Flex>>;
 
-/// Learn a wave with an activation of one's own, within a memory budget.
+/// Learn a wave with a custom activation function, within a memory budget.
 #[derive(Parser)]
 struct Options {
-    /// The memory that training may use: an amount (3MiB), a share of all memory (50%), or `free`.
+    /// Memory that training may use: an amount (3MiB), a share of all memory (50%), or `free`.
     #[arg(long, default_value = "free")]
     memory: Budget,
     /// Passes over the points.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Where logs go.
+    /// Folder for logs.
     #[arg(long, default_value = ".artifacts/custom_op")]
     artifacts: std::path::PathBuf,
 }

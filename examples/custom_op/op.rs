@@ -1,7 +1,10 @@
-//! An operation that burn does not have: the snake activation `x + sin²(αx) / α` with a learned `α` for each feature (Ziyin, Hartwig
-//! and Ueda 2020, "Neural Networks Fail to Learn Periodic Functions and How to Fix It"), as two kernels of our own.
+//! An operation that burn does not have: the snake activation, as two custom kernels.
 //!
-//! The kernels run on the host, on Flex. On a GPU their place is taken by kernels in CubeCL's language, and nothing else changes.
+//! The activation is `x + sin²(αx) / α` with a learned `α` per feature (Ziyin, Hartwig and Ueda
+//! 2020, "Neural Networks Fail to Learn Periodic Functions and How to Fix It").
+//!
+//! The kernels run on the host, on Flex. For a GPU, write them in CubeCL's language; nothing else
+//! changes.
 
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -15,10 +18,11 @@ use firebox::{Bytes, CustomOp, Lazy};
 
 /// The kernels, without automatic differentiation.
 pub trait SnakeKernels: Backend {
-    /// `x` is `[items, features]`, `alpha` `[features]`; gives `[items, features]`.
+    /// Applies the activation: `x` is `[items, features]`, `alpha` is `[features]`, the result is
+    /// `[items, features]`.
     fn snake(x: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// The gradients of `x` and `alpha` from that of the result.
+    /// Computes the gradients of `x` and `alpha` from the gradient of the result.
     fn snake_backward(
         x: FloatTensor<Self>,
         alpha: FloatTensor<Self>,
@@ -26,13 +30,13 @@ pub trait SnakeKernels: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
-/// The backends that models with the activation run on.
+/// Backends that can run models with the activation.
 pub trait Snake: Backend {
-    /// As [`SnakeKernels::snake`].
+    /// Same as [`SnakeKernels::snake`], with a backward pass where the backend has one.
     fn activate(x: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// The activation on burn's tensors: `x` is `[items, features]`, `alpha` `[features]`.
+/// Applies the activation to burn tensors: `x` is `[items, features]`, `alpha` is `[features]`.
 pub fn snake<B: Snake>(x: Tensor<B, 2>, alpha: Tensor<B, 1>) -> Tensor<B, 2> {
     let (x, alpha) = (x.into_primitive().tensor(), alpha.into_primitive().tensor());
     Tensor::from_primitive(TensorPrimitive::Float(B::activate(x, alpha)))
@@ -78,11 +82,11 @@ fn tensor<const D: usize>(values: Vec<f32>, shape: Shape) -> FloatTensor<Flex> {
     Tensor::<Flex, D>::from_data(data, &Default::default()).into_primitive().tensor()
 }
 
-/// What firebox has to know: the shapes of the results, and what a kernel allocates beside them.
+/// Tells firebox the shapes of the results and the extra memory a kernel allocates.
 impl<B: SnakeKernels> SnakeKernels for Lazy<B> {
     fn snake(x: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
         let form = (x.shape(), x.dtype());
-        // Where a tensor has other owners, Flex copies its values twice to hand them out.
+        // If a tensor has other owners, Flex copies its values twice to hand them out.
         let workspace = bytes(&x) * 2 + bytes(&alpha) * 2;
         CustomOp::new("snake")
             .workspace(workspace)
@@ -117,7 +121,7 @@ impl Snake for Flex {
     }
 }
 
-/// The backward pass, as for any operation of burn's.
+/// The backward pass, written as for any burn operation.
 impl<B: SnakeKernels, C: CheckpointStrategy> Snake for Autodiff<B, C> {
     fn activate(x: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
         #[derive(Debug)]

@@ -1,14 +1,18 @@
-//! How large a batch of a model fits on which card: a table over all cards that firebox knows, without a GPU.
+//! Finds the largest batch of a model that fits each card, without a GPU.
+//!
+//! Prints a table of all cards that firebox knows.
 //!
 //! ```text
 //! cargo run --release --example fits
 //! cargo run --release --example fits -- --model gpt --sequence 512 --card 4090 --card h100
 //! ```
 //!
-//! A training step with Adam is recorded on a device without memory and replayed on one of each card. No weight and
-//! no batch is ever allocated. What a loader, metrics and checkpoints hold beside the step is not in the numbers.
+//! Training steps with Adam are recorded on a device without memory and replayed on a dry device of
+//! each card. No weight and no batch is ever allocated. The numbers exclude the memory that a
+//! loader, metrics and checkpoints hold alongside the step.
 //!
-//! The last line is for scripts: the model, how many cards were asked about, the seconds, and the batch by card.
+//! The last line is for scripts. It gives the model, the number of cards, the seconds taken, and
+//! the batch for each card.
 
 mod models;
 mod search;
@@ -29,7 +33,7 @@ use crate::search::{Fit, Rehearsals, Subject};
 
 type B = Autodiff<Lazy<DryCuda>>;
 
-/// How large a batch of a model fits on which card.
+/// Find the largest batch of a model that fits each card.
 #[derive(Parser)]
 struct Options {
     /// The model.
@@ -38,24 +42,25 @@ struct Options {
     /// Only this card; may be given several times. Default: all.
     #[arg(long)]
     card: Vec<String>,
-    /// The width and height of an image in pixels. Default: 28 for `cnn`, 224 for `resnet18`.
+    /// Width and height of an image in pixels. Default: 28 for `cnn`, 224 for `resnet18`.
     #[arg(long, value_parser = clap::value_parser!(u32).range(8..=1024))]
     image: Option<u32>,
-    /// The length of a text in tokens, for `gpt`.
+    /// Length of a text in tokens, for `gpt`.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=8192))]
     sequence: u32,
-    /// Buffers lie on the pools of burn's own `Cuda`, instead of that of `firebox::Cuda`.
+    /// Use the memory pools of burn's own `Cuda` instead of the pool of `firebox::Cuda`.
     #[arg(long)]
     burn_pools: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Model {
-    /// Two convolutions with batch normalization, two linear layers; grey images of 28 × 28 pixels.
+    /// Two convolutions with batch normalization and two linear layers, on grey images (28 × 28
+    /// pixels by default).
     Cnn,
-    /// ResNet-18 on colour images of 224 × 224 pixels.
+    /// ResNet-18 on colour images (224 × 224 pixels by default).
     Resnet18,
-    /// Twelve layers, 768 wide, a vocabulary of 8,192.
+    /// Twelve layers, 768 wide, with a vocabulary of 8,192.
     Gpt,
 }
 
@@ -69,7 +74,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Searches on all cards at once, and prints what was found.
+/// Searches on all cards at once and prints the results.
 fn run<S: Subject<B>>(name: &str, subject: S, options: &Options) -> anyhow::Result<()> {
     let started = Instant::now();
     let cards = cards(&options.card)?;
@@ -98,7 +103,7 @@ fn run<S: Subject<B>>(name: &str, subject: S, options: &Options) -> anyhow::Resu
     Ok(())
 }
 
-/// The cards of these names, or all of the table.
+/// Cards with these names, or the whole table if `names` is empty.
 fn cards(names: &[String]) -> anyhow::Result<Vec<Card>> {
     if names.is_empty() {
         return Ok(Card::all().to_vec());

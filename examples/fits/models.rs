@@ -1,4 +1,4 @@
-//! The models that the example asks about.
+//! The models that the example can search for.
 
 mod cnn;
 mod gpt;
@@ -11,7 +11,7 @@ pub use cnn::Cnn;
 pub use gpt::Gpt;
 pub use resnet::ResNet;
 
-/// The mean cross-entropy of `logits`, `[items, classes]`.
+/// Mean cross-entropy of `logits`, `[items, classes]`.
 fn cross_entropy<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
     CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, targets)
 }

@@ -1,10 +1,10 @@
-//! The search: the largest batch whose training step fits a card.
+//! Searches for the largest batch whose training step fits a card.
 //!
-//! Two iterations with Adam are recorded for each size that is asked about, and replayed on the card's dry device. The
-//! first guess follows from the tensors alone, without pages, by a straight line through two sizes; from there the
-//! search doubles its steps until it has a size that fits and a larger one that does not, and halves the range between
-//! them. A few larger sizes are tried as well, because the pages of one more item can be so large that the pages of
-//! many more are smaller.
+//! Two iterations with Adam are recorded for each size tried and replayed on the card's dry device.
+//! The first guess ignores pages: it follows from the bytes of live tensors at two sizes, by a
+//! straight line. The search then doubles its stride until it has one size that fits and a larger
+//! one that does not, and halves the range between them. It also tries a few larger sizes: one more
+//! item may need much larger pages, while many more items may need smaller ones.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,46 +16,46 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use firebox::dry::{Card, Cuda, Dry, DryCuda, DryDevice, DryTwin, Lease, ReplayError};
 use firebox::{
-    Budget, Bytes, Estimate, Footprint, Heap, LazyBackend, MemoryInfo, MemoryModel, Recorder, Step,
+    Budget, Bytes, Estimate, Footprint, Heap, LazyBackend, Mark, MemoryInfo, MemoryModel, Recorder,
     Trace, initialize, label_parameters, mark, rehearse,
 };
 
-/// No card of today trains on more items at once.
+/// Upper limit of the search; no current card trains on more items at once.
 const MOST_ITEMS: usize = 1 << 22;
 
-/// How many sizes above the first answer are tried.
+/// Number of sizes tried above the first answer.
 const OTHER_SIZES: usize = 3;
 
-/// What a model reserves for a byte of the tensors that are alive, for the first guess only.
+/// Bytes reserved per byte of live tensors. Heuristic, used only for the first guess.
 const RESERVED_PER_LIVE: f64 = 1.4;
 
-/// A model that can be made on a device, with batches of any size.
+/// A model that can be created on a device, with batches of any size.
 pub trait Subject<B: AutodiffBackend>: Send + Sync {
     /// The model.
     type Model: AutodiffModule<B>;
-    /// A batch, on the device.
+    /// A batch on the device.
     type Batch: Send;
 
-    /// What it is, in a few words.
+    /// Describes the model in a few words.
     fn title(&self) -> String;
-    /// A small batch as people train with.
+    /// A small batch size that is common in training.
     fn typical(&self) -> usize;
-    /// The model.
+    /// Creates the model.
     fn model(&self, device: &B::Device) -> Self::Model;
-    /// A batch of `items` items.
+    /// Creates a batch of `items` items.
     fn batch(&self, items: usize, device: &B::Device) -> Self::Batch;
-    /// The loss of a batch.
+    /// Computes the loss of a batch.
     fn loss(&self, model: &Self::Model, batch: &Self::Batch) -> Tensor<B, 1>;
 }
 
-/// Recorded training steps, by the size of the batch. Each is recorded once, for all cards.
+/// Recorded training steps, by batch size. Each is recorded once for all cards.
 pub struct Rehearsals<B: AutodiffBackend, S: Subject<B>> {
     subject: S,
-    /// The device that the model is on. It has no memory and runs nothing but the making of weights and batches.
+    /// The device that holds the model. It has no memory and only creates weights and batches.
     lease: Lease<Cuda>,
-    /// The bytes of live tensors at the peak, for a typical batch and for one of twice its size.
+    /// Bytes of live tensors at the peak, for a typical batch and for one twice its size.
     live: [Bytes; 2],
-    /// A recording changes what clones of a model share, so one is made at a time.
+    /// A recording changes state that clones of a model share, so only one is made at a time.
     recording: Mutex<Recordings<S::Model>>,
 }
 
@@ -64,19 +64,19 @@ struct Recordings<M> {
     traces: HashMap<usize, Arc<Trace>>,
 }
 
-/// What was found on a card.
+/// The search result for one card.
 pub struct Fit {
     /// The card.
     pub card: Card,
-    /// What training may reserve there: the card's memory less its context and a margin.
+    /// Memory that training may reserve: the card's memory less its context and a margin.
     pub budget: Bytes,
     /// The largest batch that fits, or zero.
     pub batch: usize,
-    /// The most bytes of its tensors that are alive at once; of one item, if not even one fits.
+    /// The most bytes of tensors alive at once. For one item if not even one fits.
     pub live: Bytes,
-    /// What it needs; `None` if not even one item fits.
+    /// Footprint of the batch; `None` if not even one item fits.
     pub footprint: Option<Footprint>,
-    /// What one item more needs; `None` if the search ended before.
+    /// Footprint of one item more; `None` if the search ended before asking.
     pub next: Option<Footprint>,
 }
 
@@ -85,7 +85,8 @@ where
     B: LazyBackend<Base = DryCuda> + AutodiffBackend<Device = DryDevice<Cuda>>,
     S: Subject<B>,
 {
-    /// Puts the model on a dry device of `card`; which card does not matter, for nothing is run.
+    /// Puts the model on a dry device of `card`. The choice of card does not matter, because
+    /// nothing runs.
     pub fn new(subject: S, card: &Card) -> anyhow::Result<Self> {
         let lease = Lease::take(&card.properties())?;
         let model = subject.model(lease.device());
@@ -100,7 +101,8 @@ where
         Ok(rehearsals)
     }
 
-    /// How many items there are where live tensors take `bytes`, by the straight line through two sizes; at least one.
+    /// Number of items whose live tensors take `bytes`, by the straight line through two sizes; at
+    /// least one.
     fn items_in(&self, bytes: Bytes) -> usize {
         let [one, two] = self.live.map(|bytes| bytes.get() as f64);
         let typical = self.subject.typical() as f64;
@@ -108,12 +110,13 @@ where
         items.clamp(1.0, MOST_ITEMS as f64) as usize
     }
 
-    /// What the model is.
+    /// Describes the model in a few words.
     pub fn title(&self) -> String {
         self.subject.title()
     }
 
-    /// Two iterations on a batch of `items` items: the optimizer's state is made in the first and there in the second.
+    /// Records two iterations on a batch of `items` items. The first creates the optimizer state,
+    /// the second finds it in place.
     pub fn trace(&self, items: usize) -> anyhow::Result<Arc<Trace>> {
         let mut recordings = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(trace) = recordings.traces.get(&items) {
@@ -122,19 +125,19 @@ where
         let batch = self.subject.batch(items, self.lease.device());
         let recorder = Recorder::new().refuse_reads();
         let rehearsal = rehearse::<B, _>(&recorder, &recordings.model, |model| {
-            // A graph with leaves of its own, as in training.
+            // A graph with its own leaves, as in training.
             let mut model = model.clone().fork(self.lease.device());
             let mut optimizer = AdamConfig::new().init();
             label_parameters(&model);
             for _ in 0..2 {
                 let loss = self.subject.loss(&model, &batch);
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                mark::<DryCuda>(Step::SETTLE);
-                mark::<DryCuda>(Step::OPTIMIZER_STEP);
+                mark::<DryCuda>(Mark::Settle);
+                mark::<DryCuda>(Mark::OptimizerStep);
                 model = optimizer.step(1e-3, model, gradients);
                 label_parameters(&model);
-                mark::<DryCuda>(Step::SETTLE);
-                mark::<DryCuda>(Step::ITERATION_END);
+                mark::<DryCuda>(Mark::Settle);
+                mark::<DryCuda>(Mark::IterationEnd);
             }
         })?;
         let trace = Arc::new(rehearsal.trace);
@@ -143,8 +146,9 @@ where
     }
 }
 
-/// The largest batch found of which a training step on the backend `D` fits `card`: it fits, and one item more does not. No proof that no
-/// larger batch fits: not all were tried.
+/// Finds a batch whose training step on backend `D` fits `card`, while one item more does not.
+///
+/// Heuristic: a larger batch may still fit, because not all sizes are tried.
 pub fn largest_batch<D, B, S>(card: &Card, rehearsals: &Rehearsals<B, S>) -> anyhow::Result<Fit>
 where
     D: DryTwin,
@@ -164,7 +168,8 @@ where
     };
     let start = rehearsals.items_in(budget.scale(1.0 / RESERVED_PER_LIVE));
     let mut batch = climb(start, |items| Ok::<_, anyhow::Error>(ask(items)?.peak <= budget))?;
-    // What a larger batch needs can be less, where it needs other pages. None fits whose tensors alone do not.
+    // A larger batch can need less memory if it opens other pages. No batch fits whose tensors
+    // alone do not.
     let most = rehearsals.items_in(budget).max(batch);
     for part in (1..=OTHER_SIZES).rev() {
         let size = batch + (most - batch) * part / OTHER_SIZES;
@@ -180,13 +185,16 @@ where
     Ok(Fit { card: card.clone(), budget, batch, live, footprint, next })
 }
 
-/// The most bytes of tensors that are alive at once.
+/// The most bytes of tensors alive at once.
 fn live(trace: &Trace) -> Bytes {
     Heap::simple().footprint(trace).peak
 }
 
-/// What `trace` needs. What burn cannot run on a device without memory, it cannot run on the card either: without end.
-/// CubeCL 0.10 panics where a tensor is so large that its elements are counted with 64 bits.
+/// Computes the footprint of `trace`.
+///
+/// A step that burn cannot run on a device without memory cannot run on the card either, so its
+/// footprint is infinite. CubeCL 0.10 panics on tensors so large that their elements are counted
+/// with 64 bits.
 fn footprint<D: DryTwin>(model: &Dry<D>, trace: &Trace) -> anyhow::Result<Footprint> {
     match model.replay(trace) {
         Err(ReplayError::Panicked(_)) => Ok(Footprint {
@@ -198,12 +206,13 @@ fn footprint<D: DryTwin>(model: &Dry<D>, trace: &Trace) -> anyhow::Result<Footpr
     }
 }
 
-/// The size that fits and whose next does not, as found from `start`; zero if one item does not fit.
+/// Finds a size that fits while the next one does not, starting from `start`. Zero if one item does
+/// not fit.
 pub fn climb<E>(start: usize, mut fits: impl FnMut(usize) -> Result<bool, E>) -> Result<usize, E> {
     let (mut low, mut high) = (0, MOST_ITEMS + 1);
     let mut size = start.clamp(1, MOST_ITEMS);
     let mut stride = (size / 16).max(1);
-    // Until both ends were seen, in strides that double.
+    // Doubles the stride until both ends are known.
     while low == 0 && high > 1 || high > MOST_ITEMS && low < MOST_ITEMS {
         if fits(size)? {
             low = size;

@@ -5,7 +5,7 @@ use firebox::{Bytes, Footprint, Paging};
 
 use crate::search::Fit;
 
-/// One line a card.
+/// Makes a table with one line per card.
 pub fn of(found: &[Fit]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN);
@@ -34,8 +34,10 @@ pub fn of(found: &[Fit]) -> Table {
     table
 }
 
-/// The batch and how its memory is cut. What live tensors never fill is lost between them, in pages of other sizes, and
-/// to what operations take besides.
+/// The batch and how its memory is divided.
+///
+/// The difference between live tensors and reserved memory is lost in gaps, in pages of other
+/// sizes, and to what operations allocate in addition.
 fn batch(fit: &Fit) -> [String; 6] {
     let Some(paging) = fit.footprint.as_ref().and_then(|footprint| footprint.paging.as_ref())
     else {
@@ -52,7 +54,7 @@ fn batch(fit: &Fit) -> [String; 6] {
     ]
 }
 
-/// How many pages there are, and of them the largest.
+/// The number of pages: those for steps and lasting ones, or all and those of the largest size.
 fn pages(paging: &Paging) -> String {
     if let Some(pool) = &paging.pool {
         return format!("{} for steps, {} lasting", pool.step, pool.lasting);
@@ -64,7 +66,7 @@ fn pages(paging: &Paging) -> String {
     }
 }
 
-/// The largest buffer, as a share of the largest that the card can hold.
+/// The largest buffer, as a share of the largest buffer that the card can hold.
 fn share(paging: &Paging) -> String {
     let share = 100.0 * paging.largest_buffer.ratio(paging.largest_page);
     format!("{} ({share:.0} % of the limit)", paging.largest_buffer)
@@ -82,7 +84,7 @@ fn next(fit: &Fit) -> String {
     }
 }
 
-/// The page that one item more opens, if there is one such page.
+/// The largest page that one item more opens, if it opens any.
 fn opened(fit: &Fit, next: &Footprint) -> String {
     let (Some(now), Some(then)) =
         (fit.footprint.as_ref().and_then(|now| now.paging.as_ref()), &next.paging)

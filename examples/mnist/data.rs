@@ -1,4 +1,4 @@
-//! The images: burn's own data set, or IDX files.
+//! The images, from burn's own data set or from IDX files.
 
 use std::panic::catch_unwind;
 use std::path::Path;
@@ -10,7 +10,7 @@ use burn::data::dataset::{Dataset, InMemDataset};
 use burn::prelude::*;
 use firebox::MicroBatch;
 
-/// An image of 28 × 28 pixels from 0 to 1, and the digit that it shows.
+/// An image of 28 × 28 pixels, each from 0 to 1, and the digit it shows.
 #[derive(Clone, Debug)]
 pub struct Image {
     pixels: Vec<f32>,
@@ -43,7 +43,7 @@ impl<B: Backend> Batcher<B, Image, MnistBatch<B>> for MnistBatcher {
     }
 }
 
-/// The training and the test images.
+/// Loads the training and test images, from `folder` or from burn's own data set.
 pub fn load(folder: Option<&Path>) -> anyhow::Result<(InMemDataset<Image>, InMemDataset<Image>)> {
     match folder {
         Some(folder) => Ok((read(folder, "train")?, read(folder, "t10k")?)),

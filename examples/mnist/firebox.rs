@@ -1,4 +1,4 @@
-//! The same training with firebox.
+//! The training of `plain.rs`, with firebox.
 
 use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::DataLoaderBuilder;
@@ -14,7 +14,7 @@ use crate::model::Model;
 
 type B = Autodiff<Lazy<Flex>>;
 
-/// Trains and prints burn's summary.
+/// Trains the model and prints burn's summary.
 pub fn train(options: &Options) -> anyhow::Result<()> {
     let (train, valid) = load(options.data.as_deref())?;
     let batch_size = options.batch_size as usize;

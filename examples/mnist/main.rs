@@ -1,13 +1,14 @@
-//! burn's MNIST example, plain and with firebox.
+//! burn's MNIST example, with plain burn and with firebox.
 //!
-//! `plain.rs` is training as one writes it with burn; `firebox.rs` is the same with firebox. Compare the two files.
+//! `plain.rs` is training as usually written with burn; `firebox.rs` is the same with firebox.
+//! Compare the two files.
 //!
 //! ```text
 //! cargo run --release --features mnist --example mnist -- --memory 200MiB
 //! cargo run --release --features mnist --example mnist -- --plain
 //! ```
 //!
-//! The images are downloaded by burn, or read with `--data DIR` from the four IDX files of MNIST.
+//! burn downloads the images, or `--data DIR` reads them from the four IDX files of MNIST.
 
 mod data;
 mod model;
@@ -24,14 +25,14 @@ use firebox::Budget;
 /// Train on MNIST, with firebox or with plain burn.
 #[derive(Parser)]
 pub struct Options {
-    /// A folder with `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
-    /// `t10k-labels-idx1-ubyte`. Default: burn downloads them.
+    /// Folder with `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte`
+    /// and `t10k-labels-idx1-ubyte`. Default: burn downloads them.
     #[arg(long)]
     data: Option<PathBuf>,
     /// Train with plain burn.
     #[arg(long)]
     plain: bool,
-    /// The memory that training may use (not with `--plain`).
+    /// Memory that training may use (not with `--plain`).
     #[arg(long, default_value = "free")]
     memory: Budget,
     /// Passes over the training images.
@@ -40,7 +41,7 @@ pub struct Options {
     /// Images per optimizer step.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
-    /// Where logs and checkpoints go.
+    /// Folder for logs and checkpoints.
     #[arg(long, default_value = ".artifacts/mnist")]
     artifacts: PathBuf,
 }

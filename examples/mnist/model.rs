@@ -1,4 +1,4 @@
-//! A small CNN, the same for both.
+//! A small CNN, used with and without firebox.
 
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -23,7 +23,7 @@ pub struct Model<B: Backend> {
 }
 
 impl<B: Backend> Model<B> {
-    /// A model with random weights.
+    /// Creates a model with random weights.
     pub fn new(device: &B::Device) -> Self {
         Self {
             conv1: Conv2dConfig::new([1, 16], [3, 3]).init(device),

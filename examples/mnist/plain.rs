@@ -13,7 +13,7 @@ use crate::model::Model;
 
 type B = Autodiff<Flex>;
 
-/// Trains and prints burn's summary.
+/// Trains the model and prints burn's summary.
 pub fn train(options: &Options) -> anyhow::Result<()> {
     let (train, valid) = load(options.data.as_deref())?;
     let batch_size = options.batch_size as usize;

@@ -1,4 +1,6 @@
-//! Budgets, measured by what the driver gave out: planning included, and other tensors of the program not counted.
+//! Tests budgets against what the driver gave out.
+//!
+//! The measured bytes include planning. Other tensors of the program do not count.
 
 use firebox::Bytes;
 use firebox_blank::{Completions, Fault};
@@ -8,17 +10,18 @@ use crate::child::{Job, Pools};
 use crate::machine::device;
 use crate::trial::{CARD, Kernels, LIMIT, card, ensure, only, run, run_with, test};
 
-/// What the program keeps beside training.
+/// Memory that the program keeps alongside training.
 const KEPT: Bytes = Bytes::mib(240);
 
-/// A model, the items of its batch, and a budget in which the batch has to be split.
+/// Model, batch size, and a budget that forces a split.
 const TIGHT: [(&str, usize, Bytes); 3] = [
     ("reader", 6000, Bytes::mib(150)),
     ("cnn", 400, Bytes::mib(200)),
     ("gpt", 200, Bytes::mib(150)),
 ];
 
-/// Trains within a budget that forces a split, with nothing tuned yet; the driver never gives more, while planning neither.
+/// Trains within a budget that forces a split, with nothing tuned yet. The driver never gives out
+/// more, not even during planning.
 fn within(pools: Pools, model: &'static str, items: usize, memory: Bytes) -> Result<(), Failed> {
     let kernels = tempfile::tempdir()?;
     let job =
@@ -37,14 +40,16 @@ fn within(pools: Pools, model: &'static str, items: usize, memory: Bytes) -> Res
     Ok(())
 }
 
-/// A device that is busy: events and frees take effect half a millisecond later.
+/// A busy device: events and frees take effect half a millisecond later.
 const LATE: Completions = Completions::Late { microseconds: 500 };
 
-/// What may be predicted of the driver's peak.
+/// Allowed range of predicted over peak bytes at the driver.
 const ACCURACY: std::ops::RangeInclusive<f64> = 0.99..=1.15;
 
-/// On a machine that refuses nothing the driver is used as it must be, its books agree with the allocator's, and with what was
-/// predicted. A child before has tuned.
+/// Checks a run on a machine that refuses nothing.
+///
+/// The driver must be used correctly, and its books must agree with the allocator's and with the
+/// prediction. An earlier child has tuned the kernels.
 fn counts(pools: Pools, name: &'static str, completions: Completions) -> Result<(), Failed> {
     let machine = only(name).with_completions(completions);
     let warm = Kernels::of("mlp", 600)?;
@@ -64,7 +69,7 @@ fn counts(pools: Pools, name: &'static str, completions: Completions) -> Result<
         left.complaint("nothing was launched")
     })?;
     let measured = ended.measured.ok_or("nothing was measured")?;
-    // The allocator's own count and the driver's, but for buffers of no bytes.
+    // The allocator's count and the driver's agree, except for buffers of zero bytes.
     let difference = left.peak().max(measured) - left.peak().min(measured);
     ensure(difference < Bytes::kib(64), || {
         left.complaint(&format!("the driver gave {}, the allocator has {measured}", left.peak()))
@@ -78,12 +83,12 @@ fn counts(pools: Pools, name: &'static str, completions: Completions) -> Result<
     ensure(accuracy.contains(&ratio), || left.complaint(&format!("{ratio:.3} was predicted")))
 }
 
-/// Our pool launches what burn's pools do, no more and no less, once kernels are chosen.
+/// firebox's pool launches the same number of kernels as burn's pools, once kernels are chosen.
 fn launches() -> Result<(), Failed> {
     let launches_on = |pools| {
         let kernels = Kernels::of("mlp", 600)?;
         let job = Job { pools, workers: 0, ..Job::new("mlp", 600, kernels.path()) };
-        // What no run before has chosen.
+        // The first run tunes what no earlier run has chosen.
         run(&only(CARD), &job)?.fitted()?;
         let left = run(&only(CARD), &job)?;
         left.fitted()?;
@@ -95,7 +100,8 @@ fn launches() -> Result<(), Failed> {
     ensure(burns == ours && ours > 0, || format!("{ours} launches, {burns} on burn's pools").into())
 }
 
-/// A run that goes on from a checkpoint, whose tensors were uploaded and are laid out otherwise than steps do it.
+/// Checks a run resumed from a checkpoint. Its tensors were uploaded, so their layout differs from
+/// the one that steps produce.
 fn goes_on(pools: Pools, model: &'static str, items: usize) -> Result<(), Failed> {
     let kernels = tempfile::tempdir()?;
     let folder = tempfile::tempdir()?;
@@ -114,17 +120,18 @@ fn goes_on(pools: Pools, model: &'static str, items: usize) -> Result<(), Failed
     ensure(accuracy.contains(&ratio), || left.complaint(&format!("{ratio:.4} was predicted")))
 }
 
-/// Tensors that the program keeps on the device are not part of a budget, and not free.
+/// Tensors that the program keeps on the device do not count against a budget, and are not free
+/// memory.
 fn others(pools: Pools) -> Result<(), Failed> {
     let kernels = Kernels::of("mlp", 600)?;
     let memory = Some(Bytes::mib(256));
     let alone = Job { pools, memory, ..Job::new("mlp", 600, kernels.path()) };
     let beside = Job { keeps: KEPT, ..alone.clone() };
-    // Until all kernels are chosen, more is reserved.
+    // More is reserved until all kernels are chosen.
     run(&only(CARD), &alone)?.fitted()?;
     let (alone, beside) = (run(&only(CARD), &alone)?, run(&only(CARD), &beside)?);
     let (first, second) = (alone.fitted()?, beside.fitted()?);
-    // On our pool what the first has tuned is no longer counted for the second.
+    // On firebox's pool, the second plan no longer counts what the first run has tuned.
     let is_same = pools == Pools::Ours || first.predicted == second.predicted;
     ensure(first.plan == second.plan && is_same, || {
         beside.complaint(&format!("other plans: {first:?} {second:?}"))
@@ -135,7 +142,7 @@ fn others(pools: Pools) -> Result<(), Failed> {
     ensure(is_less && !is_cautious, || {
         beside.complaint("what the program keeps was taken for training's")
     })?;
-    // What is free is what both leave: a card on which there is room for either, and not for both.
+    // Free memory is what both leave: the card has room for either of them, but not for both.
     let free = KEPT + Bytes::mib(700);
     let card = device(&card(CARD)).leaving(free.get());
     let machine = firebox_blank::Settings::new([card]);
@@ -149,7 +156,7 @@ fn others(pools: Pools) -> Result<(), Failed> {
     })
 }
 
-/// What another process holds is not free, and `Budget::free` leaves its margin.
+/// Memory that another process holds is not free, and `Budget::free` leaves its margin.
 fn free(pools: Pools) -> Result<(), Failed> {
     let kernels = Kernels::of("mlp", 600)?;
     let free = Bytes::gib(1);
@@ -162,7 +169,8 @@ fn free(pools: Pools) -> Result<(), Failed> {
     })
 }
 
-/// Memory that another process takes between the plan and the step, and keeps or gives back with the next allocation.
+/// Another process takes memory between the plan and the step. It keeps it, or gives it back at the
+/// next allocation.
 fn taken_after_the_plan(pools: Pools, gives_back: bool) -> Result<(), Failed> {
     let kernels = Kernels::of("mlp", 600)?;
     let folder = tempfile::tempdir()?;
@@ -183,7 +191,7 @@ fn taken_after_the_plan(pools: Pools, gives_back: bool) -> Result<(), Failed> {
     }
     let left = run(&machine, &job)?;
     if pools == Pools::Ours && gives_back {
-        // Our pool asks again, once it has given back what it can.
+        // firebox's pool gives back what it can, then asks again.
         return left.fitted().map(drop);
     }
     let (kind, words) = left.error()?;
@@ -204,7 +212,8 @@ pub fn tests() -> Vec<Trial> {
 
 fn tests_on(pools: Pools) -> Vec<Trial> {
     let name = |what: &str| format!("{what}{}", pools.suffix());
-    // Tuned from nothing, which takes minutes in a build that is not optimised: one of them is run every time.
+    // Tuning from nothing takes minutes in an unoptimised build, so only one of these runs every
+    // time.
     let tight = TIGHT.map(|(model, items, memory)| {
         let name = name(&format!("planning_stays_within_the_budget_{model}"));
         test(name, move || within(pools, model, items, memory)).with_ignored_flag(model != "cnn")
@@ -227,7 +236,7 @@ fn tests_on(pools: Pools) -> Vec<Trial> {
     ];
     let going_on = [("resnet", 8), ("mlp", 600)].map(|(model, items)| {
         let name = name(&format!("a_run_that_goes_on_is_predicted_{model}"));
-        // Burn's pages have room for both layouts.
+        // burn's pages have room for both layouts.
         let is_long = model == "resnet";
         test(name, move || goes_on(pools, model, items)).with_ignored_flag(is_long)
     });

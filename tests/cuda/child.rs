@@ -1,4 +1,5 @@
-//! What a child process does: one training as a user writes it, and a line that says how it ended.
+//! The work of a child process: one training as a user writes it, and a line that says how it
+//! ended.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -33,24 +34,24 @@ use crate::zoo::{self, Numbered, Zoo};
 type B<C> = Autodiff<Lazy<C>>;
 type Valid<C> = Lazy<C>;
 
-/// The environment variable with a child's job.
+/// Environment variable that holds a child's job.
 const VARIABLE: &str = "FIREBOX_JOB";
-/// The width of the model that is trained on sequences of many lengths.
+/// Width of the model that trains on sequences of many lengths.
 const LENGTHS_WIDTH: usize = 64;
 const MARK: &str = "ended:";
-/// The size of the tensors that a program keeps on the device.
+/// Size of each tensor that a program keeps on the device.
 const PART: Bytes = Bytes::mib(4);
 
-/// What is done with a model.
+/// What to do with a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Task {
-    /// It is trained.
+    /// Trains it.
     Train,
-    /// The largest batch is found that is planned to run unsplit, without loader threads. Nothing is trained.
+    /// Finds the largest batch planned to run unsplit, without loader threads. Trains nothing.
     FindLargest,
 }
 
-/// Whose pools buffers lie in.
+/// The pools that hold the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pools {
     Burns,
@@ -58,7 +59,7 @@ pub enum Pools {
 }
 
 impl Pools {
-    /// What tells the tests on our pool apart.
+    /// Suffix for the names of tests on firebox's pool.
     pub fn suffix(self) -> &'static str {
         match self {
             Self::Burns => "",
@@ -67,33 +68,33 @@ impl Pools {
     }
 }
 
-/// What a child is to do.
+/// The job of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     pub pools: Pools,
     pub task: Task,
     pub model: String,
     pub items: usize,
-    /// The bytes that training may use; what is free, if none.
+    /// Bytes that training may use. `None` means what is free.
     pub memory: Option<Bytes>,
     pub micro_batch: Option<usize>,
     pub epochs: usize,
-    /// Batches an epoch. One more item makes the last one of another size.
+    /// Batches per epoch. If `uneven`, one more item makes the last one a different size.
     pub batches: usize,
     pub uneven: bool,
     pub workers: usize,
     pub validates: bool,
-    /// Where checkpoints are written, if they are.
+    /// Folder for checkpoints. `None` writes none.
     pub folder: Option<PathBuf>,
-    /// The epoch whose checkpoint training goes on from.
+    /// Epoch whose checkpoint training resumes from.
     pub goes_on_from: Option<usize>,
-    /// Whether CubeCL is configured to have pages of an exact size.
+    /// Whether CubeCL is configured to make pages of exact size.
     pub exact_pages: bool,
-    /// The bytes of the tensors that the program keeps on the device.
+    /// Bytes of the tensors that the program keeps on the device.
     pub keeps: Bytes,
-    /// Where compiled kernels and the tuner's choices are kept.
+    /// Folder for compiled kernels and the tuner's choices.
     pub kernels: PathBuf,
-    /// Says what the driver holds every so many batches.
+    /// Number of batches between two reports of what the driver holds.
     pub samples: Option<usize>,
 }
 
@@ -127,12 +128,12 @@ impl Job {
         Some(serde_json::from_str(&text).expect("the test writes jobs"))
     }
 
-    /// The variable that hands the job to a child.
+    /// The environment variable that hands the job to a child.
     pub fn variable(&self) -> (&'static str, String) {
         (VARIABLE, serde_json::to_string(self).expect("jobs are plain data"))
     }
 
-    /// Does it, and prints how it ended.
+    /// Does the job and prints how it ended.
     pub fn run(&self) -> ExitCode {
         let mut config = CubeClRuntimeConfig::from_current_dir();
         config.compilation.cache = Some(CacheConfig::File(self.kernels.clone()));
@@ -171,7 +172,7 @@ impl Job {
         }
     }
 
-    /// Doubles the batch as long as it is planned whole, and halves the rest.
+    /// Doubles the batch while it is planned whole, then narrows the range by halving it.
     fn find_largest<C: Base, M: Subject<C>>(&self) -> Ended {
         let device = Default::default();
         let model = M::new(&device);
@@ -197,7 +198,7 @@ impl Job {
         Ended { largest: Some(fitting), ..Ended::default() }
     }
 
-    /// Trains on sequences of so many lengths, in an order that mixes them.
+    /// Trains on sequences of `batches` lengths, in a mixed order.
     fn train_lengths<C: Base>(&self) -> Ended {
         let lengths: Vec<usize> = (0..self.epochs)
             .flat_map(|epoch| (0..self.batches).map(move |at| (at * 17 + epoch * 7) % self.batches))
@@ -222,7 +223,7 @@ impl Job {
 
     fn train<C: Base, M: Subject<C>>(&self) -> Ended {
         let device = Default::default();
-        // Several tensors: a large one alone would open a page of a quarter of the card.
+        // Several tensors, because a single large one would open a page of a quarter of the card.
         let kept = self.keeps.get() / PART.get();
         let numbers = [PART.get() as usize / size_of::<f32>()];
         let kept: Vec<_> = (0..kept).map(|_| Tensor::<C, 1>::zeros(numbers, &device)).collect();
@@ -273,18 +274,18 @@ impl Job {
 /// How a child ended.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ended {
-    /// The error, if training ended with one, by its kind and in words.
+    /// Kind and text of the error, if training ended with one.
     pub error: Option<(String, String)>,
     pub predicted: Option<Bytes>,
     pub measured: Option<Bytes>,
     pub plan: Option<String>,
-    /// The largest batch that was planned to run unsplit, if it was asked for.
+    /// The largest batch planned to run unsplit, if asked for.
     pub largest: Option<usize>,
-    /// How many times the optimizer was asked for a step of a parameter.
+    /// Number of optimizer steps of a single parameter.
     pub steps: usize,
-    /// The epoch and the iteration of the last whole state, if the error has one.
+    /// Epoch and iteration of the last whole state, if the error has one.
     pub state: Option<(usize, usize)>,
-    /// The bytes that the driver has given out and pinned, over time.
+    /// Bytes that the driver has given out and pinned, over time.
     pub samples: Vec<(u64, u64)>,
 }
 
@@ -305,7 +306,7 @@ impl Ended {
         Self { error: Some((kind.to_owned(), words)), state, ..Self::default() }
     }
 
-    /// Reads the line that a child printed.
+    /// Parses the line that a child printed.
     pub fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.split(MARK).nth(1))?;
         serde_json::from_str(line).ok()
@@ -344,7 +345,7 @@ subjects!(Mlp Cnn ResNet Encoder Gpt Recurrent Reader);
 
 static STEPS: AtomicUsize = AtomicUsize::new(0);
 
-/// Adam, counting how often it is asked.
+/// Adam that counts its steps.
 #[derive(Clone)]
 struct Counted(Adam);
 
@@ -358,7 +359,7 @@ impl<I: Backend> SimpleOptimizer<I> for Counted {
         grad: Tensor<I, D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<I, D>, Option<Self::State<D>>) {
-        // A rehearsed step is recorded and never run.
+        // A rehearsed step is recorded but never runs.
         if !firebox::is_recording() {
             STEPS.fetch_add(1, Relaxed);
         }
@@ -378,7 +379,7 @@ fn samples() -> Vec<(u64, u64)> {
     TAKEN.lock().expect("no renderer panics").clone()
 }
 
-/// A renderer that shows nothing and looks at the driver's books now and then.
+/// A renderer that shows nothing and samples the driver's books.
 struct Sampling;
 
 impl MetricsRendererTraining for Sampling {

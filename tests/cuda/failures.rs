@@ -1,5 +1,7 @@
-//! What happens when the driver says no: each allocation in turn, and each of the calls that can fail. Training ends with a typed
-//! error or goes on as if nothing had been; it never hangs, never ends the process, and makes no optimizer step of a failure.
+//! Tests refusals by the driver: each allocation in turn, and each call that can fail.
+//!
+//! Training must end with a typed error or continue unaffected. It never hangs, never ends the
+//! process, and makes no optimizer step from a failure.
 
 use burn::backend::Flex;
 use burn::record::{CompactRecorder, Recorder};
@@ -10,11 +12,11 @@ use crate::child::{Job, Pools};
 use crate::trial::{CARD, Kernels, Left, ensure, only, run, test};
 use crate::zoo::{Cnn, Gpt, Mlp, Zoo};
 
-/// Epochs of two batches.
+/// Each epoch has two batches.
 const EPOCHS: usize = 3;
 const BATCHES: usize = 2;
 
-/// A model whose failures are tried, the items of a batch, and whether its checkpoint can be read.
+/// A model to test, its batch size, and whether its checkpoint can be read.
 #[derive(Clone, Copy)]
 struct Subject {
     model: &'static str,
@@ -30,7 +32,7 @@ const CNN: Subject =
 const GPT: Subject =
     Subject { model: "gpt", items: 20, reads: reads::<Gpt<Flex>>, pools: Pools::Burns };
 
-/// Whether the model of a checkpoint can be read, without a GPU.
+/// Whether the model of a checkpoint can be read without a GPU.
 fn reads<M: Zoo<Flex>>(file: &std::path::Path) -> bool {
     let device = Default::default();
     let record =
@@ -41,16 +43,16 @@ fn reads<M: Zoo<Flex>>(file: &std::path::Path) -> bool {
     })
 }
 
-/// What became of a run that something went wrong in.
+/// Outcome of a run in which a fault occurred.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It ended as if nothing had been.
+    /// Training ended as if no fault had occurred.
     Fitted,
-    /// It ended with this error.
+    /// Training ended with an error of this kind.
     Error(String),
 }
 
-/// Checks a run in which something may have gone wrong.
+/// Checks a run in which a fault may have occurred.
 fn outcome(left: &Left, folder: &std::path::Path, subject: Subject) -> Result<Outcome, Failed> {
     let ended = left.ended.as_ref().ok_or_else(|| left.complaint("the process ended early"))?;
     let misuses = left.books.as_ref().map_or(0, |books| books.device(0).misuses());
@@ -68,12 +70,13 @@ fn outcome(left: &Left, folder: &std::path::Path, subject: Subject) -> Result<Ou
         ensure(whole && (steps > 0) == (ended.steps > 0), || {
             left.complaint(&format!("{} calls of the optimizer for {steps} steps", ended.steps))
         })?;
-        // The checkpoints of all epochs before are there, and can be read.
+        // The checkpoints of all earlier epochs exist and can be read.
         for epoch in 1..epoch {
             let file = folder.join(format!("checkpoint/model-{epoch}"));
-            // burn keeps those of the last epochs only.
+            // burn keeps the checkpoints of the last epochs only.
             let is_kept = epoch + 1 == ended.state.map_or(0, |(epoch, _)| epoch);
-            // burn writes the last one while training goes on: a thread without a name, which a device that fails takes along.
+            // burn writes the last checkpoint on an unnamed thread while training continues. A
+            // failing device ends that thread too.
             let was_being_written = left.said.contains("thread '<unnamed>'");
             ensure(!is_kept || was_being_written || (subject.reads)(&file), || {
                 left.complaint(&format!("the checkpoint of epoch {epoch} cannot be read"))
@@ -83,7 +86,7 @@ fn outcome(left: &Left, folder: &std::path::Path, subject: Subject) -> Result<Ou
     Ok(Outcome::Error(kind.clone()))
 }
 
-/// A run in which these faults happen.
+/// Runs training with the given faults.
 fn suffer(subject: Subject, faults: Vec<Fault>) -> Result<(Outcome, Left), Failed> {
     let kernels = Kernels::of(subject.model, subject.items)?;
     let folder = tempfile::tempdir()?;
@@ -111,8 +114,8 @@ fn each_allocation(subject: Subject) -> Result<(), Failed> {
     for nth in 1..=allocations {
         let (outcome, left) = suffer(subject, vec![Fault::refuse(nth)])?;
         let refused = left.books.as_ref().map_or(0, |books| books.device(0).refused());
-        // Which buffers share a page depends on the order of threads, and so does how many pages there are. On our pool a buffer whose
-        // page is refused may find a place on another.
+        // Which buffers share a page depends on the order of threads, and so does the number of
+        // pages. On firebox's pool, a buffer whose page is refused may find a place on another.
         let is_error = matches!(outcome, Outcome::Error(_));
         ensure(is_error || refused == 0 || subject.pools == Pools::Ours, || {
             left.complaint(&format!("allocation {nth} was refused, and nobody noticed"))
@@ -125,8 +128,9 @@ fn each_allocation(subject: Subject) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Lets the calls of a function fail from one on, early and in the midst of training. A single one may be the tuner's, which goes
-/// on with another kernel.
+/// Makes all calls of a function fail from a given one on, early and in the middle of training.
+///
+/// A single failing call could be the tuner's, which continues with another kernel.
 fn call(pools: Pools, function: &'static str, nths: &'static [u64], error: u32) -> Trial {
     let subject = Subject { pools, ..MLP };
     let name = format!("a_failure_of_{}_is_an_error{}", function.to_lowercase(), pools.suffix());
@@ -143,7 +147,7 @@ fn call(pools: Pools, function: &'static str, nths: &'static [u64], error: u32) 
     })
 }
 
-/// Pinned memory is only faster: training goes on without it, or says so.
+/// Pinned memory is only faster. Training continues without it, or reports an error.
 fn without_pinned_memory() -> Result<(), Failed> {
     for nth in [1, 2] {
         let fault = Fault::call("cuMemAllocHost_v2", nth, Fault::OUT_OF_MEMORY).times(u64::MAX);
@@ -166,7 +170,7 @@ pub fn tests() -> Vec<Trial> {
             test(name, move || each_allocation(subject)).with_ignored_flag(subject.model != "mlp")
         });
         let calls = [
-            // On our pool there is one stream for all threads.
+            // firebox's pool has one stream for all threads.
             match pools {
                 Pools::Burns => call(pools, "cuStreamCreate", &[1, 2, 3], Fault::OUT_OF_MEMORY),
                 Pools::Ours => call(pools, "cuStreamCreate", &[1, 2], Fault::OUT_OF_MEMORY),

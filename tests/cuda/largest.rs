@@ -1,4 +1,5 @@
-//! The largest batch that runs unsplit: what is planned, against what the driver was found to have room for.
+//! Tests the largest batch that runs unsplit: the planned size against the size the driver has room
+//! for.
 
 use firebox::Bytes;
 use libtest_mimic::{Failed, Trial};
@@ -7,22 +8,24 @@ use crate::child::{Job, Pools, Task};
 use crate::machine::device;
 use crate::trial::{CARD, LIMIT, Left, card, ensure, only, run_with, test};
 
-/// The models, and budgets that hold many pages, some, and few.
+/// The models, and budgets that hold many, some and few pages.
 const MODELS: [&str; 6] = ["mlp", "cnn", "resnet", "encoder", "gpt", "lstm"];
 const BUDGETS: [Bytes; 3] = [Bytes::mib(2200), Bytes::mib(900), Bytes::mib(330)];
 
-/// What is planned is at least this share of the largest batch that runs.
+/// Minimum ratio of the planned size to the largest batch that runs.
 const SHARE: f64 = 0.95;
-/// Sizes that are tried above what is planned, relative to it, until one does not run.
+/// Sizes to try above the planned one, in hundredths of it, until one does not run.
 const ABOVE: std::ops::RangeInclusive<u32> = 101..=130;
-/// Sizes below, in hundredths, all of which have to run.
+/// Sizes below the planned one, in hundredths. All of them must run.
 const BELOW: [u32; 5] = [80, 90, 94, 97, 99];
-/// Sizes whose kernels are tuned before the largest is planned, in hundredths of what was planned before. Kernels are chosen for a range
-/// of sizes; where none is chosen yet, the one that takes the most memory counts, and a larger batch is split for it.
+/// Sizes to tune before the largest is planned, in hundredths of the earlier plan. The tuner
+/// chooses kernels for a range of sizes. Where none is chosen yet, the kernel that takes the most
+/// memory counts, and a larger batch is split for it.
 const TUNED: [usize; 2] = [100, 106];
-/// How often the planned size has to run.
+/// Number of times the planned size must run.
 const PROCESSES: usize = 3;
-/// Planning and running follow each other until the plan stays the same, as a larger batch may need kernels that are not tuned.
+/// Limit of rounds. Planning and tuning alternate until the plan stays the same, because a larger
+/// batch may need kernels that are not tuned yet.
 const ROUNDS: usize = 4;
 
 /// One model in one budget on one card.
@@ -36,14 +39,14 @@ struct Search {
 }
 
 impl Search {
-    /// Batches of `items` items, unsplit, and nothing beside.
+    /// A job for batches of `items` items, unsplit, with nothing else.
     fn job(&self, items: usize) -> Job {
         let kernels = self.kernels.path().to_owned();
         let micro_batch = Some(items);
         Job { pools: self.pools, workers: 0, micro_batch, ..Job::new(self.model, items, kernels) }
     }
 
-    /// The largest batch that is planned to run unsplit.
+    /// The largest batch planned to run unsplit.
     fn planned(&self) -> Result<usize, Failed> {
         let task = Task::FindLargest;
         let job = Job { memory: Some(self.memory), task, ..self.job(1) };
@@ -52,14 +55,15 @@ impl Search {
         largest.ok_or_else(|| left.complaint("no size was found"))
     }
 
-    /// Tunes what batches of `items` items need, with all memory of the card.
+    /// Tunes the kernels that batches of `items` items need, with all memory of the card.
     fn tune(&self, items: usize) -> Result<(), Failed> {
         let job = Job { memory: Some(card(self.card).memory()), ..self.job(items) };
         run_with(&only(self.card), &job, LIMIT * 10, |_, _| ())?.fitted()?;
         Ok(())
     }
 
-    /// Runs batches of `items` items where the driver gives no more than the budget. `memory` is what the plan may use.
+    /// Runs batches of `items` items on a card where the driver gives out no more than the budget.
+    /// `memory` is what the plan may use.
     fn run(&self, items: usize, memory: Bytes) -> Result<Left, Failed> {
         let machine = device(&card(self.card)).leaving(self.memory.get());
         let machine = firebox_blank::Settings::new([machine]);
@@ -67,7 +71,8 @@ impl Search {
         run_with(&machine, &job, LIMIT * 10, |_, _| ())
     }
 
-    /// Whether batches of `items` items run when nobody plans: no allocation is refused.
+    /// Whether batches of `items` items run without a plan that limits them: no allocation is
+    /// refused.
     fn runs(&self, items: usize) -> Result<bool, Failed> {
         self.tune(items)?;
         let left = self.run(items, card(self.card).memory())?;
@@ -118,7 +123,8 @@ impl Search {
     }
 }
 
-/// The tests: all budgets on one card, and one on each of the others. They take minutes each, and are asked for with `-- --ignored`.
+/// The tests: all budgets on one card, and one budget on each of the others. Each takes minutes and
+/// runs only with `-- --ignored`.
 pub fn tests() -> Vec<Trial> {
     let all = BUDGETS.map(|memory| (CARD, memory));
     let others = ["T4", "RTX 4090", "H100 80GB"].map(|card| (card, BUDGETS[1]));

@@ -1,4 +1,4 @@
-//! Long runs: what the driver holds is flat.
+//! Long runs: the memory that the driver gives out must stay flat.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use libtest_mimic::{Failed, Trial};
 use crate::child::{Job, Pools};
 use crate::trial::{CARD, Kernels, Left, ensure, only, run_with, test};
 
-/// Checks that what the driver holds after the first tenth of a run never grows.
+/// Checks that the memory given out after the first tenth of a run never grows.
 fn is_flat(left: &Left, memory: Bytes) -> Result<(), Failed> {
     let ended = left.fitted()?;
     let samples = &ended.samples;
@@ -32,7 +32,7 @@ fn is_flat(left: &Left, memory: Bytes) -> Result<(), Failed> {
     Ok(())
 }
 
-/// So many epochs with so many batches each.
+/// Runs `epochs` epochs of `batches` batches each.
 fn run_flat(pools: Pools, epochs: usize, batches: usize, workers: usize) -> Result<(), Failed> {
     let kernels = Kernels::of("mlp", 600)?;
     let memory = Bytes::mib(400);
@@ -52,7 +52,7 @@ fn run_flat(pools: Pools, epochs: usize, batches: usize, workers: usize) -> Resu
     is_flat(&left, memory)
 }
 
-/// Passes over as many lengths of sequences, mixed anew each time.
+/// Makes `passes` passes over `lengths` sequence lengths, mixed anew each time.
 fn lengths(pools: Pools, passes: usize, lengths: usize) -> Result<(), Failed> {
     let kernels = tempfile::tempdir()?;
     let memory = Bytes::mib(400);
@@ -64,13 +64,13 @@ fn lengths(pools: Pools, passes: usize, lengths: usize) -> Result<(), Failed> {
         pools,
         ..Job::new("lengths", 32, kernels.path().to_owned())
     };
-    // Every shape is tuned first.
+    // The first run tunes every shape.
     run_with(&only(CARD), &job, Duration::from_secs(1800), |_, _| ())?.fitted()?;
     let left = run_with(&only(CARD), &job, Duration::from_secs(1800), |_, _| ())?;
     is_flat(&left, memory)
 }
 
-/// The tests. The long ones are asked for with `-- --ignored`.
+/// The tests. The long ones run only with `-- --ignored`.
 pub fn tests() -> Vec<Trial> {
     let of_each = |pools: Pools| {
         let name = |what: &str| format!("memory_is_flat_over_{what}{}", pools.suffix());

@@ -1,12 +1,15 @@
-//! Training on CUDA. What needs computed values uses the NVIDIA device of the machine, and is named as not run where there is none.
-//! Everything else runs on the blank driver, in child processes: burn's real CUDA backend, its server and its allocator, on a
-//! driver that keeps books, computes nothing, and says no when it is told to.
+//! Tests training on CUDA.
+//!
+//! Tests that need computed values use the machine's NVIDIA device. Without one they are listed as
+//! not run. All other tests run in child processes on the blank driver: burn's real CUDA backend,
+//! its server and its allocator, on a driver that keeps books, computes nothing and refuses calls
+//! on request.
 //!
 //! ```sh
 //! CUDARC_CUDA_VERSION=13000 cargo test --features cuda --test cuda
 //! ```
 //!
-//! The long ones are asked for by name, `-- --ignored`, and their results kept in `benches/record/`.
+//! The long tests run only with `-- --ignored`. Their results are kept in `benches/record/`.
 
 #[cfg(feature = "cuda")]
 mod budget;

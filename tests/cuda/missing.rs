@@ -1,4 +1,4 @@
-//! What is said where CUDA cannot be used, before anything is trained.
+//! Tests the errors reported before training when CUDA cannot be used.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use libtest_mimic::{Failed, Trial};
 use crate::child::{Job, Pools};
 use crate::trial::{CARD, LIMIT, ensure, only, run_with, test};
 
-/// Trains on a machine on which something is missing, and expects an error with these words.
+/// Trains on a machine that lacks something, and expects an error that contains `words`.
 fn check(
     settings: Settings,
     break_it: fn(&mut Command, &Path),
@@ -24,7 +24,8 @@ fn check(
     ensure(left.peak().get() == 0, || left.complaint("something was allocated"))
 }
 
-/// CubeCL's configuration takes from our pool what it asks its pages with.
+/// Expects an error when CubeCL's configuration rules out the exact pages that firebox's pool asks
+/// for.
 fn without_exact_pages() -> Result<(), Failed> {
     let kernels = tempfile::tempdir()?;
     let job = Job::new("mlp", 64, kernels.path().to_owned());
@@ -38,7 +39,7 @@ fn without_exact_pages() -> Result<(), Failed> {
 
 fn nothing(_: &mut Command, _: &Path) {}
 
-/// Removes a library, in the folder that the child looks in.
+/// Removes a library from the folder that the child searches.
 fn without(library: &'static [&'static str]) -> impl Fn(&Path) {
     move |folder: &Path| {
         for name in library {

@@ -1,4 +1,4 @@
-//! A child process on the blank driver, with a time limit, and what it left.
+//! Runs a child process on the blank driver with a time limit, and collects its results.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -13,15 +13,15 @@ use libtest_mimic::{Failed, Trial};
 use crate::child::{Ended, Job};
 use crate::machine::device;
 
-/// A child takes a few seconds. One that takes this long hangs.
+/// Time limit of a child. A child takes a few seconds; one that reaches the limit hangs.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// How a child ended.
+/// Results of a child.
 pub struct Left {
     pub status: ExitStatus,
-    /// What it said about its end; nothing if it did not get there.
+    /// The child's own report of its end, or `None` if it did not get there.
     pub ended: Option<Ended>,
-    /// All that it said.
+    /// All output of the child.
     pub said: String,
     pub books: Option<Books>,
     pub journal: Vec<Entry>,
@@ -29,13 +29,13 @@ pub struct Left {
 }
 
 impl Left {
-    /// The most that the driver gave out.
+    /// The most bytes that the driver gave out.
     pub fn peak(&self) -> Bytes {
         let books = self.books.as_ref().filter(|books| books.devices() > 0);
         Bytes::new(books.map_or(0, |books| books.device(0).peak()))
     }
 
-    /// The end of a child that should have got there.
+    /// The report of a child that must have ended without an error.
     pub fn fitted(&self) -> Result<&Ended, Failed> {
         let ended = self.ended.as_ref().ok_or_else(|| self.complaint("the child did not end"))?;
         match &ended.error {
@@ -44,7 +44,7 @@ impl Left {
         }
     }
 
-    /// The kind and the words of the error with which training should have ended.
+    /// Kind and text of the error that training must have ended with.
     pub fn error(&self) -> Result<(&str, &str), Failed> {
         let error = self.ended.as_ref().and_then(|ended| ended.error.as_ref());
         let (kind, words) = error.ok_or_else(|| self.complaint("there is no error"))?;
@@ -52,7 +52,7 @@ impl Left {
         Ok((kind, words))
     }
 
-    /// What is wrong, with what the child said.
+    /// A test failure that says what is wrong and includes the child's output.
     pub fn complaint(&self, what: &str) -> Failed {
         let end: String = self.said.lines().rev().take(40).collect::<Vec<_>>().join("\n");
         format!("{what} ({}, {:.1?}); it said, last line first:\n{end}", self.status, self.time)
@@ -60,27 +60,27 @@ impl Left {
     }
 }
 
-/// Fails a test with what `complaint` says.
+/// Fails a test with `complaint` unless `holds`.
 pub fn ensure(holds: bool, complaint: impl FnOnce() -> Failed) -> Result<(), Failed> {
     if holds { Ok(()) } else { Err(complaint()) }
 }
 
-/// The card of this name.
+/// Finds a card by name.
 pub fn card(name: &str) -> Card {
     Card::named(name).expect("it is in the table")
 }
 
-/// A machine with this card alone.
+/// A machine with only this card.
 pub fn only(card_name: &str) -> Settings {
     Settings::new([device(&card(card_name))])
 }
 
-/// Does a job in a child on a machine.
+/// Runs a job in a child process on a machine.
 pub fn run(settings: &Settings, job: &Job) -> Result<Left, Failed> {
     run_with(settings, job, LIMIT, |_, _| ())
 }
 
-/// The same with another limit, after a last word on the command.
+/// Same as [`run`], with a different time limit, after `last_word` has changed the command.
 pub fn run_with(
     settings: &Settings,
     job: &Job,
@@ -117,12 +117,12 @@ pub fn run_with(
     Ok(Left { status, ended: Ended::parse(&said), said, books, journal, time })
 }
 
-/// A folder with the kernels and choices that the small jobs of a card need, made once, and copied for each child: processes that
-/// share a folder disturb each other.
+/// A folder with the kernels and choices that the small jobs of a card need. It is made once and
+/// copied for each child, because processes that share a folder disturb each other.
 pub struct Kernels(tempfile::TempDir);
 
 impl Kernels {
-    /// A copy of those for this model.
+    /// A copy of the folder for this model.
     pub fn of(model: &'static str, items: usize) -> Result<Self, Failed> {
         static WARM: OnceLock<std::sync::Mutex<Vec<(&str, tempfile::TempDir)>>> = OnceLock::new();
         let mut warm =
@@ -143,7 +143,7 @@ impl Kernels {
         Ok(Self(copy))
     }
 
-    /// Where the copy lies.
+    /// Path of the copy.
     pub fn path(&self) -> PathBuf {
         self.0.path().to_owned()
     }
@@ -166,7 +166,7 @@ fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A test of this name.
+/// Makes a test with this name.
 pub fn test(
     name: impl Into<String>,
     test: impl FnOnce() -> Result<(), Failed> + Send + 'static,

@@ -1,4 +1,5 @@
-//! What is computed on an NVIDIA device, with and without firebox. Not run without one: the blank driver computes nothing.
+//! Compares values computed on an NVIDIA device with and without firebox. Not run without one,
+//! because the blank driver computes nothing.
 
 use burn::backend::cuda::CudaDevice;
 use burn::backend::{Autodiff, Cuda};
@@ -19,7 +20,7 @@ type Decorated = Autodiff<Lazy<Cuda>>;
 /// A test on the device.
 type Test = fn(&CudaDevice);
 
-/// The tests, or a line that says which are not run.
+/// The tests, or one line that lists those not run.
 pub fn tests() -> Vec<Trial> {
     let tests: [(&str, Test); 3] = [
         ("a_step_is_that_of_the_backend", a_step_is_that_of_the_backend),
@@ -40,7 +41,7 @@ pub fn tests() -> Vec<Trial> {
     tests.into_iter().map(trial).collect()
 }
 
-/// The loss of a model of the given seed on 24 points, and the gradient of its first weight.
+/// Loss of a model with the given seed on 24 points, and the gradient of its first weight.
 fn loss_and_gradient<B: AutodiffBackend>(device: &B::Device) -> (Vec<f32>, Vec<f32>) {
     use burn::data::dataloader::batcher::Batcher;
 

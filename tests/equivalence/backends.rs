@@ -1,12 +1,14 @@
-//! What can be decorated and trained on. Backends of a GPU are checked by the compiler, under the features that
-//! provide them: with burn's fusion they are `Fusion<CubeBackend<…>>`.
+//! The backends that can be decorated and trained on.
+//!
+//! The compiler checks GPU backends, under the features that provide them. With burn's fusion they
+//! are `Fusion<CubeBackend<…>>`.
 
 use burn::tensor::backend::AutodiffBackend;
 use firebox::LazyBackend;
 
 use crate::{Again, Keep, LazyFlex, LazyNdArray};
 
-/// Compiles for what a Learner can train on.
+/// Compiles only for backends that a Learner can train on.
 fn trains<B>()
 where
     B: AutodiffBackend + LazyBackend,

@@ -7,7 +7,7 @@ use firebox::{Lazy, Recorder};
 
 use crate::bits;
 
-/// Host data of every element type, through a tensor and back.
+/// Sends host data of an element type through a tensor and back.
 macro_rules! round_trips {
     ($kind:ty, $data:expr, $op:expr) => {{
         let data: TensorData = $data;

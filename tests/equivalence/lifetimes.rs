@@ -1,4 +1,4 @@
-//! What a trace says of lifetimes, and that thousands of recordings leave nothing behind.
+//! Tests the lifetimes in a trace, and that thousands of recordings leave nothing behind.
 
 use burn::backend::Flex;
 use burn::prelude::*;
@@ -6,7 +6,7 @@ use firebox::{Lazy, Recorder, Step};
 
 type L = Lazy<Flex>;
 
-/// The steps of a program on one tensor of two elements, one a line.
+/// Steps of a program on one tensor of two elements, one per line.
 fn steps(program: impl FnOnce(Tensor<L, 1>) -> Option<Tensor<L, 1>>) -> Vec<String> {
     let x = Tensor::<L, 1>::ones([2], &Default::default());
     let recording = Recorder::new().record::<Flex, _>(|| program(x.clone())).expect("records");
@@ -57,7 +57,7 @@ fn tensors_that_are_dropped_together_are_freed_in_the_order_of_making() {
     let program = |x: Tensor<L, 1>| {
         let [first, second] = [x.clone().exp(), x.clone().log()];
         let [third, fourth] = [x.clone().sqrt(), x.clone().abs()];
-        // As the map of gradients does that burn drops: in any order.
+        // Drops in arbitrary order, as burn does with its map of gradients.
         drop((fourth, first, third));
         let sum = x.sum();
         drop(second);

@@ -1,6 +1,9 @@
-//! The decorator computes what the backend computes: the same programs on a backend, on its decoration at once, and
-//! on its decoration recorded and then run, and asked for by a loader thread, equal bit for bit in values and gradients. The backends are Flex and
-//! NdArray, under automatic differentiation with and without recomputing.
+//! The decorator computes the same values as the backend.
+//!
+//! The same programs run in four ways: on a backend, on its decoration at once, recorded and then
+//! run on its decoration, and requested by a loader thread. Values and gradients must be equal bit
+//! for bit. The backends are Flex and NdArray, under automatic differentiation with and without
+//! recompute.
 
 mod backends;
 mod dtypes;
@@ -21,39 +24,40 @@ use burn::tensor::DType;
 use burn_ndarray::NdArray;
 use firebox::{Lazy, LazyBackend, Recorder, Trace};
 
-/// Flex, decorated.
+/// Flex with the decorator.
 pub type LazyFlex = Lazy<Flex>;
-/// NdArray, decorated.
+/// NdArray with the decorator.
 pub type LazyNdArray = Lazy<NdArray>;
 /// Automatic differentiation that keeps every activation.
 pub type Keep<B> = Autodiff<B>;
-/// Automatic differentiation that computes cheap activations again.
+/// Automatic differentiation that recomputes cheap activations.
 pub type Again<B> = Autodiff<B, BalancedCheckpointing>;
 
-/// What a program computes: tensors of any rank, flattened, with names.
+/// Results of a program: named tensors of any rank, flattened.
 pub type Outputs<B> = Vec<(&'static str, Tensor<B, 1>)>;
 
-/// Flex has one random generator for the process: programs that use it run one at a time.
+/// Locks Flex's random generator. The process has only one, so programs that use it run one at a
+/// time.
 pub fn random_state() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The bits of a tensor.
+/// Element type, shape and bytes of a tensor.
 pub type Bits = (DType, Vec<usize>, Vec<u8>);
 
-/// The bits of data.
+/// Returns the bits of `data`.
 pub fn bits(data: TensorData) -> Bits {
     (data.dtype, data.shape.to_vec(), data.bytes.to_vec())
 }
 
-/// The values of all outputs.
+/// Returns the bits of all outputs.
 pub fn values<B: Backend>(outputs: Outputs<B>) -> Vec<(&'static str, Bits)> {
     outputs.into_iter().map(|(name, tensor)| (name, bits(tensor.into_data()))).collect()
 }
 
-/// Checks a program on two backends under automatic differentiation, with both strategies for recomputing, or, given
-/// a backend and its decoration, on that one.
+/// Checks a program on two backends under automatic differentiation, with both recompute
+/// strategies. Given a backend and its decoration, checks only that pair.
 macro_rules! check {
     ($program:path) => {
         $crate::check!($program, $crate::Keep<$crate::Flex>, $crate::Keep<$crate::LazyFlex>);
@@ -75,7 +79,9 @@ macro_rules! check {
 }
 pub(crate) use check;
 
-/// Runs a program on a backend, on its decoration at once, recorded and then run, and asked for by a loader thread, and compares.
+/// Runs a program on a backend and on its decoration, and compares the results.
+///
+/// The decoration runs it at once, recorded and then run, and requested by a loader thread.
 #[track_caller]
 pub fn compare_on<P, D>(
     name: &str,
@@ -99,7 +105,7 @@ pub fn compare_on<P, D>(
         recording.trace().check().expect("the trace is sound");
         recording
     };
-    // The second time, calls are not described but known.
+    // The second recording takes known calls instead of describing them.
     let [described, known] = [record(), record()];
     let structures = [described.trace(), known.trace()].map(Trace::structural_hash);
     assert_eq!(structures[0], structures[1], "{name}");
@@ -107,7 +113,7 @@ pub fn compare_on<P, D>(
     seed();
     compare(&format!("{name}, recorded again"), &expected, values(known.run()));
 
-    // What a loader thread draws is drawn in the order in which it is needed.
+    // Random numbers for a loader thread are drawn in the order in which they are needed.
     D::Base::seed(&device, 8);
     if values(plain(&device)) == expected {
         let run = || decorated(&Default::default());
@@ -119,7 +125,7 @@ pub fn compare_on<P, D>(
     }
 }
 
-/// Checks values against each other, bit for bit.
+/// Compares values bit for bit.
 #[track_caller]
 pub fn compare(how: &str, expected: &[(&'static str, Bits)], found: Vec<(&'static str, Bits)>) {
     assert!(!expected.is_empty());

@@ -1,16 +1,18 @@
-//! The list of what the decorator passes on is derived from burn's own sources, so that a method added by burn does
-//! not fall back, unseen, to a decomposition that the backend does not use.
+//! Checks the decorator's list of methods against burn's own sources.
+//!
+//! A method added by burn must not silently use a decomposition that the backend does not use.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The folder of this package, in the checkout that runs: one that shares its build outputs may have built this.
+/// Folder of this package in the checkout that runs. Another checkout that shares its build outputs
+/// may have built this binary.
 fn folder() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo names it").into()
 }
 
-/// The folder of burn-backend's sources.
+/// Folder of burn-backend's sources.
 fn burn_backend() -> PathBuf {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--locked"])
@@ -25,7 +27,7 @@ fn burn_backend() -> PathBuf {
     PathBuf::from(manifest.expect("a path")).parent().expect("a folder").join("src/backend/ops")
 }
 
-/// The names of the functions that a source declares.
+/// Names of the functions that a source declares.
 fn functions(source: &str) -> BTreeSet<String> {
     let declared = source.lines().filter_map(|line| {
         let line = line.trim_start();
@@ -36,7 +38,7 @@ fn functions(source: &str) -> BTreeSet<String> {
     declared.collect()
 }
 
-/// The methods of one trait in a source.
+/// Methods of one trait in a source.
 fn methods(source: &str, name: &str) -> BTreeSet<String> {
     let start = source.find(&format!("pub trait {name}")).expect("the trait is there");
     let end = source[start..].find("\n}").expect("it ends") + start;
@@ -62,7 +64,7 @@ fn every_method_of_burns_backend_traits_is_passed_on() {
         let theirs = std::fs::read_to_string(burn.join(theirs)).expect("burn's source is readable");
         let source = std::fs::read_to_string(own.join(ours)).expect("our source is readable");
         let mut passed_on = functions(&source);
-        // `into_data!` writes its method by name.
+        // `into_data!` takes the name of its method as an argument.
         for line in source.lines().filter_map(|line| line.trim().strip_prefix("into_data!(")) {
             passed_on.insert(line[..line.find(',').expect("two arguments")].to_owned());
         }

@@ -1,4 +1,4 @@
-//! Every activation, loss, layer and optimizer that the suite promises, with gradients.
+//! Tests every activation, loss, layer and optimizer that the suite promises, with gradients.
 
 use burn::backend::Flex;
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
@@ -28,7 +28,7 @@ fn flat<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, 1> {
     tensor.reshape([elements])
 }
 
-/// Gathers the gradients of a module in the order of its fields.
+/// Collects the gradients of a module in the order of its fields.
 struct Gradients<'a, B: AutodiffBackend> {
     gradients: &'a B::Gradients,
     outputs: Outputs<B>,
@@ -42,8 +42,9 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Gradients<'_, B> {
     }
 }
 
-/// The output, the gradient of the input and those of the module's parameters, for a loss that weighs every output
-/// differently.
+/// Computes the output, the gradient of the input and those of the module's parameters.
+///
+/// The loss weighs every output differently.
 fn through<B: AutodiffBackend, M: Module<B>, const D: usize, const E: usize>(
     module: &M,
     input: Tensor<B, D>,

@@ -1,4 +1,4 @@
-//! The recording scope: nesting, panics, reads, threads, and what is left after a discard.
+//! Tests the recording scope: nesting, panics, reads, threads, and what a discard leaves behind.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -87,7 +87,8 @@ fn a_read_above_the_limit_is_refused_before_anything_runs() {
     assert_eq!(x.sum().into_scalar(), 4.0);
 }
 
-/// A program may hold a lock around a read, or be built to abort where it panics.
+/// A refused read must not panic: a program may hold a lock around it, or be built to abort on
+/// panics.
 #[test]
 fn a_program_whose_read_is_refused_goes_on() {
     let device = Default::default();
@@ -129,7 +130,7 @@ fn other_threads_compute_meanwhile() {
     assert_eq!((sum, promised.sum().into_scalar()), (4.0, 8.0));
 }
 
-/// Two threads that record at once meet the same tensors, each under numbers of its own.
+/// Two threads that record at the same time use the same tensors, each under its own numbers.
 #[test]
 fn two_threads_record_with_the_same_tensors() {
     let device = Default::default();
@@ -138,7 +139,8 @@ fn two_threads_record_with_the_same_tensors() {
     let sum = |order: Vec<Tensor<L, 1>>| {
         for _ in 0..200 {
             let recording = Recorder::new().record::<Flex, _>(|| {
-                // Numbered in the order in which they are met; the last minus the first.
+                // Tensors are numbered in the order in which they are first used. The value is the
+                // last minus the first.
                 let all = Tensor::cat(order.clone(), 0);
                 all.sum() + (order[order.len() - 1].clone() - order[0].clone()) * 1e4
             });
@@ -156,7 +158,7 @@ fn two_threads_record_with_the_same_tensors() {
     });
 }
 
-/// Computes on the thread of a loader's worker.
+/// Computes on the thread of a loader worker.
 #[derive(Clone)]
 struct Squares;
 
@@ -283,7 +285,7 @@ impl<B: Backend> Coupled<B> {
 
 type Seen = (Vec<crate::Bits>, crate::Bits);
 
-/// Weights and running statistics, and the next random numbers.
+/// Weights, running statistics and the next random numbers.
 fn state<B: Backend>(model: &Coupled<B>, device: &B::Device) -> Seen {
     let weights = vec![
         bits(model.linear.weight.val().into_data()),
@@ -294,7 +296,7 @@ fn state<B: Backend>(model: &Coupled<B>, device: &B::Device) -> Seen {
     (weights, bits(next.into_data()))
 }
 
-/// A model, after a rehearsal or none, before and after one real step.
+/// State of a model before and after one real step, following `rehearsals` rehearsals.
 fn after(rehearsals: usize, reads: bool) -> (Seen, Seen) {
     type B = Autodiff<L>;
     let device = Default::default();

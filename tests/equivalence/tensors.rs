@@ -1,4 +1,4 @@
-//! Operations that a router or a fusion backend decomposes, reads or refuses.
+//! Tests operations that a router or a fusion backend decomposes, reads or refuses.
 
 use burn::backend::Flex;
 use burn::prelude::*;
@@ -31,7 +31,7 @@ fn sorts<B: Backend>(device: &B::Device) -> Outputs<B> {
 
 #[test]
 fn sorting() {
-    // Not under autodiff, which has no rule for all of these.
+    // Not under autodiff, which lacks rules for some of these.
     check!(sorts, Flex, LazyFlex);
     check!(sorts, NdArray, LazyNdArray);
 }
@@ -106,6 +106,7 @@ fn spectra<B: Backend>(device: &B::Device) -> Outputs<B> {
 
 #[test]
 fn spectra_of_signals() {
-    // Not under autodiff, which has no rule for all of these, and not on NdArray, which has none of them.
+    // Not under autodiff, which lacks rules for some of these, and not on NdArray, which has none
+    // of them.
     check!(spectra, Flex, LazyFlex);
 }

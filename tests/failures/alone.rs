@@ -1,5 +1,5 @@
-//! What burn alone makes of a failed allocation: a plausible loss, and a `sync` that says nothing. This is why the
-//! Learner watches.
+//! Shows what plain burn does with a failed allocation: a plausible loss, and a `sync` without an
+//! error. This is why the Learner checks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,8 +10,8 @@ use cubecl::wgpu::WgpuDevice;
 
 use crate::task::{Net, batch};
 
-/// Says the losses of training steps on batches that fit, that do not, and that fit again, and whether `sync` was
-/// content.
+/// Prints the losses of training steps on a batch that fits, one that does not and one that fits
+/// again, and whether `sync` succeeded.
 pub fn losses<B: AutodiffBackend<Device = WgpuDevice>>(device: &WgpuDevice) {
     let model = Net::<B>::new(device);
     for items in [8, 100, 8] {
@@ -22,7 +22,7 @@ pub fn losses<B: AutodiffBackend<Device = WgpuDevice>>(device: &WgpuDevice) {
     }
 }
 
-/// Checks that the step that failed looks like the others.
+/// Checks that the failed step looks like the others.
 #[track_caller]
 pub fn check(said: Option<String>) {
     let Some(said) = said else { return };

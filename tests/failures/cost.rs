@@ -1,4 +1,5 @@
-//! What it costs to ask the device before and after an optimizer step, compared with waiting for it.
+//! Measures the cost of checking the device before and after an optimizer step, compared with
+//! waiting for it.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,8 @@ use crate::task::{Net, batch};
 const STEPS: u32 = 40;
 const ROUNDS: usize = 7;
 
-/// Times steps without a check, with the Learner's two, and with a `sync`; the fastest of some rounds each.
+/// Times steps without a check, with the Learner's two checks, and with a `sync`. Takes the fastest
+/// of some rounds for each.
 pub fn steps<I: Backend<Device = WgpuDevice>>(device: &WgpuDevice) {
     let settle = |device: &WgpuDevice| {
         let client = WgpuRuntime::client(device);

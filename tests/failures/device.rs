@@ -8,10 +8,12 @@ use cubecl_runtime::memory_management::{MemoryConfiguration, MemoryPoolOptions, 
 pub type Unfused = CubeBackend<WgpuRuntime, f32, i32, u8>;
 pub type Fused = Fusion<Unfused>;
 
-/// The largest buffer that a small device has: the activations of [`Net`](crate::task::Net) for 64 items.
+/// The largest buffer that a small device allows: the activations of [`Net`](crate::task::Net) for
+/// 64 items.
 pub const LARGEST: u64 = 4096;
 
-/// The default device with an allocator that refuses buffers above [`LARGEST`]. Once a process.
+/// The default device with an allocator that refuses buffers above [`LARGEST`]. Call it once per
+/// process.
 pub fn small_device() -> WgpuDevice {
     let device = WgpuDevice::default();
     let pool_type = PoolType::SlicedPages { page_size: 1 << 20, max_slice_size: LARGEST };

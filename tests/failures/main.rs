@@ -1,5 +1,7 @@
-//! Training on a device that fails: each case in a process of its own, because a failure leaves marks on it. Without a
-//! Vulkan device each test prints one line that says what was not run.
+//! Tests training on a device that fails.
+//!
+//! Each case has a process of its own, because a failure leaves traces in it. Without a Vulkan
+//! device each test prints one line that says what was not run.
 
 mod alone;
 mod cost;
@@ -15,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use device::{Fused, Unfused, small_device};
 
-/// A case takes a few seconds; one that takes this long hangs.
+/// Time limit of a case. A case takes a few seconds; one that reaches the limit hangs.
 const LIMIT: Duration = Duration::from_secs(180);
-/// What a process says when there is nothing to run on.
+/// Output of a process that has no device to run on.
 const NO_DEVICE: &str = "no Vulkan device";
 
 /// Not a test of its own: the process of a case.
@@ -51,7 +53,7 @@ fn process() {
     }
 }
 
-/// Waits for a process, but not for ever.
+/// Waits for a process until the time limit.
 #[track_caller]
 fn wait(child: &mut Child, case: &str) -> bool {
     let started = Instant::now();
@@ -67,7 +69,7 @@ fn wait(child: &mut Child, case: &str) -> bool {
     }
 }
 
-/// Runs a case, and gives what it said; `None` if there is no device.
+/// Runs a case and returns its output, or `None` without a device.
 #[track_caller]
 fn said(case: &str) -> Option<String> {
     let folder = tempfile::tempdir().expect("a folder");
@@ -90,7 +92,8 @@ fn said(case: &str) -> Option<String> {
     Some(out)
 }
 
-/// What the Learner's checks cost a step, in the worst case: a model so small that a step is all overhead.
+/// Measures the cost of the Learner's checks per step in the worst case: a model so small that a
+/// step is all overhead.
 #[test]
 #[ignore = "a measurement, for a machine that does nothing else"]
 fn cost_of_checks() {

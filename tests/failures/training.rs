@@ -1,4 +1,5 @@
-//! Training with the Learner on a small device: what is left when a buffer cannot be had.
+//! Trains with the Learner on a small device and checks the state that is left when a buffer is
+//! refused.
 
 use std::panic::set_hook;
 use std::path::Path;
@@ -30,10 +31,10 @@ type Outcome<I, O> = Result<
 >;
 type Json = PrettyJsonFileRecorder<FullPrecisionSettings>;
 
-/// How often the panic hook of the program was called.
+/// Number of calls of the program's panic hook.
 static HOOK_CALLS: AtomicUsize = AtomicUsize::new(0);
 
-/// Other batches in every epoch: the sizes of each.
+/// A loader with different batches in every epoch, given by their sizes.
 struct Epochs<I: Backend> {
     sizes: Vec<Vec<usize>>,
     next: AtomicUsize,
@@ -82,7 +83,8 @@ impl<I: Backend> DataLoader<I, Points<I>> for Epochs<I> {
     }
 }
 
-/// Epochs of batches of these sizes, with a metric, and a validation on so many items.
+/// Training on epochs of batches with these sizes, with a metric and a validation on `validated`
+/// items.
 fn training<I, O>(folder: &Path, epochs: &[&[usize]], validated: usize) -> Training<I, O>
 where
     I: DeviceMemory<Device = WgpuDevice>,
@@ -119,7 +121,7 @@ fn model<I: Backend>(device: &I::Device) -> Net<Ad<I>> {
     model
 }
 
-/// The failure of a run, after checks that hold for all of them.
+/// Checks what holds for all failed runs and returns the failure.
 #[track_caller]
 fn failure<T, M, R, S>(
     outcome: Result<T, FitError<M, R, S>>,
@@ -134,7 +136,7 @@ fn failure<T, M, R, S>(
     (*failure, state)
 }
 
-/// The third of four batches needs a buffer that the device does not have.
+/// The third of four batches needs a buffer that the device refuses.
 pub fn micro_steps<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
@@ -149,7 +151,7 @@ pub fn micro_steps<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     assert_eq!(weights(&state.model), weights(&good.model), "no step was made of the failure");
 }
 
-/// The batch that fails whole is trained on in two micro-batches.
+/// The batch that fails whole trains in two micro-batches.
 pub fn split<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
@@ -161,7 +163,7 @@ pub fn split<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     assert_eq!(HOOK_CALLS.load(Ordering::Relaxed), 0);
 }
 
-/// On a device that does not fail, the checks change nothing of what burn computes.
+/// On a device that does not fail, the checks do not change what burn computes.
 pub fn equal<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
@@ -171,7 +173,7 @@ pub fn equal<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     assert_eq!(weights(&ours.model), weights(&training().launch(burns).model));
 }
 
-/// Validation needs a buffer that the device does not have.
+/// Validation needs a buffer that the device refuses.
 pub fn validation<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
@@ -183,7 +185,7 @@ pub fn validation<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     assert_eq!(weights(&state.model), weights(&good.model));
 }
 
-/// The second epoch fails; the checkpoint of the first is on disk.
+/// The second epoch fails. The checkpoint of the first is on disk.
 pub fn checkpoint<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
@@ -225,7 +227,7 @@ impl<I: Backend> SimpleOptimizer<I> for Greedy {
     }
 }
 
-/// The optimizer needs a buffer that the device does not have.
+/// The optimizer needs a buffer that the device refuses.
 pub fn optimizer<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model::<I>(device);
@@ -237,7 +239,7 @@ pub fn optimizer<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     assert!(state.is_none(), "no step can be gone on from");
 }
 
-/// After a failure the panic hook is quiet, and calls the program's own as before.
+/// After a failure, firebox's panic hook is quiet and calls the program's own again.
 pub fn afterwards<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     micro_steps::<I>(device);
     let before = HOOK_CALLS.load(Ordering::Relaxed);
@@ -249,7 +251,8 @@ pub fn afterwards<I: DeviceMemory<Device = WgpuDevice>>(device: &WgpuDevice) {
     fitted.expect("what fits can be trained on a device that has failed before");
 }
 
-/// A mean loss whose gradients are to be summed is refused before training, as on the CPU: the items are compared on the host.
+/// A mean loss whose gradients are to be summed is refused before training, as on the CPU. The
+/// items are compared on the host.
 pub fn coupled<I>(device: &WgpuDevice)
 where
     I: DeviceMemory<Device = WgpuDevice>,
@@ -257,7 +260,8 @@ where
     refused_as_a_sum::<I, _>(device, ByMicroBatch);
 }
 
-/// A splitter that reads a value of the batch, which the host does not have while a step is only written down.
+/// A splitter that reads a value of the batch. The host does not have the value while a step is
+/// only recorded.
 #[derive(Clone, Copy, Debug)]
 struct Reading;
 
@@ -277,7 +281,8 @@ impl<B: Backend> Splitter<Points<B>> for Reading {
     }
 }
 
-/// The same where the host cannot compute the step: the device compares a micro-batch with its thirds.
+/// Same as [`coupled`] where the host cannot compute the step. The device compares a micro-batch
+/// with its thirds.
 pub fn coupled_there<I>(device: &WgpuDevice)
 where
     I: DeviceMemory<Device = WgpuDevice>,
@@ -285,7 +290,7 @@ where
     refused_as_a_sum::<I, _>(device, Reading);
 }
 
-/// A mean loss is trained on in parts, and refused if it is said to be a sum.
+/// A mean loss trains in parts, and is refused if declared as a sum.
 fn refused_as_a_sum<I, S>(device: &WgpuDevice, splitter: S)
 where
     I: DeviceMemory<Device = WgpuDevice>,

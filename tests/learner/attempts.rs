@@ -1,4 +1,5 @@
-//! What tests of failures share: training on batches of given sizes, and the state that a failure leaves.
+//! Shared by the tests of failures: training on batches of given sizes, and the state that a
+//! failure leaves.
 
 use std::path::Path;
 
@@ -29,7 +30,7 @@ where
     validated(folder, sizes, 6)
 }
 
-/// One epoch on batches of these sizes, with a validation on so many items.
+/// One epoch on batches of these sizes, with a validation on `items` items.
 pub fn validated<M, O>(folder: &Path, sizes: &[usize], items: usize) -> Training<M, O>
 where
     M: TrainStep<Input = Points<B>> + AutodiffModule<B> + core::fmt::Display + 'static,
@@ -57,7 +58,7 @@ where
         .fit(training)
 }
 
-/// Validates models as the `net` that they have.
+/// Makes models validate with their `net`.
 macro_rules! validates_as_its_net {
     ($($model:ident),+) => {$(
         impl<B: burn::tensor::backend::Backend> burn::train::InferenceStep for $model<B> {

@@ -1,5 +1,6 @@
-//! Bad input that is found before anything is trained on, or at the batch that is bad: typed errors, with the model
-//! and the optimizer as they were.
+//! Tests bad input that is found before training, or at the bad batch.
+//!
+//! The Learner returns typed errors and leaves the model and the optimizer as they were.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,7 +26,8 @@ use crate::attempts::{B, State, Training, training};
 use crate::closeness::Values;
 use crate::task::{Given, Net, PointBatcher, Points, batch, files, points, random_state, weights};
 
-/// Trains a new model that has to fail; gives the cause, and the state if training left one other than the start.
+/// Trains a new model that must fail. Returns the cause, and the state if it differs from the
+/// start.
 #[track_caller]
 fn failure<S: Splitter<Points<B>>>(
     splitter: S,
@@ -52,7 +54,8 @@ fn failure<S: Splitter<Points<B>>>(
     (cause, state.filter(|state| !untouched(state)))
 }
 
-/// Checks that training on batches of these sizes within a budget leaves everything as it was, and gives the cause.
+/// Checks that training on batches of these sizes within a budget leaves everything unchanged, and
+/// returns the cause.
 #[track_caller]
 fn untouched(sizes: &[usize], budget: impl Into<Budget>) -> TrainError {
     let (cause, changed) = failure(ByMicroBatch, budget, |folder| training(folder, sizes));
@@ -84,7 +87,7 @@ fn a_later_batch_of_no_items_leaves_the_step_before_it() {
     assert!(state.optimizer.is_some_and(|record| !record.is_empty()));
 }
 
-/// A model that has nothing to learn.
+/// A model without parameters.
 #[derive(Module, Debug)]
 struct Empty<B: Backend> {
     backend: core::marker::PhantomData<B>,
@@ -136,7 +139,7 @@ fn a_budget_below_the_parameters() {
     assert!(error.need.peak > Bytes::new(100));
 }
 
-/// What does not fit is what four threads have prepared: the error says so, and what it says helps.
+/// The batches that four threads have prepared do not fit. The error says so, and its advice helps.
 #[test]
 fn loader_threads_that_prepare_too_much() {
     let _lock = random_state();
@@ -181,7 +184,7 @@ fn a_splitter_that_loses_items() {
 #[test]
 fn a_splitter_that_panics_in_the_second_batch() {
     let _lock = random_state();
-    // The batch is looked at, two iterations are rehearsed, and one is run.
+    // The first calls check the batch, rehearse two iterations and run one step.
     let calls = AtomicUsize::new(0);
     let range = move |batch: &Points<B>, range: Range<usize>| {
         assert!(calls.fetch_add(1, Ordering::Relaxed) < 4, "no such items");
@@ -195,7 +198,7 @@ fn a_splitter_that_panics_in_the_second_batch() {
     assert_eq!((state.epoch, state.iteration), (1, 1));
 }
 
-/// A splitter with a weight that no mean can be taken over.
+/// A splitter with a weight that allows no mean.
 struct Weighing(f64);
 
 impl Splitter<Points<B>> for Weighing {
@@ -224,7 +227,8 @@ fn a_batch_that_weighs_less_than_nothing_or_no_number() {
     }
 }
 
-/// Trains on batches of these sizes, of which only those of more than four items count; gives the model's weights.
+/// Trains on batches of these sizes, of which only those with more than four items count. Returns
+/// the model's weights.
 fn trained_on_large_ones(sizes: &[usize]) -> Values {
     let _lock = random_state();
     struct Large;

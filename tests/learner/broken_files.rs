@@ -1,4 +1,5 @@
-//! Checkpoints that cannot be written, and stops that a user asked for: two things that burn reports alike.
+//! Tests checkpoints that cannot be written, and stops requested by a user. burn reports both in
+//! the same way.
 
 use std::fs;
 use std::path::Path;
@@ -12,25 +13,25 @@ use crate::task::{Content, Net, files, random_state, weights};
 
 type Json = PrettyJsonFileRecorder<FullPrecisionSettings>;
 
-/// A model whose clones have its weights.
+/// A model whose clones share its weights.
 fn model() -> Net<B> {
     let model = Net::new(&Default::default());
     firebox::initialize(&model);
     model
 }
 
-/// The weights after one epoch.
+/// Weights after one epoch.
 fn after_an_epoch(model: &Net<B>) -> Vec<Vec<f32>> {
     let folder = tempfile::tempdir().expect("a folder");
     weights(&fit(model.clone(), training(folder.path(), &[4])).expect("it fits").model)
 }
 
-/// Epochs on one batch, with a checkpoint after each of them.
+/// Training on one batch per epoch, with a checkpoint after each epoch.
 fn checkpointed(folder: &Path, epochs: usize) -> Training<Net<B>> {
     training(folder, &[4]).with_file_checkpointer(Json::new()).num_epochs(epochs)
 }
 
-/// Trains where a checkpoint cannot be written, and gives the state that is left.
+/// Trains where a checkpoint cannot be written, and returns the state that is left.
 #[track_caller]
 fn failure(model: Net<B>, training: Training<Net<B>>) -> State<Net<B>> {
     let (cause, state) = fit(model, training).expect_err("nothing was saved").into_parts();

@@ -1,4 +1,5 @@
-//! Steps that panic, wherever they do: a typed error, and the state after the last whole optimizer step.
+//! Tests steps that panic in different places: a typed error, and the state after the last whole
+//! optimizer step.
 
 use std::sync::{Arc, Mutex};
 
@@ -59,13 +60,13 @@ impl<B: Backend> InferenceStep for Fragile<B> {
     }
 }
 
-/// Only when it runs is the index found to be out of range.
+/// An index that is out of range. The error appears only when the operation runs.
 fn out_of_range<B: Backend>(values: Tensor<B, 1>) -> Tensor<B, 1> {
     let far = Tensor::<B, 1, Int>::from_ints([9], &values.device());
     values.select(0, far)
 }
 
-/// Trains the same model on batches of these sizes and validates it on so many items.
+/// Trains the same model on batches of these sizes and validates it on `items` items.
 fn train(fault: Fault, sizes: &[usize], items: usize) -> Outcome<Fragile<B>> {
     Flex::seed(&Default::default(), 51);
     let model = Fragile { net: Net::<B>::coupled(&Default::default(), false), fault };
@@ -73,7 +74,8 @@ fn train(fault: Fault, sizes: &[usize], items: usize) -> Outcome<Fragile<B>> {
     fit(model, validated(folder.path(), sizes, items))
 }
 
-/// Checks that a failure leaves the state after `position` loader batches: that of a run on batches of `whole` sizes.
+/// Checks that a failure leaves the last whole state: that of a run on batches with the sizes in
+/// `whole`.
 #[track_caller]
 fn check(phase: Phase, fault: Fault, sizes: &[usize], items: usize, whole: &[usize]) {
     let _lock = random_state();
@@ -97,7 +99,8 @@ fn an_operation_that_panics_leaves_the_last_whole_state() {
     check(Phase::Training, Fault::Operation, &[4, 6, 5, 6], 6, &[4, 6]);
 }
 
-/// The running statistics of a batch that failed go with it, also those of parts of it that had run.
+/// The running statistics of a failed group of batches are discarded, including those of batches
+/// that had already run.
 #[test]
 fn a_group_of_batches_that_fails_half_way_leaves_the_last_whole_state() {
     let _lock = random_state();
@@ -191,7 +194,7 @@ fn an_optimizer_that_panics_leaves_the_model() {
     assert_eq!(weights(&state.model), start);
 }
 
-/// A model that keeps its last output where no one can restore it.
+/// A model that keeps its last output where nothing can restore it.
 #[derive(Module, Debug)]
 struct Hoarding<B: Backend> {
     net: Net<B>,

@@ -1,19 +1,20 @@
-//! How close two gradients are: the bound that every split has to keep.
+//! Compares two gradients with the bound that every split must keep.
 
-/// The values of a model's parameters, or of their gradients, in the order of its fields.
+/// Values of a model's parameters or their gradients, in the order of its fields.
 pub type Values = Vec<Vec<f32>>;
 
-/// The Euclidean norm over all values.
+/// Euclidean norm over all values.
 pub fn norm(values: &[Vec<f32>]) -> f64 {
     values.iter().flatten().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt()
 }
 
-/// `a` less `b`.
+/// `a` minus `b`.
 pub fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> Values {
     a.iter().zip(b).map(|(a, b)| a.iter().zip(b).map(|(a, b)| a - b).collect()).collect()
 }
 
-/// The bound: 1e-5 of the whole gradient, and 1e-5 of every tensor of it that is not below a thousandth of it.
+/// Checks the bound: 1e-5 of the whole gradient, and 1e-5 of each tensor whose norm is at least a
+/// thousandth of the whole.
 pub fn compare(whole: &[Vec<f32>], split: &[Vec<f32>]) -> Result<(), String> {
     let total = norm(whole);
     if total < 1e-3 {

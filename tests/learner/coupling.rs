@@ -1,5 +1,7 @@
-//! A batch is split only if its gradient is the sum over its parts: losses that are no such sum are refused before training, by
-//! what they look like, and sound ones are not.
+//! A batch may be split only if its gradient is the sum over its parts.
+//!
+//! The Learner refuses other losses before training and says what they look like. It does not
+//! refuse sound ones.
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::Module;
@@ -21,29 +23,29 @@ type B = Autodiff<Lazy<Flex>>;
 
 const CLASS_WEIGHTS: [f32; 3] = [0.2, 1.0, 3.5];
 
-/// What the loss is made of that of the items.
+/// How the loss combines the losses of the items.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
     Mean,
     Sum,
-    /// A sum over a fixed number.
+    /// A sum divided by a fixed number.
     SumOver(f32),
     ByClass,
-    /// A sum, and the size of the weights.
+    /// A sum plus the size of the weights.
     Penalized,
-    /// The same, with the size of the weights as often as there are batches.
+    /// Same as `Penalized`, with the size of the weights added once per batch.
     Shared,
     RootOfMean,
     Largest,
     /// The hardest half.
     Hardest,
-    /// How much alike the outputs of the batch are.
+    /// How similar the outputs of the batch are.
     Contrast,
-    /// The variance of the outputs over the batch, which a single item has not.
+    /// The variance of the outputs over the batch, which a single item does not have.
     Variance,
 }
 
-/// A batch with a weight of its own.
+/// A batch with its own weight.
 #[derive(Clone, Debug, MicroBatch)]
 #[micro_batch(weight = Weighted::class_weights)]
 struct Weighted<B: Backend>(Points<B>);
@@ -70,7 +72,7 @@ impl<B: Backend> Judged<B> {
     fn loss(&self, batch: Points<B>) -> Tensor<B, 1> {
         let device = batch.inputs.device();
         let [items, _] = batch.inputs.dims();
-        // Outputs large enough for losses that differ.
+        // Outputs are scaled up so that losses differ.
         let output = self.dropout.forward(self.net.forward(batch.inputs)).mul_scalar(6.0);
         let mean = |weights| {
             let config = CrossEntropyLossConfig::new().with_weights(weights);
@@ -102,7 +104,7 @@ impl<B: Backend> Judged<B> {
     }
 }
 
-/// A model that learns from batches of a type.
+/// A model that learns from batches of one type.
 macro_rules! learns_from {
     ($model:ident, $batch:ident, $points:expr) => {
         #[derive(Module, Debug)]
@@ -133,7 +135,7 @@ macro_rules! learns_from {
 learns_from!(Plain, Points, |batch| batch);
 learns_from!(ByClass, Weighted, |batch: Weighted<B>| batch.0);
 
-/// Trains on a batch in micro-batches of four; gives what is known of its gradient, or the error.
+/// Trains on a batch in micro-batches of four. Returns what is known of its gradient, or the error.
 macro_rules! train {
     ($model:ident, $net:expr, $loss:expr, $batch:expr, $reduction:expr, $accepted:expr) => {{
         let _lock = random_state();
@@ -173,7 +175,7 @@ fn net() -> Net<B> {
     Net::new(&Default::default())
 }
 
-/// What is said of a loss whose batch weighs its number of items.
+/// The result for a loss on a batch whose weight is its number of items.
 fn said(loss: Loss, reduction: Reduction) -> Result<SplitCheck, TrainError> {
     train!(Plain, net(), loss, batch::<B>(12), reduction, &[])
 }
@@ -263,7 +265,7 @@ fn items_that_do_not_differ_establish_nothing() {
 
 #[test]
 fn items_are_chosen_that_differ() {
-    // Sorted by their classes, so that those in a row have one.
+    // Sorted by class, so that neighbours have the same class.
     let all = batch::<B>(36);
     let rows: Vec<i32> = (0..3).flat_map(|class| (0..12).map(move |at| class + 3 * at)).collect();
     let rows = Tensor::<B, 1, Int>::from_ints(&rows[..], &Default::default());

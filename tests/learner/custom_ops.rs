@@ -1,4 +1,5 @@
-//! Operations of the user's own: the same values recorded and at once, the same gradients whole and split, and a footprint.
+//! Tests custom operations: the same values recorded and at once, the same gradients whole and
+//! split, and a footprint.
 
 use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;

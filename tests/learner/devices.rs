@@ -1,6 +1,6 @@
-//! Devices that a Learner cannot train on: two at once, and one that is not there.
+//! Tests devices that a Learner cannot train on: two at the same time, and one that does not exist.
 //!
-//! The CPU backends have one device each, and the places of the tests two.
+//! The CPU backends have one device each. The backend of `places.rs` has two.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,8 @@ use crate::task::{Given, Net, batch, files, random_state};
 
 type B = Autodiff<Lazy<BackendRouter<Places>>>;
 
-/// Trains a model for an epoch; gives the cause if it fails, and whether there is a state to go on from.
+/// Trains a model for an epoch. On failure returns the cause, and whether there is a state to
+/// resume from.
 fn train(model: Net<B>) -> Result<(), (TrainError, bool)> {
     let folder = tempfile::tempdir().expect("a folder");
     let training = SupervisedTraining::new(
@@ -52,7 +53,8 @@ fn a_model_on_two_devices_is_refused() {
 #[test]
 fn a_device_that_is_not_there_is_an_error() {
     let _lock = random_state();
-    // burn makes parameters when they are first asked for: so late does the backend look for the device.
+    // burn creates parameters when they are first used, so the backend looks for the device only
+    // then.
     let model = Net::<B>::new(&Place(7));
     let (error, _) = train(model).expect_err("there are two");
     let TrainError::NotReady { message } = &error else { panic!("{error}") };

@@ -1,4 +1,5 @@
-//! With room for the whole batch, training is burn's own, bit for bit: weights, metrics, and what checkpoints hold.
+//! With room for the whole batch, training equals burn's own, bit for bit: weights, metrics and
+//! checkpoint contents.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,17 +33,17 @@ struct Case {
     dropout: bool,
     early_stopping: bool,
     resume_from: Option<usize>,
-    /// Whether a point of the training data is not a number.
+    /// Whether one point of the training data is not a number.
     nan: bool,
     epochs: usize,
 }
 
-/// What a run leaves: weights, and the files that it wrote, checkpoints of the optimizer included.
+/// Results of a run: weights, and the files that it wrote, including checkpoints of the optimizer.
 type Left = (Vec<Vec<u32>>, BTreeMap<String, Content>);
 
 type Precision = FullPrecisionSettings;
 
-/// The start of both runs: weights, and the ids by which an optimizer's record names them.
+/// The start of both runs: weights, and the ids that an optimizer's record uses for them.
 fn start(case: Case) -> Vec<u8> {
     let device = Default::default();
     Flex::seed(&device, 11);
@@ -80,7 +81,8 @@ fn training<B: AutodiffBackend>(
         .with_application_logger(None)
         .renderer(CliMetricsRenderer::new())
         .with_file_checkpointer(PrettyJsonFileRecorder::<Precision>::new())
-        // Not burn's default, which asks the metrics for the best epoch while they may still be at work on the last.
+        // Not burn's default, which asks the metrics for the best epoch while they may still work
+        // on the last.
         .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
         .num_epochs(case.epochs);
     if case.early_stopping {
@@ -98,8 +100,10 @@ fn training<B: AutodiffBackend>(
     }
 }
 
-/// burn asks for the metric of the epoch while its metrics thread may still be at work on it; whether it stops is then
-/// a matter of chance, with and without firebox. This strategy waits before it asks.
+/// An early stopping strategy that waits before it asks for the epoch's metric.
+///
+/// burn asks while its metrics thread may still be working on that epoch. Whether it stops is then
+/// a matter of chance, with and without firebox.
 #[derive(Clone)]
 struct Patient(MetricEarlyStoppingStrategy);
 
@@ -110,7 +114,7 @@ impl EarlyStoppingStrategy for Patient {
     }
 }
 
-/// The bits of all weights: also those of what is not a number.
+/// Bits of all weights, including values that are not numbers.
 fn bits<B: Backend>(model: &Net<B>) -> Vec<Vec<u32>> {
     weights(model).iter().map(|tensor| tensor.iter().map(|v| v.to_bits()).collect()).collect()
 }

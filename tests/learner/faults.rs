@@ -1,5 +1,7 @@
-//! A device that fails, at each of its calls in turn: training ends with an error and the state after the last whole optimizer step, or
-//! goes on where nothing was lost; it does not hang.
+//! Tests a device that fails at each of its calls in turn.
+//!
+//! Training ends with an error and the state after the last whole optimizer step, or continues if
+//! nothing was lost. It does not hang.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -22,7 +24,7 @@ use crate::task::{Given, Net, batch, random_state, weights};
 type B = Autodiff<Lazy<BackendRouter<Places>>>;
 type Inner = <B as AutodiffBackend>::InnerBackend;
 
-/// The items of the batches of an epoch; they are cut into micro-batches of three.
+/// Items in the batches of an epoch. They are split into micro-batches of three.
 const SIZES: [usize; 2] = [7, 6];
 
 /// How a run ended.
@@ -30,16 +32,16 @@ const SIZES: [usize; 2] = [7, 6];
 enum End {
     Trained,
     Before,
-    /// With an error, after so many optimizer steps.
+    /// With an error, after this many optimizer steps.
     After(usize),
-    /// The optimizer's own state is gone, and the model's with it.
+    /// With the optimizer's own state lost, and the model with it.
     Optimizer,
 }
 
-/// The values of all parameters.
+/// Values of all parameters.
 type Weights = Vec<Vec<f32>>;
 
-/// Why training ended, and after so many optimizer steps with which weights.
+/// Why training ended, with the number of optimizer steps and the weights at that point.
 type Failure = (TrainError, Option<(usize, Weights)>);
 
 fn model() -> Net<B> {
@@ -49,7 +51,8 @@ fn model() -> Net<B> {
     model
 }
 
-/// Trains on the first of the batches, with a fault; gives the trained model or what went wrong, and how many calls there were.
+/// Trains on the first batches, with a fault. Returns the trained model or the failure, and the
+/// number of calls.
 fn train(batches: usize, fault: usize) -> (Result<Weights, Failure>, usize) {
     let model = model();
     let sizes = &SIZES[..batches];
@@ -81,7 +84,7 @@ fn train(batches: usize, fault: usize) -> (Result<Weights, Failure>, usize) {
     (result, calls)
 }
 
-/// Runs all faults; gives how often training ended how.
+/// Runs all faults and counts how training ended.
 fn inject(tell: &mpsc::Sender<Option<BTreeMap<End, usize>>>) {
     let trained: Vec<_> =
         (1..=SIZES.len()).map(|batches| train(batches, usize::MAX).0.expect("no fault")).collect();

@@ -1,5 +1,6 @@
-//! The gradient of a split batch is that of the whole batch: batches of a derived type, class weights, and loader
-//! batches that are accumulated.
+//! The gradient of a split batch equals that of the whole batch.
+//!
+//! Covers batches of a derived type, class weights, and accumulated loader batches.
 
 use burn::backend::{Autodiff, Flex};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -17,7 +18,8 @@ use crate::task::{Given, Net, Points, batch, loader, points, random_state, weigh
 
 type B = Autodiff<Lazy<Flex>>;
 
-/// Trains one epoch with plain gradient descent at a rate of one: weights before less weights after are gradients.
+/// Trains one epoch with plain gradient descent at a rate of one. The gradient is the weights
+/// before minus the weights after.
 fn descend(items: usize, batch: usize, micro_batch: Option<usize>, accumulation: usize) -> Values {
     let device = Default::default();
     Flex::seed(&device, 21);
@@ -54,7 +56,7 @@ fn every_split_gives_the_gradient_of_the_whole_batch() {
 fn accumulated_loader_batches_are_one_batch_weighted_by_their_items() {
     let _lock = random_state();
     let whole = descend(13, 13, None, 1);
-    // 5 + 5 + 3 items in one optimizer step: the tail counts, and counts less.
+    // 5 + 5 + 3 items in one optimizer step: the tail counts, with less weight.
     assert_eq!(compare(&whole, &descend(13, 5, None, 3)), Ok(()));
     assert_eq!(compare(&whole, &descend(13, 5, Some(2), 4)), Ok(()));
     // 12 + 1.

@@ -1,4 +1,4 @@
-//! What must not wait for ever, under a time limit.
+//! Tests that must not wait forever, under a time limit.
 
 use std::fmt::Display;
 use std::sync::mpsc;
@@ -24,10 +24,10 @@ use firebox::{Bytes, Lazy, Learner, is_rehearsal};
 use crate::attempts::{B, validates_as_its_net};
 use crate::task::{Given, Net, PointBatcher, Points, batch, points, random_state};
 
-/// How long a run may take that takes a second.
+/// Time limit of a run that takes about a second.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A model whose step learns from points of a loader of its own, too, which has threads.
+/// A model whose step also learns from points of its own loader, which has threads.
 #[derive(Module, Debug)]
 struct Pulling<B: Backend> {
     net: Net<B>,
@@ -51,14 +51,14 @@ impl<B: AutodiffBackend> TrainStep for Pulling<B> {
 
 validates_as_its_net!(Pulling);
 
-/// Trains, and fails where that takes for ever.
+/// Trains, and fails at the time limit.
 fn trains_in_time(train: impl FnOnce() -> Result<(), String> + Send + 'static) {
     let (done, is_done) = mpsc::channel();
     std::thread::spawn(move || done.send(train()).expect("it is waited for"));
     is_done.recv_timeout(LIMIT).expect("it does not hang").expect("it trains");
 }
 
-/// Trains for an epoch on batches of loader threads.
+/// Trains for one epoch on batches from loader threads.
 fn train<M>(model: M, metric: Option<Counting>) -> Result<(), String>
 where
     M: TrainStep<Input = Points<B>, Output = ClassificationOutput<B>>
@@ -93,7 +93,7 @@ fn a_step_that_waits_for_a_loader_of_its_own() {
     trains_in_time(|| train(Pulling { net: Net::new(&Default::default()) }, None));
 }
 
-/// A metric that goes through a loader of its own, whose threads have the names of training's.
+/// A metric that iterates over its own loader, whose threads have the same names as training's.
 #[derive(Clone)]
 struct Counting;
 
@@ -121,7 +121,7 @@ fn a_metric_that_waits_for_a_loader_of_its_own() {
     trains_in_time(|| train(Net::<B>::new(&Default::default()), Some(Counting)));
 }
 
-/// Gradient descent on threads of rayon, which it waits for. What such threads do is not recorded.
+/// Gradient descent on rayon threads, which it waits for. Work on such threads is not recorded.
 #[derive(Clone)]
 struct Parallel;
 
@@ -147,7 +147,7 @@ impl<I: Backend> SimpleOptimizer<I> for Parallel {
     }
 }
 
-/// Two Learners at once, on two cards that are not there, whose queues fuse operations.
+/// Two Learners run at the same time, on two dry cards whose queues fuse operations.
 #[test]
 fn two_learners_whose_optimizers_wait_for_other_threads() {
     type D = Autodiff<Lazy<DryCuda>>;

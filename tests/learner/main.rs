@@ -1,5 +1,5 @@
-//! The Learner: equal to burn's where the batch fits, equal to the whole batch's gradient where it is split, and
-//! typed errors where it cannot go on.
+//! Tests the Learner: equal to burn's where the batch fits, equal to the whole batch's gradient
+//! where it is split, and typed errors where it cannot continue.
 
 mod attempts;
 mod bad_input;

@@ -1,5 +1,7 @@
-//! Metrics see every micro-batch with its own size: accuracy is that of the unsplit run, and so is the loss of an
-//! epoch where batches are split evenly. burn weighs every event of a loss alike, which shows where they are not.
+//! Metrics see every micro-batch with its own size.
+//!
+//! Accuracy equals that of the unsplit run. The loss of an epoch does so if batches are split
+//! evenly. burn weighs all loss events alike, so the loss differs if they are not.
 
 use burn::backend::{Autodiff, Flex};
 use burn::optim::AdamConfig;
@@ -13,10 +15,11 @@ use crate::task::{Content, Net, files, loader, points, random_state};
 
 type B = Autodiff<Lazy<Flex>>;
 
-/// What an epoch logs of one metric: the value of every event, with the number of items that burn counts for it.
+/// Log of one metric for an epoch: the value of every event, with the number of items that burn
+/// counts for it.
 type Events = Vec<(f64, usize)>;
 
-/// The metrics of one epoch, in training or in validation.
+/// Metrics of one epoch, in training or in validation.
 struct Logged {
     accuracy: Events,
     loss: Events,
@@ -24,8 +27,8 @@ struct Logged {
     epoch: [f64; 2],
 }
 
-/// One epoch on a batch of 36 items, and a validation on one of 24, in micro-batches of at most `items`: training's
-/// metrics and validation's.
+/// Runs one epoch on a batch of 36 items and a validation on one of 24, in micro-batches of at most
+/// `items`. Returns the metrics of training and of validation.
 fn run(items: usize) -> [Logged; 2] {
     run_with(Learner::builder().auto_batch(), items)
 }
@@ -71,7 +74,7 @@ fn event(line: &str) -> (f64, usize) {
     (value.parse().expect("a number"), count.parse().expect("a number of items"))
 }
 
-/// How many items were right.
+/// Number of correct items per event.
 fn right(accuracy: &Events) -> Vec<f64> {
     accuracy.iter().map(|(percent, items)| percent * *items as f64 / 100.0).collect()
 }
@@ -102,7 +105,7 @@ fn accuracy_is_that_of_the_unsplit_run() {
         assert_eq!(rights.iter().map(|items| items.round()).sum::<f64>(), correct);
         assert!(rights.iter().all(|items| (items - items.round()).abs() < 1e-9), "{rights:?}");
         check_near(split.epoch[0], whole.epoch[0]);
-        // The model that validates has made the same step.
+        // Validation uses the model after the same step.
         check_near(valid.epoch[0], whole_valid.epoch[0]);
     }
 }
@@ -147,7 +150,7 @@ fn metrics_see_whole_batches_if_told_so() {
             check_near(split.loss[0].0, whole.loss[0].0);
         }
     }
-    // Of one of the two types alone.
+    // Only one of the two output types is joined.
     let builder = Learner::builder().auto_batch().metrics_see_whole(join::classification::<B>);
     let [split, valid] = run_with(builder, 9);
     assert_eq!((sizes(&split.accuracy), sizes(&valid.accuracy)), (vec![36], vec![9, 9, 6]));

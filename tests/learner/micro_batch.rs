@@ -1,4 +1,4 @@
-//! Cutting batches of tensors.
+//! Tests cutting batches of tensors.
 
 use burn::backend::Flex;
 use burn::prelude::*;

@@ -1,4 +1,5 @@
-//! A backend of several devices, made of Flex and burn-router: every place is a runner of its own. It can be told to fail.
+//! A backend with several devices, made of Flex and burn-router. Each place is a runner of its own,
+//! and can be told to fail.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -11,13 +12,14 @@ use burn_ir::{HandleKind, OperationIr, TensorId, TensorIr};
 use burn_router::{MultiBackendBridge, RouterTensor, Runner, RunnerChannel, RunnerClient};
 use burn_std::future::DynFut;
 
-/// How many calls of the backends of a process were begun.
+/// Number of backend calls begun in this process.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 
-/// Which of them panics.
+/// Number of the call that panics.
 static FAULT: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Runs `work` with a panic in the call of this number, from 1 on; gives how many there were.
+/// Runs `work` with a panic in the call number `fault`, counted from 1. Returns the result and the
+/// number of calls.
 pub fn with_fault<R>(fault: usize, work: impl FnOnce() -> R) -> (R, usize) {
     CALLS.store(0, SeqCst);
     FAULT.store(fault, SeqCst);
@@ -31,7 +33,7 @@ fn begin(call: &str) {
     assert!(number != FAULT.load(SeqCst), "fault {number} in {call}");
 }
 
-/// A device by its number. There are two.
+/// A device by number. There are two.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Place(pub u16);
 
@@ -91,7 +93,7 @@ impl RunnerClient for AtPlace {
     type Device = Place;
 
     fn register_op(&self, operation: OperationIr) {
-        // Letting go of a tensor is a destructor's.
+        // Excluded because destructors release tensors.
         if !matches!(operation, OperationIr::Drop(_)) {
             begin("an operation");
         }
@@ -130,7 +132,7 @@ impl RunnerClient for AtPlace {
     }
 }
 
-/// All places are in the same memory.
+/// All places share the same memory.
 pub struct SharedMemory;
 
 impl MultiBackendBridge for SharedMemory {

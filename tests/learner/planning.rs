@@ -1,4 +1,4 @@
-//! Plans through the Learner: splits follow the budget, and planning leaves nothing behind.
+//! Tests plans through the Learner: splits follow the budget, and planning leaves nothing behind.
 
 use std::sync::Mutex;
 
@@ -32,7 +32,8 @@ fn a_smaller_budget_means_smaller_micro_batches() {
     let model = Net::<B>::new(&Default::default());
     let whole = plan(model.clone(), Bytes::gib(1), 256).expect("it fits");
     assert!(whole.plan.is_whole());
-    // What one item needs is mostly what recording takes, which depends on the machine's caches as well.
+    // What one item needs is mostly the memory of the recording, which also depends on the
+    // machine's caches.
     let one = Learner::builder()
         .auto_batch()
         .memory(Bytes::gib(1))
@@ -48,7 +49,8 @@ fn a_smaller_budget_means_smaller_micro_batches() {
     assert!(split.categories.get(Category::AccumulatedGradient) > Bytes::ZERO, "{split}");
 }
 
-/// What the optimizer keeps, by the plan, against `per_weight` bytes for each weight; and the categories of the peak.
+/// Checks the planned optimizer state against `per_weight` bytes per weight, and the categories of
+/// the peak.
 #[track_caller]
 fn check_state(optimizer: impl Optimizer<Net<B>, B> + 'static, per_weight: u64) {
     let _lock = random_state();
@@ -63,8 +65,8 @@ fn check_state(optimizer: impl Optimizer<Net<B>, B> + 'static, per_weight: u64) 
         .expect("it fits");
     assert_eq!(split.optimizer_state, Bytes::new(per_weight * weights));
     let bytes = |category| split.categories.get(category).get();
-    // The peak is in the second optimizer step, when one item is nothing beside the weights: old and new weights of the
-    // layer at hand, all states.
+    // The peak is in the second optimizer step, where one item is negligible next to the weights:
+    // old and new weights of the current layer, and all states.
     assert!((4 * weights..8 * weights).contains(&bytes(Category::Parameter)), "{split}");
     let state = bytes(Category::OptimizerState);
     assert!((per_weight * weights..=2 * per_weight * weights).contains(&state), "{split}");
@@ -122,10 +124,10 @@ fn one_item_that_does_not_fit_is_an_error_with_figures() {
     assert!(error.to_string().contains("1.00 KiB"), "{error}");
 }
 
-/// The values that were seen in steps that a model learns from.
+/// Values seen in steps that the model learns from.
 static SEEN: Mutex<Vec<f32>> = Mutex::new(Vec::new());
 
-/// A model that looks at a value in its forward pass.
+/// A model that reads a value in its forward pass.
 #[derive(Module, Debug)]
 struct Looking<B: Backend> {
     net: Net<B>,
@@ -136,7 +138,7 @@ impl<B: AutodiffBackend> TrainStep for Looking<B> {
     type Output = ClassificationOutput<B>;
 
     fn step(&self, batch: Points<B>) -> TrainOutput<ClassificationOutput<B>> {
-        // Values that programs keep are read under their locks.
+        // Reads while holding a lock, as programs that keep values do.
         let mut seen = SEEN.lock().expect("no step panics");
         let largest: f32 = batch.inputs.clone().abs().max().into_scalar().elem();
         if !is_rehearsal() {
@@ -152,7 +154,7 @@ impl<B: AutodiffBackend> TrainStep for Looking<B> {
 
 validates_as_its_net!(Looking);
 
-/// A model that reads a value of its graph, on a branch that no backward pass follows.
+/// A model that reads a value of its graph, on a branch without a backward pass.
 #[derive(Module, Debug)]
 struct Branching<B: Backend> {
     net: Net<B>,
@@ -221,7 +223,7 @@ fn a_model_that_reads_values_is_planned_and_trained() {
     assert!(seen.len() == 2 && seen.iter().all(|largest| *largest > 0.0), "{seen:?}");
 }
 
-/// A model of which the step takes little memory and many operations, so many for each item.
+/// A model whose step takes little memory and `operations` operations per item.
 #[derive(Module, Debug)]
 struct Long<B: Backend> {
     net: Net<B>,
@@ -257,13 +259,13 @@ fn a_step_whose_recording_does_not_fit_is_refused_in_words() {
     };
     assert!(is_told(&error), "{error}");
     assert!(error.to_string().contains("larger budget"), "{error}");
-    // 10,000 operations are written down for the step that runs.
+    // 10,000 operations are recorded for the step that runs.
     assert!(plan(5_000, 1, 16).expect("it fits").predicted() > Bytes::new(3_750_000));
     let split = plan(250, 20, 2).expect("a part of it is shorter").plan;
     assert!(split.len() > 1, "{split}");
 }
 
-/// A model whose step runs backward twice, with a number that both passes are a part of.
+/// A model whose step runs backward twice, with a number that is part of both passes.
 #[derive(Module, Debug)]
 struct Twice<B: Backend> {
     net: Net<B>,

@@ -1,4 +1,4 @@
-//! A step can tell whether something is learned from it.
+//! Tests that a step can tell whether the model learns from it.
 
 use std::panic::catch_unwind;
 use std::process::Command;
@@ -18,7 +18,7 @@ use crate::task::{Given, Net, Points, batch, random_state};
 
 type B = Autodiff<Lazy<Flex>>;
 
-/// Steps, and those that something is learned from.
+/// Number of steps, and of those that the model learns from.
 static STEPS: AtomicUsize = AtomicUsize::new(0);
 static LEARNED: AtomicUsize = AtomicUsize::new(0);
 
@@ -59,7 +59,7 @@ fn a_step_knows_whether_something_is_learned_from_it() {
     assert!(!is_rehearsal());
 }
 
-/// A model that checks its loss while it trains, as some of burn's losses check their targets.
+/// A model that checks its loss during training, as some of burn's losses check their targets.
 #[derive(Module, Debug)]
 struct Checking<B: Backend> {
     net: Net<B>,
@@ -81,7 +81,7 @@ impl<B: AutodiffBackend> TrainStep for Checking<B> {
 
 validates_as_its_net!(Checking);
 
-/// Says in a process of its own that it is one: what is printed there is looked at, and there is one panic hook.
+/// Marks a child process. The test inspects its output, and a process has one panic hook.
 const CHILD: &str = "FIREBOX_TEST_CHILD";
 
 #[test]

@@ -1,5 +1,8 @@
-//! Batches of one size and several shapes, as sequences of several lengths, on a card that is not there: whose pages stay
-//! open, and for which a buffer is too large or too small.
+//! Tests batches of one size and several shapes, such as sequences of several lengths, on a dry
+//! card.
+//!
+//! Covers pages that stay open for several shapes, and pages for which a buffer is too large or too
+//! small.
 
 #[path = "../lengths/model.rs"]
 mod model;
@@ -14,24 +17,24 @@ use firebox::{Bytes, Lazy};
 use self::model::{Trained, trained};
 use crate::task::random_state;
 
-/// The parameters of a layer take 1 MiB.
+/// Makes the parameters of a layer take 1 MiB.
 const WIDTH: usize = 512;
-/// They take 16 MiB.
+/// Makes them take 16 MiB.
 const WIDE: usize = 2048;
 
 fn run(width: usize, lengths: &[usize], budget: Bytes) -> Trained {
-    // Of the pools of a device, other tests must have nothing.
+    // No other test may use the pools of this device.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let card = Card::new("a T4 of its own", Bytes::mib(14_910), Capability::new(7, 5), 40);
     let mut lease = Lease::<Cuda>::take(&card.properties()).expect("few cards were asked for");
-    // Programs run on the empty device, and the run before may have left a page.
+    // Programs run on an empty device. The run clears a page that the previous one may have left.
     lease.run(|_| ()).expect("it does nothing");
     let renderer = CliMetricsRenderer::new();
     trained::<Autodiff<Lazy<DryCuda>>>(width, lengths, budget, renderer, lease.device())
 }
 
-/// Two lengths whose buffers lie on pages of different sizes, in the order in which they come.
+/// Two lengths whose buffers lie on pages of different sizes, in order of arrival.
 const ORDERS: [[usize; 5]; 2] = [[600, 600, 1000, 600, 1000], [1000, 1000, 600, 1000, 600]];
 
 #[test]
@@ -43,7 +46,7 @@ fn pages_for_several_lengths_stay_open_where_there_is_room() {
     assert!(measured > longest.scale(1.2), "{measured} and {longest}");
 }
 
-/// Trains on two lengths in a budget that holds each by itself and not both, whichever comes first.
+/// Trains on two lengths in a budget that holds each alone but not both, in either order.
 #[track_caller]
 fn check_no_room(width: usize, [long, short]: [usize; 2]) {
     let alone = run(width, &[long; 3], Bytes::gib(8));
@@ -52,7 +55,7 @@ fn check_no_room(width: usize, [long, short]: [usize; 2]) {
     let budget = alone.predicted.scale(1.03);
     assert!(unbounded.measured > budget, "{} have room in {budget}", unbounded.measured);
     for order in orders {
-        // The most that is reserved is looked at behind every batch.
+        // Checks the most reserved bytes after every batch.
         for end in 2..=order.len() {
             let Trained { predicted, measured, steps } = run(width, &order[..end], budget);
             println!("{:?} in {budget}: {predicted}, {measured}, {steps:?}", &order[..end]);
@@ -72,7 +75,7 @@ fn what_lies_on_them_stays() {
     check_no_room(WIDE, [250, 150]);
 }
 
-/// On the CPU only sizes have plans, until a batch of one shows that it is too large.
+/// On the CPU, only sizes have plans until a batch of some length turns out to be too large.
 #[test]
 fn a_length_that_was_too_large_once_is_planned() {
     let _lock = random_state();

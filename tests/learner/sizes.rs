@@ -1,4 +1,4 @@
-//! Batches of several sizes, on a card that is not there: when they are planned.
+//! Tests when batches of several sizes are planned, on a dry card.
 
 use burn::backend::Autodiff;
 use burn::data::dataloader::batcher::Batcher;
@@ -12,7 +12,7 @@ use crate::task::{Given, Net, PointBatcher, points};
 
 type B = Autodiff<Lazy<DryCuda>>;
 
-/// The sizes of the batches that training was planned for, in their order, when batches of `sizes` come.
+/// Sizes for which training was planned, in order, when batches of `sizes` arrive.
 fn planned(sizes: &[usize]) -> Vec<usize> {
     let card = Card::named("T4").expect("in the table");
     let lease = Lease::<Cuda>::take(&card.properties()).expect("few cards were asked for");

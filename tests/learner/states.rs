@@ -1,4 +1,5 @@
-//! What steps keep outside of the model, and running statistics that come to be while training goes on.
+//! Tests state that steps keep outside of the model, and running statistics that appear during
+//! training.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -15,13 +16,13 @@ use firebox::{Bytes, Lazy, Learner, TrainError, is_rehearsal};
 use crate::attempts::{B, training, validates_as_its_net};
 use crate::task::{Net, Points, random_state, weights};
 
-/// Something that was kept so often.
+/// A kept tensor, with the number of times it was kept.
 type Kept = Arc<Mutex<(usize, Option<Tensor<Lazy<Flex>, 1>>)>>;
 
 /// A moving average over the outputs.
 static AVERAGE: LazyLock<Kept> = LazyLock::new(Kept::default);
 
-/// A model whose step keeps an average where nobody looks.
+/// A model whose step keeps an average in a place that firebox does not see.
 #[derive(Module, Debug)]
 struct Averaging<B: Backend> {
     net: Net<B>,
@@ -74,7 +75,7 @@ fn what_a_step_keeps_is_given_back_behind_a_rehearsal() {
     assert!(average.iter().all(|value| value.is_finite() && *value != 0.0), "{average:?}");
 }
 
-/// Steps that something was learned from.
+/// Number of steps that the model learned from.
 static LEARNED: AtomicUsize = AtomicUsize::new(0);
 
 /// A model that normalizes, with wide intermediate results, from its third step on.
@@ -108,7 +109,7 @@ impl<B: AutodiffBackend> TrainStep for Late<B> {
 
 validates_as_its_net!(Late);
 
-/// The micro-batch is thrown away and halved when it is recorded, and its statistics with it.
+/// The recorded micro-batch is discarded with its statistics, then halved.
 #[test]
 fn statistics_that_a_branch_keeps_for_the_first_time_are_not_lost() {
     let _lock = random_state();

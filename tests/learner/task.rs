@@ -1,5 +1,5 @@
-//! A small task that the tests train on: points of three classes, a model without randomness and one with batch
-//! normalization and dropout.
+//! A small task for the tests: points of three classes, a model without randomness, and one with
+//! batch normalization and dropout.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use firebox::MicroBatch;
 
-/// Flex has one random generator for the process: training that uses it runs alone.
+/// Locks Flex's random generator. The process has only one, so training that uses it runs alone.
 pub fn random_state() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -46,7 +46,7 @@ impl<B: Backend> Batcher<B, Point, Points<B>> for PointBatcher {
     }
 }
 
-/// Points on three noisy rays; the same for the same number.
+/// Points on three noisy rays. The same number always gives the same points.
 pub fn points(count: usize) -> Vec<Point> {
     let wave = |i: usize| ((i * 7919 % 1013) as f32 / 1013.0 - 0.5) * 2.0;
     (0..count)
@@ -75,12 +75,12 @@ pub fn loader<B: Backend>(
     builder.build(InMemDataset::new(points))
 }
 
-/// A batch of so many points.
+/// A batch of `items` points.
 pub fn batch<B: Backend>(items: usize) -> Points<B> {
     PointBatcher.batch(points(items), &Default::default())
 }
 
-/// A loader of given batches.
+/// A loader that yields given batches.
 pub struct Given<I>(Vec<I>);
 
 struct GivenIterator<I>(std::vec::IntoIter<I>);
@@ -132,7 +132,7 @@ pub struct Net<B: Backend> {
 }
 
 impl<B: Backend> Net<B> {
-    /// A model whose items do not see each other, and without randomness.
+    /// A model without randomness, whose items are independent of each other.
     pub fn new(device: &B::Device) -> Self {
         Self {
             first: LinearConfig::new(6, 16).init(device),
@@ -142,7 +142,7 @@ impl<B: Backend> Net<B> {
         }
     }
 
-    /// A model with batch normalization, and dropout if asked for.
+    /// A model with batch normalization, and with dropout if `dropout`.
     pub fn coupled(device: &B::Device, dropout: bool) -> Self {
         Self {
             norm: Some(BatchNormConfig::new(16).init(device)),
@@ -151,7 +151,7 @@ impl<B: Backend> Net<B> {
         }
     }
 
-    /// A model whose layers live on these devices.
+    /// A model whose layers are on two devices.
     pub fn across(first: &B::Device, second: &B::Device) -> Self {
         Self { second: LinearConfig::new(16, 3).init(second), ..Self::new(first) }
     }
@@ -200,7 +200,7 @@ impl<B: Backend> InferenceStep for Net<B> {
     }
 }
 
-/// The values of all parameters and running statistics, in the order of the module's fields.
+/// Values of all parameters and running statistics, in the order of the module's fields.
 pub fn weights<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<f32>> {
     struct Collect(Vec<Vec<f32>>);
 
@@ -211,18 +211,18 @@ pub fn weights<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<f32>> {
     }
 
     let mut collect = Collect(Vec::new());
-    // Making a record brings the running statistics up to date.
+    // Making a record updates the running statistics.
     drop(module.clone().into_record());
     module.visit(&mut collect);
     collect.0
 }
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// The lines of a log.
+    /// Lines of a log.
     Log(String),
-    /// A record, whatever the order of its entries.
+    /// A record, in which the order of entries does not matter.
     Record(serde_json::Value),
     /// Anything else.
     Unknown,
@@ -238,7 +238,7 @@ impl Content {
         }
     }
 
-    /// Whether the file speaks of `name`.
+    /// Whether the file contains `name`.
     pub fn mentions(&self, name: &str) -> bool {
         match self {
             Self::Log(text) => text.contains(name),
@@ -248,7 +248,7 @@ impl Content {
     }
 }
 
-/// The files below a folder, by path.
+/// Files below a folder, by path.
 pub fn files(folder: &Path) -> BTreeMap<String, Content> {
     fn walk(folder: &Path, root: &Path, found: &mut BTreeMap<String, Content>) {
         for entry in std::fs::read_dir(folder).expect("the folder is readable").flatten() {

@@ -1,5 +1,7 @@
-//! Panics of what a user brings beside the model: an error with the panic's own words, and the state after the last whole optimizer
-//! step, instead of an unwinding `fit` that takes the model with it.
+//! Tests panics in what a user supplies in addition to the model.
+//!
+//! Training must return an error with the panic's own words and the state after the last whole
+//! optimizer step. `fit` must not unwind, because that would lose the model.
 
 use std::sync::Arc;
 
@@ -25,7 +27,7 @@ use crate::task::{Given, Net, Point, PointBatcher, Points, batch, points, random
 
 const WORDS: &str = "the user's own words";
 
-/// Points, of which the last cannot be had.
+/// Points, of which only the first `readable` can be read.
 struct Broken {
     points: Vec<Point>,
     readable: usize,
@@ -42,7 +44,7 @@ impl Dataset<Point> for Broken {
     }
 }
 
-/// Makes no batch of two.
+/// Panics on batches of two.
 #[derive(Clone)]
 struct Picky;
 
@@ -53,7 +55,7 @@ impl<B: Backend> Batcher<B, Point, Points<B>> for Picky {
     }
 }
 
-/// Measures the first batches.
+/// A metric that measures only the first batches.
 #[derive(Clone)]
 struct Tired {
     left: usize,
@@ -75,7 +77,7 @@ impl Metric for Tired {
     fn clear(&mut self) {}
 }
 
-/// Shows the first batches.
+/// A renderer that shows only the first batches.
 struct Dim {
     left: usize,
 }
@@ -105,7 +107,7 @@ impl MetricsRenderer for Dim {
     fn register_metric(&mut self, _definition: MetricDefinition) {}
 }
 
-/// Knows the rate of the first steps.
+/// A learning rate scheduler that knows only the first steps.
 #[derive(Clone)]
 struct Short {
     left: usize,
@@ -153,7 +155,7 @@ fn on_points<B: AutodiffBackend, S: LrScheduler + 'static>(
 
 type Components<B, S> = LearningComponentsMarker<B, S, Net<B>, OptimizerAdaptor<Adam, Net<B>, B>>;
 
-/// The epoch and the iteration of the state that is left, and its scheduler.
+/// Epoch, iteration and scheduler of the state that is left.
 #[track_caller]
 fn failure<S: LrScheduler + 'static>(
     scheduler: S,
@@ -163,7 +165,7 @@ fn failure<S: LrScheduler + 'static>(
     let learner = learner.build(model(), AdamConfig::new().init(), scheduler);
     let (cause, state) = learner.fit(training).expect_err("something panics").into_parts();
     assert!(cause.to_string().contains(WORDS), "{cause}");
-    // A scheduler steps while a batch is planned, too.
+    // A scheduler also steps while a batch is planned.
     let is_typed = matches!(cause, TrainError::Panicked { .. } | TrainError::StepPanicked { .. });
     assert!(is_typed, "{cause:?}");
     let state = state.expect("training had begun");

@@ -1,5 +1,7 @@
-//! Every layer of the suites, split in every way: gradients and 20 Adam steps equal those of the whole batch, and a
-//! Learner that added gradients up without weights would be noticed.
+//! Tests every layer of the suites, split in every way.
+//!
+//! Gradients and 20 Adam steps must equal those of the whole batch. A Learner that added up
+//! gradients without weights would fail.
 
 use std::ops::Range;
 
@@ -26,13 +28,13 @@ const ITEMS: usize = 12;
 const SPLITS: [(usize, &[usize]); 4] =
     [(11, &[11, 1]), (1, &[1; 12]), (5, &[5, 5, 2]), (4, &[4, 4, 4])];
 
-/// How the losses of a batch's items become the loss of the batch.
+/// How the losses of the items become the loss of the batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Loss {
     #[default]
     Mean,
     Sum,
-    /// A mean in which every item has a weight of its own.
+    /// A mean in which every item has its own weight.
     Weighted,
 }
 
@@ -48,7 +50,7 @@ fn sum_of_weights<B: Backend>(batch: &Rows<B>) -> f64 {
 }
 
 impl<B: Backend> Rows<B> {
-    /// `items` rows of `features` numbers; other ones for every `seed`.
+    /// `items` rows of `features` numbers, different for every `seed`.
     fn new(seed: usize, items: usize, features: usize) -> Self {
         let wave = |i: usize| ((i * 7919 + seed * 613) % 1013) as f32 / 1013.0 - 0.5;
         let rows: Vec<f32> = (0..items * features).map(|i| 3.0 * wave(i + 1)).collect();
@@ -61,8 +63,10 @@ impl<B: Backend> Rows<B> {
     }
 }
 
-/// A layer between parameters that see its input's gradient, and a loss. Words have no gradient: before an embedding
-/// the parameters are a branch that no backward pass follows.
+/// A layer between a loss and parameters that receive its input's gradient.
+///
+/// Words have no gradient: before an embedding, the parameters are a branch without a backward
+/// pass.
 #[derive(Module, Debug)]
 struct Study<B: Backend> {
     scale: Param<Tensor<B, 1>>,
@@ -72,7 +76,7 @@ struct Study<B: Backend> {
 }
 
 impl Study<B> {
-    /// A study of every layer, with the same weights each time.
+    /// One study per layer, with the same weights each time.
     fn all(loss: Loss) -> Vec<Self> {
         let _lock = random_state();
         let device = Default::default();
@@ -119,7 +123,7 @@ impl<B: Backend> InferenceStep for Study<B> {
     }
 }
 
-/// The gradients of one step of the model itself; zeros for parameters that have none.
+/// Gradients of one step of the model itself; zeros for parameters without one.
 fn gradients(study: &Study<B>, batch: Rows<B>) -> Values {
     struct Collect(GradientsParams, Values);
 
@@ -138,7 +142,7 @@ fn gradients(study: &Study<B>, batch: Rows<B>) -> Values {
     collect.1
 }
 
-/// Trains on `batches` in micro-batches of these sizes, and gives the weights.
+/// Trains on `batches` in micro-batches of these sizes, and returns the weights.
 fn train<O, S>(
     study: &Study<B>,
     (optimizer, rate): (O, f64),
@@ -172,13 +176,13 @@ where
     weights(&fitted.model)
 }
 
-/// The gradients that the Learner hands to the optimizer.
+/// Gradients that the Learner hands to the optimizer.
 fn learned_gradients<S: Splitter<Rows<B>>>(
     study: &Study<B>,
     how: (S, Reduction, &[Coupling]),
     split: (usize, &[usize]),
 ) -> Values {
-    // At so high a rate the weights after the step are the gradient, to the last bits but one.
+    // At this high rate the weights after the step are the gradient, to all but the last bits.
     let rate = f64::from(1 << 20);
     let batch = Rows::new(0, ITEMS, study.layer.features());
     let after = train(study, (SgdConfig::new().init(), rate), how, (vec![batch], 1), split);
@@ -221,7 +225,7 @@ fn every_layer_under_weights_of_the_items() {
     check(Loss::Weighted, || ByMicroBatch, Reduction::Mean);
 }
 
-/// A splitter that makes a Learner forget weights: every micro-batch counts the same.
+/// A splitter that makes the Learner ignore weights: every micro-batch counts the same.
 struct Unweighted {
     pieces: usize,
 }
@@ -240,7 +244,7 @@ impl Splitter<Rows<B>> for Unweighted {
     }
 }
 
-/// What training would say of that before it starts.
+/// Couplings that training would report for this splitter before it starts. The test accepts them.
 const WRONG: [Coupling; 3] = [Coupling::Mean, Coupling::Weights, Coupling::Items];
 
 #[test]
@@ -261,7 +265,7 @@ fn a_learner_without_weights_would_be_noticed() {
     }
 }
 
-/// Runs 20 steps of Adam on four batches in turn, and gives the weights.
+/// Runs 20 steps of Adam on four batches in turn, and returns the weights.
 fn twenty_steps(study: &Study<B>, split: (usize, &[usize])) -> Values {
     let batches = (0..4).map(|seed| Rows::new(seed, ITEMS, study.layer.features())).collect();
     let how = (ByMicroBatch, Reduction::Mean, &[][..]);

@@ -1,5 +1,7 @@
-//! Batches of sequences of two lengths, on a Vulkan device: the pages of both stay open, or are given back where there is no
-//! room for both. Without a device one line says what was not run.
+//! Tests batches of sequences of two lengths on a Vulkan device.
+//!
+//! The pages of both lengths stay open, or are given back where there is no room for both. Without
+//! a device one line says what was not run.
 
 mod model;
 mod soak;
@@ -30,7 +32,7 @@ fn run(lengths: &[usize], budget: Bytes) -> Trained {
     trained
 }
 
-/// Whether there is a device; says what is not run where there is none.
+/// Whether there is a device. If not, prints which test is not run.
 fn is_there(test: &str) -> bool {
     let found = catch_unwind(|| Vulkan::<f32, i32>::sync(&Default::default())).is_ok();
     if !found {
@@ -44,14 +46,14 @@ fn two_lengths() {
     if !is_there("two_lengths") {
         return;
     }
-    // Where there is room the pages of both stay open.
+    // With enough room, the pages of both lengths stay open.
     let longest = run(&[1000; 3], Bytes::gib(1));
     let both = run(&ORDER, Bytes::gib(1));
     assert_eq!(both.steps, [1, 1], "each fits whole");
     let ratio = both.predicted.ratio(both.measured);
     assert!((0.99..=1.10).contains(&ratio), "{ratio:.3} of what was reserved was predicted");
     assert!(both.measured > longest.measured.scale(1.2), "lengths need pages of their own");
-    // Where there is none they are given back; what is reserved is looked at behind every batch.
+    // Without, they are given back. Checks the reserved bytes after every batch.
     let budget = longest.predicted.scale(1.05);
     for end in 2..=ORDER.len() {
         let Trained { predicted, measured, steps } = run(&ORDER[..end], budget);
@@ -61,8 +63,10 @@ fn two_lengths() {
     }
 }
 
-/// Gives pages back for the next run in this process. burn's metrics end their last tensors on a thread of their own, some time
-/// after training. A page may stay on which nothing lies: CubeCL's allocator loses the padding of a gap that is taken twice.
+/// Gives pages back for the next run in this process.
+///
+/// burn's metrics release their last tensors on their own thread, some time after training. An
+/// empty page may stay: CubeCL's allocator loses the padding of a gap that is taken twice.
 fn give_back() {
     const PATIENCE: Duration = Duration::from_secs(20);
     let (device, started) = (Default::default(), Instant::now());

@@ -1,4 +1,4 @@
-//! A model of sequences, whose lengths differ from batch to batch.
+//! A model of sequences whose lengths differ between batches.
 
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
@@ -73,14 +73,14 @@ impl<B: Backend> InferenceStep for Net<B> {
     }
 }
 
-/// What training was predicted to reserve and found to reserve, and in how many micro-batches each batch that was planned runs.
+/// Predicted and measured reserved bytes, and the number of micro-batches of each planned batch.
 pub struct Trained {
     pub predicted: Bytes,
     pub measured: Bytes,
     pub steps: Vec<usize>,
 }
 
-/// Trains on sequences of these lengths, each batch of one length.
+/// Trains on sequences of these lengths. Each batch has one length.
 pub fn trained<B>(
     width: usize,
     lengths: &[usize],

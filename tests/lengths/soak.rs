@@ -1,5 +1,5 @@
-//! Two thousand batches of sequences of twenty lengths on a Vulkan device, in a budget that holds the pages of few of them: what is
-//! reserved is flat.
+//! Trains on two thousand batches of sequences of twenty lengths on a Vulkan device. The budget
+//! holds the pages of only a few lengths, and the reserved bytes must stay flat.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,10 +14,10 @@ use firebox::{Bytes, DeviceMemory};
 use crate::model::{Trained, trained};
 use crate::{B, WIDTH, give_back, is_there, run};
 
-/// The batches of an optimizer step each.
+/// Number of batches, one per optimizer step.
 const BATCHES: usize = 2_000;
 
-/// Looks at what is reserved, behind each batch.
+/// A renderer that samples the reserved bytes after each batch.
 #[derive(Clone, Default)]
 struct Sampling(Arc<Mutex<Vec<Bytes>>>);
 
@@ -52,7 +52,7 @@ fn two_thousand_batches_of_twenty_lengths() {
     }
     let longest = run(&[200; 3], Bytes::gib(1));
     let budget = longest.predicted.scale(1.3);
-    // Ten to two hundred, in an order without a pattern.
+    // Lengths from ten to two hundred, in an order without a pattern.
     let length = |batch: usize| 10 * (1 + batch * 7919 % 1013 % 20);
     let lengths: Vec<usize> = (0..BATCHES).map(length).collect();
     let samples = Sampling::default();

@@ -1,5 +1,7 @@
-//! The machine that tests and benches of CUDA run on: an NVIDIA device if there is one, or else the blank driver, as a card of
-//! the table, for child processes.
+//! The machine that CUDA tests and benches run on.
+//!
+//! It is an NVIDIA device if there is one. Otherwise child processes run on the blank driver, as a
+//! card of the table.
 
 #![allow(dead_code, reason = "no suite uses all of it")]
 
@@ -11,16 +13,16 @@ use firebox::Bytes;
 use firebox_blank::{Blank, Books, Device, InstallError, SETTINGS_VARIABLE, Settings};
 use firebox_dry::Card;
 
-/// The stack of a thread from which a kernel is tuned, in a build that is not optimised.
+/// Stack size in bytes of a thread that tunes a kernel in an unoptimised build.
 const STACK: &str = "16777216";
 
 /// Where child processes run.
 pub enum Machine {
-    /// As this process does.
+    /// On the same machine as this process.
     Here,
     /// On the blank driver.
     Blank {
-        /// The name of the card.
+        /// Name of the card.
         name: String,
         blank: Blank,
     },
@@ -32,7 +34,7 @@ impl Machine {
         Ok(Self::Blank { name: name.to_owned(), blank: Blank::install(settings)? })
     }
 
-    /// The name of the card, if it is blank.
+    /// Name of the card on the blank driver.
     pub fn card(&self) -> Option<&str> {
         match self {
             Self::Here => None,
@@ -40,7 +42,7 @@ impl Machine {
         }
     }
 
-    /// A command that runs `program` there.
+    /// A command that runs `program` on this machine.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = match self {
             Self::Here => Command::new(program),
@@ -51,7 +53,7 @@ impl Machine {
     }
 }
 
-/// What the blank driver has to know of a card.
+/// The properties of a card that the blank driver needs.
 pub fn device(card: &Card) -> Device {
     let (capability, memory) = (card.capability(), card.memory().get());
     let capability = (capability.major, capability.minor);
@@ -70,17 +72,17 @@ pub fn is_blank() -> bool {
     std::env::var_os(SETTINGS_VARIABLE).is_some()
 }
 
-/// The most that the blank driver has given this process on the first device.
+/// The most bytes that the blank driver has given this process on the first device.
 pub fn peak() -> Option<Bytes> {
     Books::own().map(|books| Bytes::new(books.device(0).peak()))
 }
 
-/// The same since the last [`forget_peak`].
+/// Same as [`peak`], since the last [`forget_peak`].
 pub fn recent_peak() -> Option<Bytes> {
     Books::own().map(|books| Bytes::new(books.device(0).recent_peak()))
 }
 
-/// Lets [`recent_peak`] begin anew.
+/// Resets [`recent_peak`].
 pub fn forget_peak() {
     if let Some(books) = Books::own() {
         books.device(0).forget_peak();

@@ -1,8 +1,8 @@
-//! Predicted against measured memory on the Flex backend, for whole training runs.
+//! Compares predicted with measured memory on the Flex backend, for whole training runs.
 //!
-//! Each case is trained in a process of its own through the Learner, with metrics, for three iterations, under a
-//! counting allocator. What is compared is the prediction that the Learner prints and the peak of the heap above its
-//! level before the model was built.
+//! Each case trains in a child process through the Learner, with metrics, for three iterations,
+//! under a counting allocator. The prediction that the Learner prints is compared with the peak of
+//! the heap above its level before the model was built.
 
 mod models;
 mod soak;
@@ -30,28 +30,29 @@ static HEAP: PeakAlloc = PeakAlloc;
 
 type B = Autodiff<Lazy<Flex>>;
 
-/// The name under which a process of a test learns its case.
+/// Environment variable that holds the case of a child process.
 const CASE: &str = "FIREBOX_TEST_CASE";
 
-/// A training run: the model, the items of a batch, and of a micro-batch if it is to be split.
+/// A training run: the model, the batch size, and the micro-batch size if it is split.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     name: &'static str,
     kind: Kind,
     items: usize,
-    /// The items of a micro-batch, or the budget.
+    /// Items in a micro-batch, or the budget.
     split: Split,
     optimizer: Optimizing,
 }
 
-/// How a batch is cut.
+/// How a batch is split.
 #[derive(Clone, Copy, Debug)]
 enum Split {
     Whole,
     Into(usize),
-    /// Into what fits in so many MiB beside what [threads keep](Heap::kept), and more is an error.
+    /// Into what fits in this many MiB in addition to what [threads keep](Heap::kept). More is an
+    /// error.
     ToFit(u64),
-    /// The same, and more is a warning.
+    /// Same as `ToFit`, but more is a warning.
     Loosely(u64),
 }
 
@@ -104,7 +105,7 @@ cases! {
     wide_to_fit: Wide, 1500, ToFit(64), Adam;
 }
 
-/// What no budget sees: the step takes 64 MiB itself.
+/// Memory that no budget sees: the step takes 64 MiB itself.
 const HOARDING: [Case; 2] = {
     let strict = Case {
         name: "hoarding_strict",
@@ -116,7 +117,7 @@ const HOARDING: [Case; 2] = {
     [strict, Case { name: "hoarding", split: Loosely(48), ..strict }]
 };
 
-/// Runs a case in a process of its own; gives whether it succeeded, and what it said.
+/// Runs a case in a child process. Returns whether it succeeded, and its two outputs.
 fn run(name: &str) -> (bool, String, String) {
     let test = std::env::current_exe().expect("a test has a path");
     let output = Command::new(test)
@@ -137,7 +138,7 @@ fn what_a_budget_does_not_see_is_told() {
     assert!(!succeeded && errors.contains("it fits: training took"), "{errors}");
 }
 
-/// Runs a long run.
+/// Starts a long run and prints what it measured.
 #[track_caller]
 fn soak(name: &str) {
     let (succeeded, text, errors) = run(name);
@@ -168,7 +169,7 @@ fn long_soak_of_lengths() {
     soak("long_soak_of_lengths");
 }
 
-/// Runs a case and compares.
+/// Runs a case and compares prediction and measurement.
 #[track_caller]
 fn check(name: &str) {
     let (succeeded, text, errors) = run(name);
@@ -185,7 +186,7 @@ fn check(name: &str) {
         mib(measured)
     );
     assert!(mib(measured) >= 8.0, "{name} is too small to tell: {} MiB", mib(measured));
-    // What threads keep is counted for all of them, and depends on the machine.
+    // What threads keep is counted in full and depends on the machine.
     let least = (predicted - Heap::flex().kept().get() as f64) / measured;
     assert!(ratio >= 0.98 && least <= 1.15, "{name}: {ratio:.3} of what was measured");
 }
@@ -216,12 +217,13 @@ fn in_a_process_of_its_own() {
     println!("measured: {} {}", predicted.get(), measured.get());
 }
 
-/// What a case may use that is to fit into so many MiB: what threads keep depends on the machine.
+/// Budget of a case that must fit in `mib` MiB. What threads keep depends on the machine and is
+/// added.
 fn budget(mib: u64) -> Bytes {
     Bytes::mib(mib) + Heap::flex().kept()
 }
 
-/// Trains for three iterations; gives the predicted and the measured peak.
+/// Trains for three iterations and returns the predicted and the measured peak.
 fn train(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Bytes, Bytes) {
     let device = Default::default();
     let folder = tempfile::tempdir().expect("a folder");
@@ -260,7 +262,7 @@ fn train(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Byte
     (fitted.report.expect("a plan was made").predicted(), measured)
 }
 
-/// What a recording takes, against what is counted for it.
+/// Compares the memory that a recording takes with the memory counted for it.
 fn record() {
     for kind in [Kind::Long, Kind::Lstm] {
         let device = Default::default();

@@ -1,5 +1,5 @@
-//! The models whose memory is predicted and measured: one of each kind, sized so that a training step takes at least
-//! 16 MiB.
+//! The models whose memory is predicted and measured: one of each kind, sized so that a training
+//! step takes at least 16 MiB.
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -18,7 +18,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use firebox::MicroBatch;
 
-/// How many classes there are.
+/// Number of classes.
 const CLASSES: usize = 10;
 
 /// The architectures.
@@ -30,18 +30,18 @@ pub enum Kind {
     Lstm,
     /// An encoder on sequences of ten lengths.
     Lengths,
-    /// The convolutions with their output detached, so that only the head learns.
+    /// The convolutions with detached output, so that only the head learns.
     Detached,
     /// An MLP with many classes, whose metrics see whole batches.
     Wide,
-    /// An MLP whose step takes 64 MiB of the host's memory itself.
+    /// An MLP whose step takes 64 MiB of host memory itself.
     Hoarding,
     /// A small LSTM on long sequences: few bytes and many operations.
     Long,
 }
 
 impl Kind {
-    /// The shape of one item.
+    /// Shape of one item.
     fn item(self) -> [usize; 2] {
         match self {
             Self::Mlp | Self::Wide | Self::Hoarding => [1, 512],
@@ -61,7 +61,7 @@ pub struct Items<B: Backend> {
     targets: Tensor<B, 1, Int>,
 }
 
-/// Makes batches out of nothing but the numbers of their items.
+/// Makes batches from the numbers of their items alone.
 #[derive(Clone, Debug)]
 pub struct Numbered(pub Kind);
 
@@ -72,7 +72,8 @@ impl<B: Backend> Batcher<B, usize, Items<B>> for Numbered {
             rows = 10 + first * 7919 % 1013 % 10 * 6;
         }
         let value = |i: usize| ((i * 7919 % 1013) as f32 / 1013.0 - 0.5) * 2.0;
-        // Of exact size: what a vector has room for stays with the tensor that takes it over.
+        // Allocated with exact size: spare capacity of a vector stays with the tensor that takes it
+        // over.
         let mut inputs = Vec::with_capacity(items.len() * rows * features);
         for item in &items {
             inputs.extend((0..rows * features).map(|i| value(item * 31 + i)));
@@ -124,13 +125,13 @@ pub struct Recurrent<B: Backend> {
     lstm: Lstm<B>,
 }
 
-/// A body and a linear layer on top.
+/// A body with a linear layer on top.
 #[derive(Module, Debug)]
 pub struct Model<B: Backend> {
     body: Body<B>,
     head: Linear<B>,
     is_detached: bool,
-    /// The bytes that a step allocates beside its tensors.
+    /// Bytes that a step allocates in addition to its tensors.
     hoards: usize,
 }
 
@@ -176,7 +177,7 @@ impl<B: Backend> Model<B> {
         Self { body, head, is_detached: matches!(kind, Kind::Detached), hoards }
     }
 
-    /// Inputs `[items, rows, features]` to logits `[items, classes]`.
+    /// Maps inputs `[items, rows, features]` to logits `[items, classes]`.
     fn forward(&self, inputs: Tensor<B, 3>) -> Tensor<B, 2> {
         let x = match &self.body {
             Body::Mlp(mlp) => {

@@ -1,4 +1,5 @@
-//! Long runs within a tight budget: the heap and the process's memory are flat, and never above the budget.
+//! Long runs within a tight budget. The heap and the process's memory must stay flat and never
+//! exceed the budget.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,18 +17,18 @@ use firebox::{Bytes, Lazy, Learner, Resident};
 use crate::models::{Items, Kind, Model, Numbered};
 use crate::{B, HEAP, budget};
 
-/// A run of so many optimizer steps.
+/// A run of `steps` optimizer steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Soak {
     pub name: &'static str,
     pub kind: Kind,
     pub items: usize,
-    /// What it may use, in MiB, beside what [threads keep](firebox::Heap::kept).
+    /// Memory in MiB that it may use in addition to what [threads keep](firebox::Heap::kept).
     pub mib: u64,
     pub steps: usize,
 }
 
-/// The runs of the tests, and those that take long.
+/// The runs of the tests, short and long.
 pub const SOAKS: [Soak; 4] = {
     let cnn = Soak { name: "soak_of_a_cnn", kind: Kind::Cnn, items: 24, mib: 6, steps: 60 };
     let lengths = Soak { name: "soak_of_lengths", kind: Kind::Lengths, items: 8, mib: 8, ..cnn };
@@ -39,7 +40,7 @@ pub const SOAKS: [Soak; 4] = {
     ]
 };
 
-/// What was in use at the most since the step before, and what the process has.
+/// The peak of the heap since the previous step, and the memory of the process.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     heap: usize,
@@ -64,7 +65,7 @@ impl<B: Backend> Batcher<B, usize, Items<B>> for Sampling {
 }
 
 impl Soak {
-    /// Trains, and checks what was measured.
+    /// Trains, and checks the measurements.
     pub fn run(&self) {
         let device = Default::default();
         let folder = tempfile::tempdir().expect("a folder");
@@ -97,7 +98,7 @@ impl Soak {
                 process: part.iter().map(|sample| sample.process).max().unwrap_or_default(),
             })
             .collect();
-        // Until all lengths have come, plans are made.
+        // Plans are made until all lengths have arrived.
         let first = parts[1];
         let rest = |of: fn(&Sample) -> u64| parts[2..].iter().map(of).max().unwrap_or_default();
         let heap = rest(|sample| sample.heap as u64);
@@ -115,8 +116,8 @@ impl Soak {
         let is_tight = most > Bytes::mib(self.mib).scale(0.6);
         assert!(most <= budget && is_tight, "{most} of {budget}");
         assert!(heap as f64 <= first.heap as f64 * 1.02, "the heap grows: {parts:?}");
-        // The kernel counts pages for each processor and adds them up when there are enough: a process
-        // of 10 MiB is seen with half a MiB more or less.
+        // The kernel counts pages per processor and adds them up once there are enough. The figure
+        // for a process of 10 MiB is off by up to half a MiB.
         let level = first.process.get() as f64;
         let noise = Bytes::mib(1).get() as f64;
         assert!(process as f64 <= level * 1.05 + noise, "the process grows: {parts:?}");

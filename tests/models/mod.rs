@@ -1,7 +1,7 @@
-//! The layers that the suites share, each as a map from rows of numbers to rows of numbers.
+//! The layers that the suites share. Each maps rows of numbers to rows of numbers.
 //!
-//! The equivalence suite runs them on a backend with and without the decorator, the suite of the Learner trains them
-//! whole and split. None of them couples the items of a batch or draws random numbers.
+//! The equivalence suite runs them on a backend with and without the decorator. The Learner's suite
+//! trains them whole and split. No layer couples the items of a batch or draws random numbers.
 
 #![allow(clippy::large_enum_variant, reason = "one variant a layer, and a handful of values")]
 
@@ -27,7 +27,7 @@ use burn::nn::{
 };
 use burn::prelude::*;
 
-/// Writes the enum of layers from a table: name, module, shape of an item, how it is made, how it is called.
+/// Writes the enum of layers from a table: name, module, item shape, constructor, call.
 macro_rules! layers {
     ($(
         $name:ident($module:ty) on [$($dim:literal),+]:
@@ -51,21 +51,21 @@ macro_rules! layers {
                 }),+]
             }
 
-            /// Its name.
+            /// Name of the layer.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$name(_) => stringify!($name),)+
                 }
             }
 
-            /// How many numbers an item has.
+            /// Count of numbers in an item.
             pub fn features(&self) -> usize {
                 match self {
                     $(Self::$name(_) => [$($dim),+].iter().product(),)+
                 }
             }
 
-            /// The output of a batch, one row an item.
+            /// Output of a batch, one row per item.
             pub fn forward(&self, rows: Tensor<B, 2>) -> Tensor<B, 2> {
                 let [items, _] = rows.dims();
                 match self {
@@ -157,7 +157,7 @@ fn activations<B: Backend>(device: &B::Device) -> Vec<Activation<B>> {
     configs.iter().map(|config| config.init(device)).collect()
 }
 
-/// Of the three positions of every item the last one is padding.
+/// Marks the last of the three positions of every item as padding.
 fn padding<B: Backend>(x: &Tensor<B, 3>) -> Tensor<B, 2, Bool> {
     let row = TensorData::from([[false, false, true]]);
     Tensor::<B, 2, Bool>::from_bool(row, &x.device()).expand([x.dims()[0], 3])

@@ -1,4 +1,4 @@
-//! Several devices and several runs in one process.
+//! Tests several devices and several runs in one process.
 
 use std::panic::catch_unwind;
 use std::thread;
@@ -21,7 +21,8 @@ use crate::{Ours, alone, bits, device, fitted};
 type B = firebox::Vulkan;
 type Valid = firebox::Lazy<B>;
 
-/// Two devices, which may be the same hardware: each has a server and a pool of its own. A line that says so if there is one alone.
+/// Two devices, which may be the same hardware; each has its own server and pool. Prints a line if
+/// there is only one.
 fn two_devices() -> Option<[WgpuDevice; 2]> {
     let first = device()?;
     let second = WgpuDevice::Cpu;
@@ -35,7 +36,7 @@ fn two_devices() -> Option<[WgpuDevice; 2]> {
     found.is_ok().then_some([first, second])
 }
 
-/// A small model that was trained on a device.
+/// A small model trained on a device.
 fn model_of(
     device: &WgpuDevice,
     micro_batch: Option<usize>,
@@ -48,7 +49,7 @@ fn trained_on(device: &WgpuDevice) -> Vec<u32> {
     bits::<Valid, _>(&model_of(device, Some(4), Numbered::<Mlp<Ours>>::new()))
 }
 
-/// The bytes of the pages of a device.
+/// Bytes of the pages of a device.
 fn reserved(device: &WgpuDevice) -> u64 {
     Valid::memory_cleanup(device);
     Control::<WgpuRuntime>::of(device).memory().reserved
@@ -64,7 +65,7 @@ fn tensors_go_to_another_device_and_back() {
     let back = there.clone().add_scalar(1.0).to_device(&first).transpose();
     assert_eq!(there.transpose().into_data(), numbers.to_data());
     assert_eq!(back.into_data(), numbers.add_scalar(1.0).into_data());
-    // Two threads at once, both ways.
+    // Two threads at the same time, in both directions.
     std::thread::scope(|scope| {
         let (first, second) = (&first, &second);
         let moved = move |number: usize| {
@@ -83,7 +84,7 @@ fn tensors_go_to_another_device_and_back() {
     let truths = Tensor::<B, 1>::from_data([1.0, -1.0, 2.0], &first).greater_elem(0.0);
     let truths = truths.to_device(&second).int().into_data().to_vec::<i32>().expect("integers");
     assert_eq!(truths, [1, 0, 1]);
-    // What is recorded runs before it leaves.
+    // Recorded operations run before the tensor leaves the device.
     let lazy = Tensor::<Valid, 1>::ones([8], &first).mul_scalar(3.0).to_device(&second);
     assert_eq!(lazy.sum().into_scalar(), 24.0);
 }
@@ -107,7 +108,7 @@ fn training_on_one_device_and_then_on_another() {
 fn training_on_two_devices_at_once() {
     let _alone = alone();
     let Some([first, second]) = two_devices() else { return };
-    // CubeCL has one generator of random numbers for all devices: only that both learn is compared.
+    // CubeCL has one random generator for all devices, so the test only checks that both learn.
     let threads = [first, second].map(|device| thread::spawn(move || trained_on(&device)));
     for thread in threads {
         let bits = thread.join().expect("it trains");
@@ -127,13 +128,13 @@ fn a_second_learner_beside_the_model_of_the_first() {
     assert!(kept > before, "the model lies on pages");
     let second = model_of(&device, None, Numbered::<Mlp<Ours>>::new());
     assert!(values == bits::<Valid, _>(&second), "the second run computes something else");
-    // The first model was moved to the pages of the second run, and still is what it was.
+    // The first model was moved to the pages of the second run and must be unchanged.
     assert!(values == bits::<Valid, _>(&first), "the first model has changed");
     drop((first, second));
     assert_eq!(reserved(&device), before, "pages are left");
 }
 
-/// Makes batches, and has the device give back what it has free.
+/// Makes batches, and makes the device release its free memory.
 #[derive(Clone)]
 struct Cleaning;
 
@@ -154,7 +155,7 @@ fn memory_is_cleaned_while_one_trains() {
     assert!(!usual.is_empty() && cleaned == usual, "the values differ");
 }
 
-/// A step that needs more than one page may have on this device.
+/// A step that needs more than one page may hold on this device.
 #[test]
 fn a_plan_of_several_pages_is_what_is_reserved() {
     let _alone = alone();

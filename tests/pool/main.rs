@@ -1,4 +1,6 @@
-//! A pool of our own on a real device: the same values as on burn's backend, wherever buffers lie. Without a Vulkan device each
+//! Tests firebox's own memory pool on a real device.
+//!
+//! Values must equal those on burn's backend, wherever buffers lie. Without a Vulkan device each
 //! test prints one line that says what was not run.
 
 mod devices;
@@ -30,13 +32,13 @@ type Ours = Autodiff<Lazy<firebox::Vulkan>>;
 
 const SEED: u64 = 3;
 
-/// All tests share a device and its pool, on which one trains at a time.
+/// All tests share one device and its pool, which allows one training at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The first Vulkan device, or a line that says that there is none.
+/// The first Vulkan device. Prints a line if there is none.
 fn device() -> Option<WgpuDevice> {
     let device = WgpuDevice::default();
     let found = catch_unwind(|| {
@@ -50,7 +52,7 @@ fn device() -> Option<WgpuDevice> {
     found.ok()
 }
 
-/// The bits of all parameters and running statistics of a module.
+/// Bits of all parameters and running statistics of a module.
 fn bits<B: Backend, M: Module<B>>(module: &M) -> Vec<u32> {
     struct Bits(Vec<u32>);
 
@@ -73,7 +75,7 @@ fn bits<B: Backend, M: Module<B>>(module: &M) -> Vec<u32> {
     bits.0
 }
 
-/// Trains a model on a few batches of two sizes, a part of them in micro-batches, and validates it.
+/// Trains a model on a few batches of two sizes, some of them in micro-batches, and validates it.
 fn fitted<B, M, V>(
     device: &B::Device,
     micro_batch: Option<usize>,
@@ -105,7 +107,7 @@ where
     learner.fit(training).expect("it fits").model
 }
 
-/// The bits of a model of the zoo, trained on one of the two backends.
+/// Bits of a model of the zoo, trained on one of the two backends.
 macro_rules! trained {
     ($backend:ident, $model:ident, $micro_batch:expr) => {{
         let batches = Numbered::<zoo::$model<$backend>>::new();
@@ -148,7 +150,7 @@ fn planning_draws_no_random_numbers() {
         B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
     {
         let device = Default::default();
-        // With dropout.
+        // A model with dropout.
         let model = zoo::Mlp::<B>::new(&device);
         initialize(&model);
         let batch = zoo::Mlp::<B>::batch(&[0, 1, 2], &device);

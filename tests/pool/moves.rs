@@ -1,4 +1,4 @@
-//! Buffers that are moved, that outlive training, that have no bytes, and that find no place.
+//! Tests buffers that are moved, that outlive training, that have no bytes, and that find no place.
 
 use burn::backend::Autodiff;
 use burn::nn::{Linear, LinearConfig};
@@ -13,7 +13,7 @@ use crate::{alone, device};
 
 type B = firebox::Vulkan;
 
-/// Trains two steps, with what `between` does to the pool behind the first. Gives a part of what comes out.
+/// Trains three steps and runs `between` after the first. Returns the weights.
 fn trained(between: impl FnOnce()) -> Option<Vec<f32>> {
     type Training = Autodiff<B>;
     let device = device()?;
@@ -42,11 +42,18 @@ fn values_stay_when_buffers_are_moved() {
     let moved = trained(|| {
         let control = Control::<WgpuRuntime>::of(&Default::default());
         control.begin(StreamId::current(), u64::MAX, u64::MAX);
-        let pages = Pages { lasting: 3 << 20, step: 5 << 20, small: 1 << 20, beside: 0 };
+        let pages =
+            Pages { lasting: 3 << 20, step: 5 << 20, small: 1 << 20, beside: 0, step_from: 0 };
         control.prepare(pages).expect("there is memory");
         assert_eq!(control.memory().reserved, pages.total());
-        // Once more, to pages of other sizes.
-        let pages = Pages { lasting: 4 << 20, step: 2 << 20, small: 2 << 20, beside: 1 << 20 };
+        // Moved once more, to pages of other sizes.
+        let pages = Pages {
+            lasting: 4 << 20,
+            step: 2 << 20,
+            small: 2 << 20,
+            beside: 1 << 20,
+            step_from: 1 << 18,
+        };
         control.prepare(pages).expect("there is memory");
         assert_eq!(control.memory().reserved, pages.total());
     });
@@ -96,12 +103,12 @@ fn no_place_is_an_error_that_tells_the_sizes() {
     let refused = Tensor::<B, 1>::zeros([4 << 20], &device).add_scalar(1.0);
     let error = B::sync(&device).expect_err("16 MiB do not fit into 4").to_string();
     assert!(error.contains("16777216 bytes") && error.contains("4194304"), "{error}");
-    // Nobody takes it from the training thread, and nothing runs.
+    // No other thread takes the error from the training thread, and nothing runs.
     let other = std::thread::spawn(move || B::sync(&Default::default()).is_err());
     assert!(other.join().expect("it asks"));
     let error = B::sync(&device).expect_err("it is still so").to_string();
     assert!(error.contains("16777216 bytes"), "{error}");
-    // Once training has ended, what fits runs.
+    // After training has ended, what fits runs.
     control.end();
     drop(refused);
     B::sync(&device).expect("nothing is wrong any more");
@@ -116,10 +123,11 @@ fn pages_have_no_more_bytes_than_the_device_allows() {
     let moved = trained(|| {
         let control = Control::<WgpuRuntime>::of(&Default::default());
         control.begin(StreamId::current(), u64::MAX, 1 << 20);
-        let pages = Pages { lasting: 5 << 19, step: 9 << 18, small: 1 << 20, beside: 0 };
+        let pages =
+            Pages { lasting: 5 << 19, step: 9 << 18, small: 1 << 20, beside: 0, step_from: 0 };
         control.prepare(pages).expect("there is memory");
         assert_eq!(control.memory().reserved, pages.total());
-        // A region that is full takes another page, of the size of the buffer.
+        // A full region takes another page, of the size of the buffer.
         let large = Tensor::<B, 1>::ones([1 << 20], &Default::default());
         assert_eq!(large.sum().into_scalar(), (1 << 20) as f32);
     });
@@ -133,9 +141,9 @@ fn small_buffers_that_lie_on_pages_for_others_move_with_them() {
     let Some(device) = device() else { return };
     let control = Control::<WgpuRuntime>::of(&device);
     control.begin(StreamId::current(), 5 << 20, u64::MAX);
-    let pages = Pages { lasting: 0, step: 4 << 20, small: 64 << 10, beside: 0 };
+    let pages = Pages { lasting: 0, step: 4 << 20, small: 64 << 10, beside: 0, step_from: 0 };
     control.prepare(pages).expect("there is memory");
-    // More small ones than their page has room for, and no room for another page.
+    // More small buffers than their page has room for, and no room for another page.
     let small: Vec<_> =
         (0..20).map(|number| Tensor::<B, 1>::full([5_000], number as f32, &device)).collect();
     B::sync(&device).expect("they lie on the page of steps");

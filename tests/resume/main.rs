@@ -1,7 +1,10 @@
-//! Training that is killed at any point goes on from its last checkpoint, and ends bit for bit where it would have ended: model,
-//! optimizer, learning rate, the order of the items, and random numbers.
+//! Tests that training killed at any point resumes from its last checkpoint.
 //!
-//! Each run is a process of its own. A few are killed; `FIREBOX_KILLS=200 cargo test --workspace --release --test resume` kills more.
+//! It must end bit for bit where it would have ended: model, optimizer, learning rate, order of the
+//! items, and random numbers.
+//!
+//! Each run has its own process. The test kills a few. More are killed by
+//! `FIREBOX_KILLS=200 cargo test --workspace --release --test resume`.
 
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../learner/task.rs"]
@@ -32,12 +35,12 @@ type B = Autodiff<Lazy<Flex>>;
 const EPOCHS: usize = 8;
 const FOLDER: &str = "FIREBOX_RESUME_FOLDER";
 const WORKERS: &str = "FIREBOX_RESUME_WORKERS";
-/// How many epochs, if not as many as usual.
+/// Environment variable with the number of epochs, if not the usual one.
 const LONG: &str = "FIREBOX_RESUME_EPOCHS";
-/// How long a process may take.
+/// Time limit of a process.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What is run in processes of its own; nothing if the tests are.
+/// The work of a child process. Does nothing when the tests run.
 #[test]
 fn process() {
     let (Ok(folder), Ok(workers)) = (std::env::var(FOLDER), std::env::var(WORKERS)) else {
@@ -83,7 +86,7 @@ fn process() {
     if let Some(why) = fitted.stopped {
         let text = format!("{why}, {:?}", newest_checkpoint(folder));
         std::fs::write(folder.join("stopped"), text).expect("writable");
-        // As a program that does something else with the model.
+        // Simulates a program that does something else with the model.
         std::thread::sleep(LIMIT);
     }
     let bits = weights::<Lazy<Flex>, _>(&fitted.model).concat();
@@ -107,7 +110,7 @@ fn start(folder: &Path, workers: usize) -> Child {
     training(folder, workers).spawn().expect("it starts")
 }
 
-/// Waits until it ends by itself.
+/// Waits until the process ends by itself.
 fn finish(mut child: Child) {
     let since = Instant::now();
     loop {
@@ -127,7 +130,7 @@ fn result(folder: &Path) -> Vec<u8> {
     std::fs::read(folder.join("result")).expect("training ended")
 }
 
-/// The epochs from which training went on.
+/// Number of times training was resumed.
 fn resumed(folder: &Path) -> usize {
     let names = std::fs::read_dir(folder).expect("a folder").flatten();
     names.filter(|entry| entry.file_name().to_string_lossy().starts_with("resumed-")).count()
@@ -182,7 +185,7 @@ fn so_does_one_with_a_loader_thread() {
     killed_and_resumed(1);
 }
 
-/// Asks training to end by a signal, in the epoch behind the first checkpoint.
+/// Ends training with a signal, in the epoch after the first checkpoint.
 #[cfg(unix)]
 fn ended_by(signal: &str, name: &str) {
     use std::os::unix::process::ExitStatusExt;
@@ -213,7 +216,7 @@ fn ended_by(signal: &str, name: &str) {
     let newest = newest_checkpoint(folder.path()).expect("it is there");
     assert_eq!(text, format!("{name}, Some({newest})"));
     assert!(newest > before, "a checkpoint of the epoch in which it ended");
-    // Training is over, and the signal does what it did before.
+    // Training is over, so the signal has its normal effect again.
     send(&child);
     let status = child.wait().expect("it ended");
     assert!(status.signal().is_some(), "{status}");

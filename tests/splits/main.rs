@@ -1,7 +1,11 @@
-//! Random models on random losses, split at random: the gradient is that of the whole batch, or training says no. In 64 bit, so
-//! that what is equal is equal to seven digits: burn's autodiff divides by a number with a reciprocal of 32 bit.
+//! Tests random models with random losses, split at random: the gradient equals the whole batch's,
+//! or training refuses.
 //!
-//! Runs 200 cases, always the same. `FIREBOX_CASES=10000 FIREBOX_SEED=7 cargo test --workspace --release --test splits` runs others.
+//! Values have 64 bits, and equal gradients agree to seven digits, because burn's autodiff divides
+//! by a number with a 32-bit reciprocal.
+//!
+//! Runs 200 fixed cases. Other cases run with
+//! `FIREBOX_CASES=10000 FIREBOX_SEED=7 cargo test --workspace --release --test splits`.
 
 mod model;
 mod task;
@@ -28,9 +32,11 @@ use crate::task::{Batch, By, Judge, Loss, Size, Weight};
 type B = Autodiff<Lazy<Flex>>;
 type Inner = <B as AutodiffBackend>::InnerBackend;
 
-/// What may differ, relative to the largest gradient of a parameter among the whole and its items.
+/// Allowed difference, relative to the largest gradient of a parameter among the whole batch and
+/// its items.
 const TOLERANCE: f64 = 1e-7;
-/// From where on items are coupled; what is between is rounding that a model magnifies, or neither.
+/// Differences above this mean that items are coupled. Between the two limits a case is unclear:
+/// rounding that a model magnifies, or neither.
 const COUPLED: f64 = 1e-3;
 
 #[derive(Clone, Debug)]
@@ -41,7 +47,7 @@ struct Case {
     judge: Judge,
     weight: Weight,
     reduction: Reduction,
-    /// The loader batches of one optimizer step.
+    /// Loader batches of one optimizer step.
     batches: Vec<Size>,
     micro_batch: usize,
 }
@@ -128,10 +134,10 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// A vector for each parameter, in the order of the model.
+/// A vector per parameter, in the order of the model.
 type Gradient = Vec<Vec<f64>>;
 
-/// The values of the parameters.
+/// Values of the parameters.
 fn values<B: Backend, M: Module<B>>(model: &M) -> Gradient {
     struct Collect(Gradient);
 
@@ -146,7 +152,7 @@ fn values<B: Backend, M: Module<B>>(model: &M) -> Gradient {
     collect.0
 }
 
-/// The gradient of some items of a batch as burn computes it, and what they say that they weigh.
+/// Gradient of some items of a batch as burn computes it, and the weight that they report.
 fn gradient(model: &Model<B>, batch: &Batch<B>, range: Range<usize>) -> (Gradient, f64) {
     struct Collect(GradientsParams, Gradient);
 
@@ -165,7 +171,7 @@ fn gradient(model: &Model<B>, batch: &Batch<B>, range: Range<usize>) -> (Gradien
     (collect.1, weight)
 }
 
-/// The gradient of parts together; none if nothing in them counts.
+/// Gradient of the parts together. `None` if nothing in them counts.
 fn joined(parts: &[(Gradient, f64)], reduction: Reduction) -> Option<Gradient> {
     let counting = parts.iter().filter(|(_, weight)| reduction == Reduction::Sum || *weight != 0.0);
     let total: f64 = parts.iter().map(|(_, weight)| weight).sum();
@@ -192,23 +198,25 @@ fn is_finite(gradient: &Gradient) -> bool {
     gradient.iter().flatten().all(|value| value.is_finite())
 }
 
-/// The most by which a parameter's gradient differs, relative to `scales`. What is no number differs.
+/// The largest difference between gradients of a parameter, relative to `scales`. A value that is
+/// not a number counts as infinitely different.
 fn apart(a: &Gradient, b: &Gradient, scales: &[f64]) -> f64 {
     let most = scales.iter().copied().fold(1.0, f64::max);
     let of = |at: usize| {
         let difference = norm(a[at].iter().zip(&b[at]).map(|(a, b)| a - b));
-        // A parameter whose gradient is rounding alone, such as a bias in front of a normalization, tells nothing.
+        // A gradient of pure rounding, such as that of a bias before a normalization, tells
+        // nothing.
         let relative = difference / scales[at].max(1e-6 * most);
         if relative.is_nan() { f64::INFINITY } else { relative }
     };
     (0..scales.len()).map(of).fold(0.0, f64::max)
 }
 
-/// What burn's gradients say of a case.
+/// What burn's gradients say about a case.
 struct Truth {
-    /// The gradient that training has to use: that of the loader batches, each whole.
+    /// The gradient that training must use: that of the loader batches, each taken whole.
     expected: Option<Gradient>,
-    /// By how much the gradient of a batch differs from that of its items, one by one.
+    /// The difference between the gradient of a batch and that of its items taken one by one.
     coupled: f64,
     scales: Vec<f64>,
 }
@@ -229,7 +237,7 @@ impl Truth {
                     *scale = scale.max(norm(values.iter().copied()));
                 }
             }
-            // What weighs nothing is left out, whatever its gradient is.
+            // A batch of zero weight is left out, whatever its gradient is.
             if whole.1 != 0.0 || case.reduction == Reduction::Sum {
                 coupled.push((whole.0.clone(), joined(&singles, case.reduction)));
             }
@@ -280,23 +288,26 @@ impl DataLoader<B, Batch<B>> for Given {
 
 type FlexDevice = <B as burn::tensor::backend::BackendTypes>::Device;
 
-/// What became of a case.
+/// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum End {
-    /// Nothing can be said: burn's own gradient is no number, or it is not clear whether the items are coupled.
+    /// Nothing can be said: burn's own gradient is not a number, or it is unclear whether the items
+    /// are coupled.
     Unclear,
     /// Nothing in the batches counts.
     Weightless,
     Equal,
-    /// It is equal, and the Learner says that it does not know.
+    /// The gradient is equal, and the Learner says that it does not know.
     EqualAndUnknown,
-    /// A part that was not among the compared ones has a gradient that is no number, as that of a mean over padding alone.
+    /// A part outside the compared ones has a gradient that is not a number, for example a mean
+    /// over padding alone.
     NoNumber,
-    /// A loss that picks items picks among those that are compared as if it did not, or they are padded alike.
+    /// The check missed the coupling: a loss that picks items picks among the compared ones as if
+    /// it did not, or they are padded alike.
     Missed,
-    /// It differs, and the Learner says that it does not know.
+    /// The gradient differs, and the Learner says that it does not know.
     Said,
-    /// It was refused.
+    /// Training refused the case.
     Refused(u8),
 }
 
@@ -341,7 +352,8 @@ fn run(case: &Case) -> Result<End, TestCaseError> {
     let fitted = match fitted.map_err(|error| error.into_parts().0) {
         Ok(fitted) => fitted,
         Err(TrainError::Coupled { coupling, by, parameter, .. }) => {
-            // What picks items may pick in a batch as if it did not, and is refused for what it does to others.
+            // A loss that picks items may pick in a batch as if it did not, and is refused for its
+            // effect on others.
             prop_assert!(
                 truth.coupled > COUPLED || picks,
                 "a false alarm: {coupling:?} by {by} in {parameter}, and items differ by {}",

@@ -1,4 +1,5 @@
-//! Models of random layers: sequences of vectors or of tokens in, a row of numbers for each position or for each item out.
+//! Models of random layers. They map sequences of vectors or tokens to a row of numbers per
+//! position or per item.
 
 use burn::module::Module;
 use burn::nn::attention::{
@@ -17,10 +18,10 @@ use burn::train::{InferenceStep, TrainOutput, TrainStep};
 
 use crate::task::{Batch, CLASSES, Judge, VOCABULARY};
 
-/// The width of every layer.
+/// Width of every layer.
 pub const WIDTH: usize = 4;
 
-/// What a layer is.
+/// Kinds of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Linear,
@@ -37,19 +38,19 @@ pub enum Kind {
     Tanh,
 }
 
-/// One place of a model.
+/// One position in a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub kind: Kind,
     /// Whether the input is added to the output.
     pub residual: bool,
-    /// Whether it is run a second time behind the last layer, with the same parameters.
+    /// Whether the layer runs a second time after the last one, with the same parameters.
     pub again: bool,
     /// Whether its parameters are trained.
     pub trained: bool,
 }
 
-/// `[items, length, WIDTH]` to the same shape.
+/// A layer that maps `[items, length, WIDTH]` to the same shape.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are few")]
 enum Layer<B: Backend> {
@@ -117,7 +118,7 @@ impl<B: Backend> Layer<B> {
     }
 }
 
-/// A model of random layers, and what it is judged by.
+/// A model of random layers, with its loss.
 #[derive(Module, Debug)]
 pub struct Model<B: Backend> {
     embedding: Option<Embedding<B>>,
@@ -154,7 +155,7 @@ impl<B: Backend> Model<B> {
             let y = layer.forward(x.clone());
             x = if place.residual { x + y } else { y };
         }
-        // Outputs large enough for losses that differ.
+        // Outputs are scaled up so that losses differ.
         let output = self.head.forward(x).mul_scalar(3.0);
         let head = self.head.weight.val();
         self.judge.loss(output, &batch, head)

@@ -1,4 +1,5 @@
-//! Batches of random items, what they say that they weigh, and the losses of burn and of users that judge outputs for them.
+//! Batches of random items, the weights they report, and losses of burn and of users on outputs for
+//! them.
 
 use burn::nn::loss::{
     BinaryCrossEntropyLossConfig, CosineEmbeddingLossConfig, CrossEntropyLossConfig,
@@ -13,19 +14,19 @@ use rand::{RngExt, SeedableRng};
 
 use crate::model::WIDTH;
 
-/// How many numbers an output has.
+/// Numbers per output.
 pub const CLASSES: usize = 4;
-/// How many tokens there are.
+/// Number of tokens.
 pub const VOCABULARY: usize = 7;
-/// The class of what stands behind the end of an item.
+/// Class of positions after the end of an item.
 const PADDING: i64 = 0;
 const CLASS_WEIGHTS: [f32; CLASSES] = [0.5, 1.0, 3.0, 0.2];
 
-/// What a batch says that it weighs.
+/// How a batch computes its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weight {
     Items,
-    /// The tokens that are no padding.
+    /// The number of tokens that are not padding.
     Tokens,
     /// The class weights of all targets, or of the first one of each item.
     Classes,
@@ -49,12 +50,12 @@ pub struct Batch<B: Backend> {
     pub said: (Weight, bool),
 }
 
-/// The size of a batch.
+/// Size of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
     pub items: usize,
     pub length: usize,
-    /// Whether items are padded; some are then padding alone.
+    /// Whether items are padded. Some are then only padding.
     pub padded: bool,
 }
 
@@ -107,7 +108,7 @@ impl<B: Backend> Batch<B> {
     }
 }
 
-/// How burn's losses make one number.
+/// How burn's losses reduce to one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     Mean,
@@ -134,9 +135,9 @@ pub enum Loss {
         smoothing: bool,
     },
     Cosine(By),
-    /// The mean over tokens that are no padding.
+    /// The mean over tokens that are not padding.
     RealTokens,
-    /// The mean over items of each one's mean over tokens that are no padding.
+    /// The mean over items of each item's mean over tokens that are not padding.
     ItemByItem,
     /// The root of a mean.
     Root,
@@ -144,21 +145,21 @@ pub enum Loss {
     Largest,
     /// The hardest half.
     Hardest,
-    /// How much alike the outputs of a batch are.
+    /// How similar the outputs of a batch are.
     Contrast,
     /// The variance over the batch.
     Spread,
-    /// A sum, and the size of a weight.
+    /// A sum plus the size of a weight.
     Penalized,
-    /// One less twice the overlap over what there is.
+    /// One minus twice the overlap divided by the total.
     Dice,
     /// The square of a mean.
     Squared,
-    /// A mean of what is relative to the batch's mean.
+    /// A mean of values relative to the batch's mean.
     Centered,
 }
 
-/// A loss on outputs of each token, or on their mean over an item.
+/// A loss on the outputs of each token, or on their mean over an item.
 #[derive(Clone, Copy, Debug)]
 pub struct Judge {
     pub loss: Loss,
@@ -166,7 +167,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// The loss of `output`, `[items, length, CLASSES]`.
+    /// Loss of `output`, `[items, length, CLASSES]`.
     pub fn loss<B: Backend>(
         &self,
         output: Tensor<B, 3>,
@@ -260,7 +261,7 @@ impl Judge {
     }
 }
 
-/// Most losses of burn have no mean over the batch.
+/// The reduction for losses without a mean over the batch, which are most of burn's.
 fn without_batch_mean(by: By) -> Reduction {
     match by {
         By::Mean => Reduction::Mean,

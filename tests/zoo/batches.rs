@@ -1,11 +1,11 @@
-//! The batches of the zoo, and the host data they are made of.
+//! The batches of the zoo, and the host data that they are made of.
 
 use burn::nn::loss::{CrossEntropyLossConfig, MseLoss, Reduction};
 use burn::prelude::*;
 use burn::train::{ClassificationOutput, RegressionOutput};
 use firebox::MicroBatch;
 
-/// How many classes there are.
+/// Number of classes.
 pub const CLASSES: usize = 10;
 
 /// Rows of numbers with classes.
@@ -35,7 +35,7 @@ pub struct Images<B: Backend> {
     pub targets: Tensor<B, 1, Int>,
 }
 
-/// Images, and what is to be made of them pixel by pixel.
+/// Images with a target for each pixel.
 #[derive(Clone, Debug, MicroBatch)]
 pub struct Masked<B: Backend> {
     /// `[items, channels, height, width]`
@@ -51,7 +51,7 @@ pub struct Pictures<B: Backend> {
     pub pixels: Tensor<B, 4>,
 }
 
-/// Pairs of images, and whether they show the same.
+/// Pairs of images, and whether they show the same thing.
 #[derive(Clone, Debug, MicroBatch)]
 pub struct Pairs<B: Backend> {
     /// `[items, channels, height, width]`
@@ -62,7 +62,7 @@ pub struct Pairs<B: Backend> {
     pub same: Tensor<B, 2>,
 }
 
-/// Texts, and the same texts moved on by one token.
+/// Texts, and the same texts shifted by one token.
 #[derive(Clone, Debug, MicroBatch)]
 pub struct Texts<B: Backend> {
     /// `[items, length]`
@@ -71,7 +71,7 @@ pub struct Texts<B: Backend> {
     pub next: Tensor<B, 2, Int>,
 }
 
-/// Numbers between -1 and 1 for each item, of the shape `[items, item...]`.
+/// Numbers between -1 and 1 for each item, with shape `[items, item...]`.
 pub fn numbers<B: Backend, const D: usize>(
     items: &[usize],
     item: &[usize],
@@ -81,7 +81,8 @@ pub fn numbers<B: Backend, const D: usize>(
     let wave: Vec<f32> =
         (0..PERIOD).map(|i| ((i * 7919 % PERIOD) as f32 / PERIOD as f32 - 0.5) * 2.0).collect();
     let numbers: usize = item.iter().product();
-    // Of exact size: what a vector has room for stays with the tensor that takes it over.
+    // Allocated with exact size: spare capacity of a vector stays with the tensor that takes it
+    // over.
     let mut values = Vec::with_capacity(items.len() * numbers);
     for &number in items {
         let end = values.len() + numbers;
@@ -96,13 +97,13 @@ pub fn numbers<B: Backend, const D: usize>(
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// The class of each item.
+/// Class of each item.
 pub fn classes<B: Backend>(items: &[usize], device: &B::Device) -> Tensor<B, 1, Int> {
     let classes: Vec<i32> = items.iter().map(|item| (item % CLASSES) as i32).collect();
     Tensor::from_data(TensorData::new(classes, [items.len()]), device)
 }
 
-/// A text of `length` tokens for each item, of a vocabulary of `tokens`, that starts at its token `from`.
+/// A text of `length` tokens per item, from a vocabulary of `tokens`, starting at its token `from`.
 pub fn texts<B: Backend>(
     items: &[usize],
     (from, length, tokens): (usize, usize, usize),
@@ -115,7 +116,7 @@ pub fn texts<B: Backend>(
     Tensor::from_data(TensorData::new(values, [items.len(), length]), device)
 }
 
-/// Cross entropy over logits `[items, classes]`.
+/// Cross-entropy of logits `[items, classes]`.
 pub fn classified<B: Backend>(
     logits: Tensor<B, 2>,
     targets: Tensor<B, 1, Int>,
@@ -126,7 +127,7 @@ pub fn classified<B: Backend>(
     ClassificationOutput::new(loss, logits, targets)
 }
 
-/// The mean squared error of `[items, numbers]`.
+/// Mean squared error of `[items, numbers]`.
 pub fn fitted<B: Backend>(output: Tensor<B, 2>, targets: Tensor<B, 2>) -> RegressionOutput<B> {
     let loss = MseLoss::new().forward(output.clone(), targets.clone(), Reduction::Mean);
     RegressionOutput::new(loss, output, targets)

@@ -1,4 +1,4 @@
-//! A GPT over characters: embeddings, causal attention, logits for every position.
+//! A GPT over characters: embeddings, causal attention, and logits for every position.
 
 use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::transformer::{

@@ -1,5 +1,5 @@
-//! Two iterations of training as the Learner runs them, for the tests that compare footprints with each other and with
-//! a device.
+//! Two iterations of training as the Learner runs them, for tests that compare footprints with each
+//! other and with a device.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,11 +13,12 @@ use firebox::{LazyBackend, MicroBatch, Recorder, Trace, initialize, mark};
 
 use super::Zoo;
 
-/// Of how many earlier micro-steps burn's metrics thread may hold the outputs while one runs.
+/// Number of earlier micro-steps whose outputs burn's metrics thread may hold while one runs.
 const OUTPUTS_HELD: usize = 1;
 
-/// Trains `model` for two iterations of a micro-step on each of these parts of `batch`. The optimizer steps on the
-/// weighted sum of the gradients. Gives what training leaves behind.
+/// Trains `model` for two iterations, with one micro-step per part of `batch`.
+///
+/// The optimizer steps on the weighted sum of the gradients. Returns what training leaves behind.
 pub fn train<B, M>(
     model: M,
     batch: &<M as Zoo<B>>::Batch,
@@ -48,7 +49,7 @@ where
     (model, optimizer)
 }
 
-/// The trace of [`train`] on a batch of so many items, recorded on the backend below `B`.
+/// Records the trace of [`train`] on a batch of `items` items, on the backend below `B`.
 pub fn record<B, M>(items: usize, parts: &[Range<usize>], device: &B::Device) -> Trace
 where
     B: AutodiffBackend + LazyBackend,
@@ -67,7 +68,8 @@ where
     trace
 }
 
-/// Adds half of each gradient to the sum: the weight is another one in training, and needs the same memory.
+/// Adds half of each gradient to the sum. Training uses another weight, which needs the same
+/// memory.
 struct AddScaled<'a> {
     sum: &'a mut GradientsParams,
     gradients: GradientsParams,
@@ -85,7 +87,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for AddScaled<'_> {
     }
 }
 
-/// Parts of a batch of these sizes, one behind the other.
+/// Consecutive parts of a batch with these sizes.
 pub fn parts(sizes: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
     let mut begin = 0;
     let part = |size| {

@@ -1,8 +1,9 @@
-//! The model zoo: one model of each kind that people train, for the tests and benches that compare what a step needs
-//! with what was predicted.
+//! The model zoo: one model of each common kind, for the tests and benches that compare predicted
+//! with measured memory.
 //!
-//! The models are small to compute and wide in memory: a software GPU has to run them, and what is compared are bytes.
-//! Their items are numbers, and batches are made of these on the host, so that no data set is needed.
+//! The models need little computing and much memory. A software GPU has to run them, and only bytes
+//! are compared. Their items are numbers. Batches are made from these on the host, so no data set
+//! is needed.
 
 #![allow(dead_code, unused_imports, reason = "no suite uses all of it")]
 
@@ -13,24 +14,24 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::prelude::*;
 use firebox::MicroBatch;
 
-/// A model of the zoo, and the batches it is trained on.
+/// A model of the zoo and the batches it trains on.
 pub trait Zoo<B: Backend>: Module<B> {
-    /// Its name on the command line.
+    /// Name on the command line.
     const NAME: &'static str;
-    /// The items of a batch that opens pages of several sizes.
+    /// A batch size that opens pages of several sizes.
     const ITEMS: usize;
 
-    /// What one step sees.
+    /// The input of one step.
     type Batch: MicroBatch + Clone + Debug + Send + 'static;
 
-    /// The model with random weights.
+    /// Creates the model with random weights.
     fn new(device: &B::Device) -> Self;
 
-    /// The batch of the items with these numbers: one upload of host data for each of its tensors.
+    /// Makes the batch of the items with these numbers, with one upload of host data per tensor.
     fn batch(items: &[usize], device: &B::Device) -> Self::Batch;
 }
 
-/// Makes batches of the model `M` out of the numbers of their items.
+/// Makes batches of the model `M` from the numbers of their items.
 pub struct Numbered<M>(PhantomData<fn() -> M>);
 
 impl<M> Clone for Numbered<M> {

@@ -1,4 +1,5 @@
-//! A model that looks at its data: it reads its largest activation during the forward pass and divides by it.
+//! A model that reads values of its data: its largest activation during the forward pass, by which
+//! it divides.
 
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;

@@ -1,5 +1,5 @@
-//! ResNet-18 (He et al., Deep Residual Learning for Image Recognition, 2016): its layers and connections, an eighth
-//! of its channels.
+//! ResNet-18 (He et al., Deep Residual Learning for Image Recognition, 2016), with its layers and
+//! connections and an eighth of its channels.
 
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, MaxPool2d, MaxPool2dConfig};
@@ -11,9 +11,9 @@ use burn::train::ClassificationOutput;
 use super::Zoo;
 use super::batches::{CLASSES, Images, classes, classified, numbers};
 
-/// Channels of the first stage, 64 in the paper.
+/// Channels of the first stage; 64 in the paper.
 const WIDTH: usize = 8;
-/// Pixels along an edge, 224 in the paper.
+/// Pixels along an edge; 224 in the paper.
 const EDGE: usize = 64;
 
 /// A convolution with batch normalization.
@@ -41,7 +41,7 @@ impl<B: Backend> Normed<B> {
     }
 }
 
-/// Two convolutions and a way around them.
+/// Two convolutions with a shortcut around them.
 #[derive(Module, Debug)]
 struct Block<B: Backend> {
     first: Normed<B>,

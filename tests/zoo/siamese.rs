@@ -1,4 +1,4 @@
-//! A siamese network: one encoder sees both images of a pair, so that its parameters have two gradients.
+//! A siamese network. One encoder sees both images of a pair, so its parameters have two gradients.
 
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};

@@ -1,4 +1,5 @@
-//! A U-Net (Ronneberger et al., 2015) of three levels: what goes down is kept and joined with what comes up.
+//! A U-Net (Ronneberger et al., 2015) with three levels. Outputs on the way down are kept and
+//! joined with those on the way up.
 
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};

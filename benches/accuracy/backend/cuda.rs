@@ -5,21 +5,22 @@ use std::ops::RangeInclusive;
 pub type Base = burn::backend::Cuda;
 pub type Runtime = cubecl::cuda::CudaRuntime;
 
-/// The name of the bench.
+/// Name of the bench.
 pub const BENCH: &str = "accuracy_cuda";
-/// What a prediction may be of the most that was measured, where a few cases are run as a test. A page may be a fifth of what a small model
-/// needs: `reader-3000` on a T4 is 87 MiB of 73.
+/// Allowed range of predicted over most measured bytes, when a few cases run as a test. A page can
+/// be a fifth of what a small model needs: for `reader-3000` on a T4, 87 MiB are predicted and 73
+/// measured.
 pub const LIMITS: RangeInclusive<f64> = 0.99..=1.25;
 
 /// Whether the blank driver can stand in for the device.
 pub const CAN_BE_BLANK: bool = true;
 
-/// The name of the first device, or nothing if there is none.
+/// Name of the first device, or `None` without one.
 pub fn name() -> Option<String> {
     crate::machine::has_nvidia().then(|| "cuda".to_owned())
 }
 
-/// What the driver says that this process holds on the first device, if it tells.
+/// Bytes that this process holds on the first device, if the driver tells.
 pub fn held_by_driver() -> Option<firebox::Bytes> {
     firebox::cuda_memory(0).ok()?.held_by_process
 }

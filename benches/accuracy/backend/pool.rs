@@ -5,20 +5,21 @@ use std::ops::RangeInclusive;
 pub type Base = firebox::Cuda;
 pub type Runtime = firebox::Pooled<cubecl::cuda::CudaRuntime>;
 
-/// The name of the bench.
+/// Name of the bench.
 pub const BENCH: &str = "accuracy_pool";
-/// What a prediction may be of the most that was measured, where a few cases are run as a test: the same to the byte.
+/// Allowed range of predicted over most measured bytes, when a few cases run as a test: equal to
+/// the byte.
 pub const LIMITS: RangeInclusive<f64> = 1.0..=1.0;
 
 /// Whether the blank driver can stand in for the device.
 pub const CAN_BE_BLANK: bool = true;
 
-/// The name of the first device, or nothing if there is none.
+/// Name of the first device, or `None` without one.
 pub fn name() -> Option<String> {
     crate::machine::has_nvidia().then(|| "cuda".to_owned())
 }
 
-/// What the driver says that this process holds on the first device, if it tells.
+/// Bytes that this process holds on the first device, if the driver tells.
 pub fn held_by_driver() -> Option<firebox::Bytes> {
     firebox::cuda_memory(0).ok()?.held_by_process
 }

@@ -1,4 +1,9 @@
-//! Cards: what has to be known of a GPU to find a footprint on it without having it.
+//! Cards: what must be known about a GPU to find a footprint on it without having it.
+//!
+//! `card/table.rs` lists known cards. A card's properties make a dry device, which `device.rs`
+//! lends.
+
+mod table;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -43,10 +48,10 @@ impl Capability {
         self.major * 10 + self.minor
     }
 
-    /// The shared memory that one block can opt in to.
+    /// The maximum shared memory of one block (opt-in).
     ///
-    /// From the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming Guide.
-    /// Capabilities that the table does not have get the 99 KiB of consumer cards.
+    /// From the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++
+    /// Programming Guide. Capabilities not in the table get the 99 KiB of consumer cards.
     pub const fn shared_memory(self) -> Bytes {
         match self.version() {
             50..=62 => Bytes::kib(48),
@@ -65,7 +70,7 @@ impl fmt::Display for Capability {
     }
 }
 
-/// A GPU of NVIDIA's, as cubecl-cuda sees it.
+/// An NVIDIA GPU, as cubecl-cuda sees it.
 ///
 /// ```
 /// use firebox_dry::{Capability, Card};
@@ -90,8 +95,8 @@ pub struct Card {
 impl Card {
     /// A card that is not in the table.
     ///
-    /// `memory` is what `cuDeviceTotalMem` answers, which is a few per cent below the number on the box: a page is at
-    /// most a quarter of it, and so the pools follow from it.
+    /// `memory` is what `cuDeviceTotalMem` returns, which is a few per cent below the number on the
+    /// box. The largest page is a quarter of it, and the pools follow from that.
     pub const fn new(
         name: &'static str,
         memory: Bytes,
@@ -110,7 +115,7 @@ impl Card {
         self
     }
 
-    /// The same card with another amount of memory, such as a part of a card.
+    /// The same card with another amount of memory, for example a part of a card.
     pub const fn with_memory(mut self, memory: Bytes) -> Self {
         self.memory = memory;
         self
@@ -122,8 +127,8 @@ impl Card {
         self
     }
 
-    /// The card of the table with this name, or else the first one whose name contains all words of it. Case does not
-    /// matter.
+    /// The card of the table with this name, or else the first whose name contains all words of
+    /// `name`. Case is ignored.
     pub fn named(name: &str) -> Option<Self> {
         let name = name.to_lowercase();
         if let Some(card) = Self::all().iter().find(|card| card.name.to_lowercase() == name) {
@@ -139,7 +144,7 @@ impl Card {
 
     /// The cards of the table.
     pub fn all() -> &'static [Self] {
-        &crate::card_table::CARDS
+        &table::CARDS
     }
 
     /// The name.
@@ -147,7 +152,7 @@ impl Card {
         &self.name
     }
 
-    /// The memory that the driver reports, contexts and everything else included.
+    /// The memory that the driver reports, including contexts and everything else.
     pub fn memory(&self) -> Bytes {
         self.memory
     }
@@ -162,14 +167,16 @@ impl Card {
         self.multiprocessors
     }
 
-    /// The shared memory that one block can opt in to.
+    /// The maximum shared memory of one block (opt-in).
     pub fn shared_memory(&self) -> Bytes {
         self.shared_memory
     }
 
-    /// The tensor cores of one multiprocessor, as cubecl-cuda has them; none where it does not know.
+    /// The tensor cores of one multiprocessor according to cubecl-cuda, or `None` if it does not
+    /// know.
     ///
-    /// Mirrors `tensor_cores_per_sm` in `runtime.rs` of cubecl-cuda, which knows none of capability 12.0.
+    /// Mirrors `tensor_cores_per_sm` in `runtime.rs` of cubecl-cuda, which has no entry for
+    /// capability 12.0.
     pub fn tensor_cores(&self) -> Option<u32> {
         match self.capability.version() {
             70 | 75 => Some(8),
@@ -178,8 +185,9 @@ impl Card {
         }
     }
 
-    /// What the driver takes for the context of a process, kernels included. A rough number: it depends on the
-    /// driver, grows with the multiprocessors and with the kernels that are loaded. Default: 600 MiB, for every card.
+    /// What the driver takes for a process's context, kernels included. A rough number: it depends
+    /// on the driver, and grows with the multiprocessors and the loaded kernels. Default: 600 MiB,
+    /// for every card.
     pub fn context(&self) -> Bytes {
         self.context
     }
@@ -190,7 +198,7 @@ impl Card {
         Bytes::new(page / CUDA_ALIGNMENT * CUDA_ALIGNMENT)
     }
 
-    /// What cubecl-cuda would report of this card.
+    /// What cubecl-cuda would report about this card.
     ///
     /// Mirrors `DeviceService::init` in `runtime.rs` of cubecl-cuda, with CUDA 12.8 or later.
     pub fn properties(&self) -> DeviceProperties {
@@ -231,10 +239,11 @@ impl Card {
 /// `mem_alignment` in `runtime.rs` of cubecl-cuda.
 const CUDA_ALIGNMENT: u64 = 512;
 
-/// What a context takes where nothing better is known. No table of contexts by card and driver was found. What users
-/// have measured: 107 MiB on an RTX 4060 Ti and 555 MiB on an RTX PRO 6000 for nothing but the context, about 3 MiB a
-/// multiprocessor (ggml-org/llama.cpp#23604), and some 300 MiB in a PyTorch process, which loads its kernels when they
-/// are used (pytorch/pytorch#107667). Kernels that burn compiles come on top.
+/// The context's size if nothing better is known. No table of contexts by card and driver was
+/// found. Users measured 107 MiB on an RTX 4060 Ti and 555 MiB on an RTX PRO 6000 for the context
+/// alone, about 3 MiB a multiprocessor (ggml-org/llama.cpp#23604). A PyTorch process, which loads
+/// kernels when they are used, had some 300 MiB (pytorch/pytorch#107667). Kernels that burn
+/// compiles are added to that.
 const DEFAULT_CONTEXT: Bytes = Bytes::mib(600);
 
 fn register_features(properties: &mut DeviceProperties, capability: Capability) {
@@ -321,7 +330,7 @@ mod tests {
     fn features_follow_the_capability() {
         let (pascal, turing, ampere) = (properties(6, 1), properties(7, 5), properties(8, 6));
         let (ada, hopper, blackwell) = (properties(8, 9), properties(9, 0), properties(12, 0));
-        // The start of each feature, and the last capability without it.
+        // For each feature: the last capability without it, the first with it, and the check.
         type Feature = fn(&DeviceProperties) -> bool;
         let features: [(&DeviceProperties, &DeviceProperties, Feature); 9] = [
             (&pascal, &turing, |p| p.features.plane.contains(Plane::Sync)),

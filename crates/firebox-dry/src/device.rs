@@ -1,7 +1,10 @@
-//! Dry devices: a fixed number of device indices, each bound to the properties of one card, lent to one user at a time.
+//! Dry devices: a fixed number of device indices, each bound to the properties of one card and lent
+//! to one user at a time.
 //!
-//! CubeCL starts a thread for a device index and never ends it, and burn's fusion keeps its plans with it. So there is
-//! a pool: an index is made when a card needs one, kept, and lent again.
+//! `replay/model.rs` and `replay/pooled.rs` take a lease for each footprint and run their programs
+//! through it. CubeCL starts a thread for a device index and never ends it, and burn's fusion keeps
+//! its plans with the index. So indices form a pool: an index is made when a card needs one, kept,
+//! and lent again.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -17,18 +20,19 @@ use cubecl_common::stream_id::StreamId;
 use firebox_trace::Bytes;
 
 use crate::server::DryServer;
+use crate::server::usage::Usage;
 use crate::target::Target;
-use crate::usage::Usage;
 
-/// How many dry devices a process can have, over all cards and targets.
+/// The maximum number of dry devices in a process, over all cards and targets.
 pub const MAX_DEVICES: usize = 64;
 
-/// How many dry devices one card can have, and so how many footprints on one card are found at the same time.
+/// The maximum number of dry devices of one card, and so of footprints computed for it at the same
+/// time.
 pub const MAX_DEVICES_PER_CARD: usize = 4;
 
-/// A device without memory, as burn's backends know it.
+/// A device without memory, as burn's backends see it.
 ///
-/// The index says nothing by itself; only devices of a [`Lease`] have properties.
+/// The index alone means nothing; only devices of a [`Lease`] have properties.
 pub struct DryDevice<T: Target> {
     index: u16,
     target: PhantomData<T>,
@@ -73,11 +77,11 @@ impl<T: Target> DeviceOps for DryDevice<T> {}
 /// The stream of the program on a dry device.
 pub(crate) const STREAM: StreamId = StreamId { value: 0 };
 
-/// A dry device on loan: nobody else uses it until the lease is dropped.
+/// A dry device on loan. Nobody else uses it until the lease is dropped.
 #[derive(Debug)]
 pub struct Lease<T: Target> {
     device: DryDevice<T>,
-    /// The real device whose tuned choices are taken, as the tuner calls it.
+    /// The real device whose tuned choices are used, as the tuner names it.
     tuned: Option<String>,
     broken: bool,
 }
@@ -98,12 +102,13 @@ pub enum LeaseError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the program panicked on a device without memory: {message}")]
 pub struct Panicked {
-    /// What it said.
+    /// The message of the panic.
     pub message: String,
 }
 
 impl<T: Target> Lease<T> {
-    /// Borrows a dry device with these properties. Waits while all that the card may have are lent.
+    /// Borrows a dry device with these properties. Waits while all devices that the card may have
+    /// are lent.
     pub fn take(properties: &DeviceProperties) -> Result<Self, LeaseError> {
         let mut known = known();
         let index = loop {
@@ -133,8 +138,9 @@ impl<T: Target> Lease<T> {
         Ok(Self { device: DryDevice { index, target: PhantomData }, tuned: None, broken: false })
     }
 
-    /// Makes burn's tuner choose what it has on disk for a real device, called as `CubeTuneId` of CubeCL is written. What is
-    /// not there it tunes, as it would on the real device. Default: it tunes everything.
+    /// Makes burn's tuner choose what it has on disk for a real device. `tuned` is the device's
+    /// name as CubeCL's `CubeTuneId` is written. What is not on disk is tuned, as on the real
+    /// device. Default: everything is tuned.
     pub fn with_choices_of(mut self, tuned: Option<&str>) -> Self {
         self.tuned = tuned.map(str::to_owned);
         self
@@ -145,10 +151,11 @@ impl<T: Target> Lease<T> {
         &self.device
     }
 
-    /// Runs `program` on the empty device and tells what it reserved.
+    /// Runs `program` on the empty device and returns its result and what it reserved.
     ///
-    /// The program runs on the device's own thread and stream, so that the result does not depend on who asks. It
-    /// must drain what it leaves in burn's queues (`Backend::sync`) and not keep threads of its own at work.
+    /// The program runs on the device's own thread and stream, so the result does not depend on the
+    /// caller's thread. It must drain what it leaves in burn's queues (`Backend::sync`), and must
+    /// not leave threads of its own running.
     pub fn run<R: Send>(
         &mut self,
         program: impl FnOnce(&DryDevice<T>) -> R + Send,
@@ -186,7 +193,7 @@ impl<T: Target> Lease<T> {
     }
 }
 
-/// What a panic says.
+/// The message of a panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
@@ -203,7 +210,7 @@ impl<T: Target> Drop for Lease<T> {
     }
 }
 
-/// A look at a device while a program runs on it.
+/// Reads and controls the counters of a device while a program runs on it.
 pub(crate) struct Monitor<T: Target>(DeviceHandle<DryServer<T>>);
 
 impl<T: Target> Monitor<T> {
@@ -216,22 +223,22 @@ impl<T: Target> Monitor<T> {
         self.0.submit_blocking(|server| server.reserved()).expect("the device runs this program")
     }
 
-    /// How many buffers were asked for and kernels launched.
+    /// The number of buffers requested and kernels launched.
     pub(crate) fn calls(&self) -> u64 {
         self.0.submit_blocking(|server| server.calls()).expect("the device runs this program")
     }
 
-    /// Begins to look whether small pools are full, and forgets which were.
+    /// Starts checking whether small pools are full, and forgets which were.
     pub(crate) fn look_for_room(&self) {
         self.0.submit_blocking(DryServer::look_for_room).expect("the device runs this program");
     }
 
-    /// Forgets the most that was reserved before now.
+    /// Forgets the earlier peak.
     pub(crate) fn forget_peak(&self) {
         self.0.submit_blocking(DryServer::forget_peak).expect("the device runs this program");
     }
 
-    /// What was measured up to now.
+    /// What was measured so far.
     pub(crate) fn usage(&self) -> Usage {
         self.0.submit_blocking(DryServer::usage).expect("the device runs this program")
     }
@@ -251,7 +258,8 @@ enum State {
     Broken,
 }
 
-/// CubeCL makes a server from a device's id alone, so that the properties have to be found by it.
+/// The device indices made so far. CubeCL makes a server from a device's id alone, so the
+/// properties must be found by id.
 static KNOWN: Mutex<Vec<Slot>> = Mutex::new(Vec::new());
 static RETURNED: Condvar = Condvar::new();
 
@@ -259,7 +267,7 @@ fn known() -> MutexGuard<'static, Vec<Slot>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The properties of a device that was lent before.
+/// The properties of a device that has been lent.
 pub(crate) fn properties_of(id: DeviceId) -> DeviceProperties {
     let known = known();
     let slot = known.iter().find(|slot| slot.id == id);

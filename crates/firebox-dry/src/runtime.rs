@@ -1,7 +1,8 @@
-//! The runtime: what makes burn's `CubeBackend` run on a dry device.
+//! The runtime: runs burn's `CubeBackend` on a dry device.
 //!
-//! burn-cubecl implements its backend for every CubeCL runtime. Here is one whose compiler compiles nothing; fusion,
-//! the choice of kernels, their temporary buffers and the allocator are the real ones.
+//! burn-cubecl implements its backend for every CubeCL runtime. The compiler of this runtime
+//! compiles nothing. Fusion, kernel selection, temporary buffers and the allocator are the real
+//! ones. Requests go to `server.rs`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,10 +21,10 @@ use crate::device::{self, DryDevice};
 use crate::server::{DryInfo, DryServer};
 use crate::target::Target;
 
-/// A CubeCL runtime that reserves as the runtime `T` does, and computes nothing.
+/// A CubeCL runtime that reserves what the runtime `T` reserves, and computes nothing.
 ///
-/// `Fusion<CubeBackend<DryRuntime<Cuda>, f32, i32, u8>>` is burn's CUDA backend without a GPU. Values read back are
-/// zeros.
+/// `Fusion<CubeBackend<DryRuntime<Cuda>, f32, i32, u8>>` is burn's CUDA backend without a GPU.
+/// Values read back are zeros.
 #[derive(Clone, Debug)]
 pub struct DryRuntime<T: Target>(PhantomData<T>);
 
@@ -65,11 +66,11 @@ impl<T: Target> Runtime for DryRuntime<T> {
     }
 }
 
-/// A compiler that is never asked: the dry server drops kernels.
+/// A compiler that is never used: the dry server drops kernels.
 #[derive(Clone, Debug, Default)]
 pub struct DryCompiler;
 
-/// What [`DryCompiler`] would compile to; there is no such thing.
+/// What [`DryCompiler`] would compile to. Has no values.
 #[derive(Clone, Copy, Debug)]
 pub enum NoCode {}
 

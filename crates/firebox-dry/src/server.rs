@@ -1,7 +1,13 @@
-//! The server: every request of burn's backend ends here, and is counted.
+//! The server: every request of burn's backend ends here and is counted.
 //!
-//! Mirrors `compute/server.rs` and `compute/stream.rs` of cubecl-cuda, and `compute/server.rs`, `compute/stream.rs` and
-//! `compute/mem_manager.rs` of cubecl-wgpu, where memory is concerned; the crate's documentation lists the points.
+//! Mirrors the memory side of `compute/server.rs` and `compute/stream.rs` of cubecl-cuda, and of
+//! `compute/server.rs`, `compute/stream.rs` and `compute/mem_manager.rs` of cubecl-wgpu. The
+//! crate's documentation lists the points.
+
+pub(crate) mod room;
+pub(crate) mod storage;
+pub(crate) mod tuning;
+pub(crate) mod usage;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,14 +34,15 @@ use cubecl_runtime::storage::ManagedResource;
 use firebox_trace::Bytes;
 
 use crate::device;
-use crate::room::SmallRoom;
 use crate::runtime::DryCompiler;
-use crate::storage::DryStorage;
+use crate::server::room::SmallRoom;
+use crate::server::storage::DryStorage;
+use crate::server::tuning::Name;
+use crate::server::usage::{Refusal, Usage};
 use crate::target::Target;
-use crate::tuning::Name;
-use crate::usage::{Refusal, Usage};
 
-/// To add up all buffers at every request would take as long as the requests.
+/// Every how many requests the bytes in use are added up. Adding up all buffers at every request
+/// would take as long as the requests themselves.
 const LOOK_EVERY: u64 = 16;
 
 /// How many streams CubeCL has on a device. A thread's stream is its number modulo this.
@@ -43,19 +50,20 @@ pub fn max_streams() -> u64 {
     CubeClRuntimeConfig::get().streaming.max_streams.into()
 }
 
-/// How many requests a device's thread takes at once: it sleeps until there are as many, or somebody waits for an answer
-/// (`CHANNEL_MAX_TASK` in `device/handle/channel.rs` of cubecl-common).
+/// How many requests a device's thread takes at once. It sleeps until a batch is full or somebody
+/// waits for an answer (`CHANNEL_MAX_TASK` in `device/handle/channel.rs` of cubecl-common).
 const BATCH: usize = 32;
 
 /// The server of a dry device.
 ///
-/// It runs on the thread of the fusion server (`DeviceServiceStage::Upstream`), where a request reaches it in the moment in which
-/// it is made. On a real device requests go to a thread of its own, in batches; what the program drops before a batch is full
-/// is free for all of it. So this server lets requests wait for their batch, and serves it when the next one begins. A real
-/// one needs some time for a batch, in which more may be dropped: there, what is alive at a request is a part of what is
-/// alive here.
+/// It runs on the thread of the fusion server (`DeviceServiceStage::Upstream`), so a request
+/// reaches it when it is made. On a real device requests go to a separate thread, in batches; what
+/// the program drops before a batch is full is free for all of it. This server therefore lets
+/// requests wait for their batch, and serves a batch when the next one begins. A real server needs
+/// some time for a batch, and more may be dropped meanwhile. What is alive there at a request is a
+/// subset of what is alive here.
 ///
-/// After an answer a batch begins anew, so that batches begin at the same requests in every run.
+/// After an answer a batch begins anew, so batches begin at the same requests in every run.
 #[derive(Debug)]
 pub struct DryServer<T: Target> {
     /// The allocators, by stream.
@@ -65,12 +73,12 @@ pub struct DryServer<T: Target> {
     utilities: Arc<ServerUtilities<Self>>,
     usage: Usage,
     looks_for_room: bool,
-    /// What waits for a batch to be full, and how many it has room for.
+    /// The requests of the current batch, and how many the batch has room for.
     waiting: Vec<Request>,
     room: usize,
-    /// How many buffers were asked for and kernels launched so far.
+    /// The number of buffers requested and kernels launched so far.
     calls: u64,
-    /// The bytes asked for so far, and what they were when each running profile began.
+    /// The bytes requested so far, and what they were when each running profile began.
     requested: u64,
     profiles: BTreeMap<u64, u64>,
 }
@@ -85,9 +93,9 @@ struct Stream {
 /// A request that nobody waits for.
 #[derive(Debug)]
 enum Request {
-    /// Memory of so many bytes.
+    /// Memory of this many bytes.
     Memory(ManagedMemoryHandle, u64, StreamId),
-    /// A kernel, with the buffer that is taken for its arguments.
+    /// A kernel, with the size of the buffer for its arguments.
     Launch(KernelArguments, Option<u64>, StreamId),
     /// Another way to choose pools.
     Mode(MemoryAllocationMode, StreamId),
@@ -102,20 +110,22 @@ impl<T: Target> DryServer<T> {
         self.waiting.push(request);
     }
 
-    /// Serves all that waits, because somebody waits for an answer.
+    /// Serves all waiting requests, because somebody waits for an answer. The next batch begins
+    /// anew.
     fn answer(&mut self) {
         self.serve();
         self.room = BATCH;
     }
 
-    /// Serves all that waits.
+    /// Serves all waiting requests.
     fn serve(&mut self) {
         for request in std::mem::take(&mut self.waiting) {
             match request {
                 Request::Memory(memory, size, stream) => self.reserve(Some(memory), size, stream),
                 Request::Launch(arguments, buffer, stream) => {
                     self.calls += 1;
-                    // The buffer is taken while the arguments are held, and both are let go of when the launch is issued.
+                    // The buffer is taken while the arguments are held. Both are released when the
+                    // launch is issued.
                     if let Some(size) = buffer {
                         self.reserve(None, size, stream);
                     }
@@ -126,7 +136,8 @@ impl<T: Target> DryServer<T> {
         }
     }
 
-    /// Forgets every page, as if the process had just begun. Buffers that are still alive are no longer counted.
+    /// Forgets every page, as if the process had just begun. Buffers that are still alive are no
+    /// longer counted.
     pub(crate) fn reset(&mut self) {
         self.waiting.clear();
         self.room = BATCH;
@@ -138,7 +149,7 @@ impl<T: Target> DryServer<T> {
         self.profiles.clear();
     }
 
-    /// What it tells about itself.
+    /// What the device reports about itself.
     pub(crate) fn info(&self) -> &DryInfo {
         &self.utilities.info
     }
@@ -150,8 +161,8 @@ impl<T: Target> DryServer<T> {
         usage
     }
 
-    /// How many buffers were asked for and kernels launched. A program that is run twice has as many each time, unless burn's
-    /// fusion has learned to run it in another way.
+    /// The number of buffers requested and kernels launched. A program that runs twice makes the
+    /// same number each time, unless burn's fusion has learned to run it differently.
     pub(crate) fn calls(&self) -> u64 {
         self.calls
     }
@@ -176,7 +187,7 @@ impl<T: Target> DryServer<T> {
         })
     }
 
-    /// The bytes that buffers hold, and how many there are.
+    /// The bytes that buffers hold, and the number of buffers.
     fn in_use(&self) -> (Bytes, u64) {
         let usages = self.streams.values().map(|stream| stream.pools.memory_usage());
         usages.fold((Bytes::ZERO, 0), |(bytes, count), usage| {
@@ -184,7 +195,7 @@ impl<T: Target> DryServer<T> {
         })
     }
 
-    /// Takes `size` bytes of the pools of `stream`, for `memory` or for a moment.
+    /// Takes `size` bytes from the pools of `stream`: for `memory`, or, without it, for a moment.
     fn reserve(&mut self, memory: Option<ManagedMemoryHandle>, size: u64, stream: StreamId) {
         self.calls += 1;
         self.requested += size;
@@ -215,8 +226,8 @@ impl<T: Target> DryServer<T> {
         }
     }
 
-    /// Notes whether the pool of the smallest pages has room for one more buffer of this size. Larger buffers are few, and
-    /// asked for in the same order by every run.
+    /// Notes whether the pool with the smallest pages has room for one more buffer of this size.
+    /// Larger buffers are few, and every run requests them in the same order.
     fn note_room(&mut self, size: u64, stream: StreamId) {
         if !self.looks_for_room {
             return;
@@ -232,14 +243,14 @@ impl<T: Target> DryServer<T> {
         }
     }
 
-    /// Begins to look whether small pools are full, and forgets which were.
+    /// Starts checking whether small pools are full, and forgets which were.
     pub(crate) fn look_for_room(&mut self) {
         self.serve();
         self.usage.full.clear();
         self.looks_for_room = true;
     }
 
-    /// Forgets the most that was reserved before now.
+    /// Forgets the earlier peak.
     pub(crate) fn forget_peak(&mut self) {
         self.serve();
         self.usage.peak = self.usage.reserved;
@@ -247,7 +258,7 @@ impl<T: Target> DryServer<T> {
         self.usage.most_in_use = self.in_use().0;
     }
 
-    /// Notes what the pools look like after a page was opened.
+    /// Notes the state of the pools after a page was opened.
     fn note_growth(&mut self, grown: Bytes) {
         self.usage.reserved += grown;
         if self.usage.reserved > self.usage.peak {
@@ -256,7 +267,7 @@ impl<T: Target> DryServer<T> {
         }
     }
 
-    /// The pages that are open: how many of each size.
+    /// The number of open pages of each size.
     fn pages(&mut self) -> BTreeMap<Bytes, usize> {
         let mut pages = BTreeMap::new();
         for stream in self.streams.values_mut() {
@@ -268,10 +279,10 @@ impl<T: Target> DryServer<T> {
     }
 }
 
-/// What a dry device tells about itself.
+/// What a dry device reports about itself.
 #[derive(Debug)]
 pub struct DryInfo {
-    /// The name of its runtime, under which burn's tuner files its choices.
+    /// The name of its runtime, under which burn's tuner stores its choices.
     name: Mutex<Name>,
 }
 
@@ -286,7 +297,7 @@ impl DryInfo {
         self.tuned().get()
     }
 
-    /// What the tuner has filed for the device.
+    /// What the tuner has stored for the device.
     pub(crate) fn tuned(&self) -> MutexGuard<'_, Name> {
         self.name.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -418,8 +429,8 @@ impl<T: Target> ComputeServer for DryServer<T> {
         Ok(ProfilingToken { id })
     }
 
-    /// Answers the tuner: the more memory a candidate takes, the faster it is said to be, so that the estimate bounds
-    /// whatever the real device chooses.
+    /// Answers the tuner. The more memory a candidate requests, the faster it is reported to be, so
+    /// the estimate bounds whatever the real device chooses.
     fn end_profile(
         &mut self,
         _stream: StreamId,

@@ -1,7 +1,8 @@
 //! What a dry device stands for: the parts of a CubeCL runtime that are fixed at compile time.
 //!
-//! Each item of [`Target`] copies one item of the runtime that it names, from cubecl-cuda 0.10 (`runtime.rs`,
-//! `device.rs`, `compute/server.rs`) or cubecl-wgpu 0.10 (`runtime.rs`, `compute/server.rs`).
+//! Each item of [`Target`] copies one item of the runtime that it names, from cubecl-cuda 0.10
+//! (`runtime.rs`, `device.rs`, `compute/server.rs`) or cubecl-wgpu 0.10 (`runtime.rs`,
+//! `compute/server.rs`).
 
 use std::fmt::Debug;
 
@@ -27,12 +28,12 @@ pub trait Target:
     /// How tensors are laid out in their buffers.
     type Layout: MemoryLayoutPolicy;
 
-    /// The type id of the target's dry devices. CUDA's and wgpu's own are 0 to 5, and an id is shared by all runtimes
-    /// of a process, threads included.
+    /// The type id of the target's dry devices. The ids of CUDA and wgpu devices are 0 to 5. All
+    /// runtimes of a process share the ids, and the threads that belong to them.
     const DEVICE_TYPE: u16;
 
-    /// What the name of the dry runtime begins with; none of a real runtime, so that caches which go by the name stay
-    /// apart.
+    /// The beginning of the dry runtime's name. No real runtime's name begins like that, so caches
+    /// that go by the name stay apart.
     const NAME: &'static str;
 
     /// `Runtime::require_array_lengths`.
@@ -41,16 +42,17 @@ pub trait Target:
     /// `Runtime::max_cube_count`.
     const MAX_CUBE_COUNT: (u32, u32, u32);
 
-    /// Whether a kernel can be given no more than the largest page at once, wherever its buffers lie.
+    /// Whether one binding of a kernel is limited to the largest page, wherever its buffer lies.
     const LIMITS_BINDINGS: bool;
 
-    /// The bytes of one page of a pool of ours, at most: those of a binding, which every buffer may have.
+    /// The maximum bytes of one page of a pool of ours: those of a binding, which every buffer may
+    /// have.
     fn largest_page(properties: &DeviceProperties) -> u64 {
         if Self::LIMITS_BINDINGS { properties.memory.max_page_size } else { u64::MAX }
     }
 
-    /// Whether runs of one program were found to take a page for small buffers more or less, so that a replay asks whether there is
-    /// room for one more.
+    /// Whether runs of one program were found to differ by a page for small buffers. If so, a
+    /// replay checks whether there is room for one more buffer.
     const SMALL_PAGE_VARIES: bool;
 
     /// The layout policy for a device with this alignment, in bytes.
@@ -62,8 +64,8 @@ pub trait Target:
     /// `Runtime::target_properties`.
     fn target_properties() -> TargetProperties;
 
-    /// The bytes of the buffer that a launch takes from the tensors' pools for its scalars and shapes, for as long as
-    /// it is being issued.
+    /// The bytes of the buffer that a launch takes from the tensors' pools for its scalars and
+    /// shapes while it is issued.
     fn launch_buffer(properties: &DeviceProperties, info: &MetadataBindingInfo) -> Option<u64>;
 }
 
@@ -82,7 +84,8 @@ impl Target for Cuda {
     const NAME: &'static str = "dry-cuda";
     const ARRAY_LENGTHS: bool = true;
     const MAX_CUBE_COUNT: (u32, u32, u32) = (i32::MAX as u32, u16::MAX as u32, u16::MAX as u32);
-    // Of 308 cases on the blank driver two were a page short in one of two processes; with it every third would be a page too high.
+    // Of 308 cases on the blank driver, two were a page short in one of two processes. With the
+    // check, every third would be predicted a page too high.
     const SMALL_PAGE_VARIES: bool = false;
     const LIMITS_BINDINGS: bool = false;
 
@@ -110,9 +113,9 @@ impl Target for Cuda {
         }
     }
 
-    /// Mirrors `CudaServer::launch_checked`: with grid constants only the shapes whose number is not known to the
-    /// kernel go to a buffer, without them everything does. cubecl-cuda turns grid constants and synchronisation of
-    /// planes on together, from compute capability 7.0 on.
+    /// Mirrors `CudaServer::launch_checked`. With grid constants, only the shapes whose number the
+    /// kernel does not know go to a buffer; without them, everything does. cubecl-cuda enables grid
+    /// constants together with plane synchronisation, from compute capability 7.0 on.
     fn launch_buffer(properties: &DeviceProperties, info: &MetadataBindingInfo) -> Option<u64> {
         let grid_constants = properties.features.plane.contains(cubecl::features::Plane::Sync);
         let start = if grid_constants { info.dynamic_metadata_offset } else { 0 };
@@ -149,7 +152,8 @@ impl Target for Wgpu {
         TargetProperties { mma: MmaProperties::default() }
     }
 
-    /// Uniforms have pools of their own, which `memory_usage` does not count (`compute/mem_manager.rs`).
+    /// Uniforms have separate pools, which `memory_usage` does not count
+    /// (`compute/mem_manager.rs`).
     fn launch_buffer(_properties: &DeviceProperties, _info: &MetadataBindingInfo) -> Option<u64> {
         None
     }

@@ -1,4 +1,7 @@
-//! Which dry backend stands for which real one: it follows from the type, and is never chosen by hand.
+//! Which dry backend stands for which real one. It follows from the type, and is never chosen by
+//! hand.
+//!
+//! Replays run on the twin.
 
 use burn_backend::{Backend, Element};
 use burn_cubecl::fusion::FusionCubeRuntime;
@@ -15,15 +18,16 @@ use crate::target::Target;
 
 /// A CubeCL runtime that [`DryRuntime`] can stand for.
 ///
-/// cubecl-cuda's with the feature `cuda`, cubecl-wgpu's with the feature `wgpu`; the dry runtimes stand for themselves.
+/// cubecl-cuda's runtime with the feature `cuda`, cubecl-wgpu's with the feature `wgpu`. Dry
+/// runtimes stand for themselves.
 pub trait Mirrored: CubeRuntime {
-    /// What the dry runtime has to be like.
+    /// The target that the dry runtime mirrors.
     type Target: Target;
     /// The dry runtime.
     type Dry: CubeRuntime<CubeDevice = DryDevice<Self::Target>> + Pooling<Self::Target>;
 }
 
-/// A dry runtime, and the pool that it has in front if its buffers lie on one.
+/// A dry runtime, and the pool in front of it, if its buffers lie on one.
 pub trait Pooling<T: Target>: CubeRuntime {
     /// Whether there is a pool.
     const POOLED: bool;
@@ -47,7 +51,7 @@ impl<T: Target> Pooling<T> for Pooled<DryRuntime<T>> {
     }
 }
 
-/// The same with a pool of our own.
+/// The same runtime with a pool of ours.
 impl<R: Mirrored> Mirrored for Pooled<R> {
     type Target = R::Target;
     type Dry = Pooled<DryRuntime<R::Target>>;
@@ -70,7 +74,8 @@ impl<T: Target> Mirrored for DryRuntime<T> {
     type Dry = Self;
 }
 
-/// A backend whose memory a dry backend can tell: burn's CUDA and wgpu backends, with fusion and without.
+/// A backend for whose memory a dry backend stands: burn's CUDA and wgpu backends, with and without
+/// fusion.
 ///
 /// ```
 /// use burn_cubecl::CubeBackend;
@@ -88,18 +93,19 @@ impl<T: Target> Mirrored for DryRuntime<T> {
     note = "it has to be burn's CUDA backend (with the feature `cuda`) or its wgpu backend (with the feature `wgpu`)"
 )]
 pub trait DryTwin: Backend {
-    /// What kind of device it is.
+    /// The kind of device.
     type Target: Target;
-    /// The same backend without memory: fusion or not, and the same element types.
+    /// The same backend without memory: with fusion if the original has it, and with the same
+    /// element types.
     type Twin: BackendIr<Device = DryDevice<Self::Target>>;
 
     /// Runs what the twin has queued for this thread on `device`. Does not wait for the device.
     fn drain(device: &DryDevice<Self::Target>);
 
-    /// Whether buffers lie on a pool of our own.
+    /// Whether buffers lie on a pool of ours.
     const POOLED: bool;
 
-    /// That pool.
+    /// The pool of a device, if there is one.
     fn pool(device: &DryDevice<Self::Target>) -> Option<Control<DryRuntime<Self::Target>>>;
 
     /// How the backend stores booleans.

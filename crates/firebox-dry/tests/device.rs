@@ -1,6 +1,7 @@
-//! burn's whole stack on a device without memory: what it reserves, that it repeats, and that nothing is left behind.
+//! burn's whole stack on a device without memory: what it reserves, that this repeats, and that
+//! nothing is left over.
 //!
-//! Needs no GPU. The tests share one binary with its dry devices, as the parts of a program do.
+//! Needs no GPU. The tests share one binary and its dry devices, as the parts of a program do.
 
 use std::fs;
 use std::sync::Mutex;
@@ -23,7 +24,7 @@ use firebox_trace::Bytes;
 type Dry<T> = Fusion<CubeBackend<DryRuntime<T>, f32, i32, u8>>;
 type Training<T> = Autodiff<Dry<T>>;
 
-/// Tests run one at a time: some look at the memory and the threads of the whole process.
+/// Tests run one at a time: some measure the memory and the threads of the whole process.
 static PROCESS: Mutex<()> = Mutex::new(());
 
 #[derive(Module, Debug)]
@@ -50,7 +51,7 @@ impl<B: Backend> Classifier<B> {
     }
 }
 
-/// A few iterations with Adam; returns the loss.
+/// A few iterations with Adam. Returns the loss.
 fn train<T: Target>(
     device: &<Training<T> as BackendTypes>::Device,
     width: usize,
@@ -78,7 +79,7 @@ fn rtx_4090() -> DeviceProperties {
     Card::named("4090").expect("in the table").properties()
 }
 
-/// A device as lavapipe is: no page above 128 MiB.
+/// A device like lavapipe: no page above 128 MiB.
 fn small_vulkan() -> DeviceProperties {
     let mut properties = Card::new("small", Bytes::mib(512), Capability::new(8, 6), 8).properties();
     properties.memory.alignment = 32;
@@ -231,7 +232,7 @@ fn rows_are_padded_on_cuda_only() {
         let run = lease.run(|device| {
             let held = Tensor::<Dry<T>, 2>::zeros([1024, 3], device);
             Dry::<T>::sync(device).expect("a dry device does not fail");
-            // Kept past the measurement.
+            // Kept until after the measurement.
             held
         });
         let (held, usage) = run.expect("nothing panics");

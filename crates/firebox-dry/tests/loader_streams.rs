@@ -1,5 +1,5 @@
-//! Loader threads on a Vulkan device, real or software: they take none of it, and where they read, their pools are opened once, not in
-//! every epoch.
+//! Loader threads on a Vulkan device, real or software. They hold no device memory. If they read
+//! values, their pools are opened once, not in every epoch.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ fn loader<B: Backend>(reads: bool) -> Arc<dyn DataLoader<B, Tensor<B, 2>>> {
         .build(InMemDataset::new(vec![1.0; BATCHES * BATCH_SIZE]))
 }
 
-/// The bytes that the pools of these streams reserve, and those of them that are in use.
+/// The bytes that the pools of these streams reserve, and the bytes in use.
 fn held(streams: impl IntoIterator<Item = StreamId>) -> [Bytes; 2] {
     let client = WgpuRuntime::client(&WgpuDevice::default());
     let mut held = [Bytes::ZERO; 2];
@@ -64,7 +64,7 @@ fn held(streams: impl IntoIterator<Item = StreamId>) -> [Bytes; 2] {
     held
 }
 
-/// The streams of a process: CubeCL finds one by the remainder of its number.
+/// The streams of a process. CubeCL finds a stream by the remainder of its number.
 fn all_streams() -> impl Iterator<Item = StreamId> {
     (0..128).map(|value| StreamId { value })
 }
@@ -89,7 +89,7 @@ where
     })
 }
 
-/// One test: it measures all streams of the process.
+/// A single test, since it measures all streams of the process.
 #[test]
 fn pools_of_loader_threads_are_opened_once() {
     let own = held([StreamId::current()])[0];

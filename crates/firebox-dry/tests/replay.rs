@@ -1,4 +1,5 @@
-//! Replays of traces: they reserve what the program itself reserves, whatever backend the trace was recorded on.
+//! Replays of traces reserve what the program itself reserves, whichever backend recorded the
+//! trace.
 
 mod programs;
 
@@ -14,7 +15,7 @@ use burn_fusion::Fusion;
 use cubecl::ir::DeviceProperties;
 use firebox_dry::{Capability, Card, Cuda, Dry, DryRuntime, Lease, Target, Usage, Wgpu};
 use firebox_lazy::{Lazy, LazyBackend, Recorder};
-use firebox_trace::{Bytes, Category, Estimate, MemoryModel, Step, Trace};
+use firebox_trace::{Bytes, Category, Estimate, Mark, MemoryModel, Step, Trace};
 
 use crate::programs::{Classifier, LargeLanguage, Task, train};
 
@@ -24,8 +25,8 @@ type Plain<T> = CubeBackend<DryRuntime<T>, f32, i32, u8>;
 /// Tests run one at a time: they share four devices.
 static DEVICES: Mutex<()> = Mutex::new(());
 
-/// What the program reserves when it runs on the device itself, through `Lazy` as a user's does: `Lazy` does not pass on
-/// persistent allocations.
+/// What the program reserves when it runs on the device itself. It runs through `Lazy`, as a user's
+/// program does, since `Lazy` does not pass on persistent allocations.
 fn direct<B, T>(properties: &DeviceProperties, items: usize) -> Usage
 where
     T: Target,
@@ -60,7 +61,7 @@ fn rtx_4090() -> DeviceProperties {
     Card::named("4090").expect("in the table").properties()
 }
 
-/// A device as lavapipe is: no page above 128 MiB.
+/// A device like lavapipe: no page above 128 MiB.
 fn small_vulkan() -> DeviceProperties {
     let mut properties = Card::new("small", Bytes::mib(512), Capability::new(8, 6), 8).properties();
     properties.memory.alignment = 32;
@@ -135,13 +136,13 @@ fn a_footprint_says_what_its_pages_are_for() {
 #[test]
 fn buffers_on_both_sides_of_an_answer_do_not_share_a_place() {
     let _alone = DEVICES.lock();
-    let peak = |between: Option<&str>| {
+    let peak = |between: Option<Mark>| {
         let device = Default::default();
         let large = || Tensor::<Lazy<Flex>, 1>::zeros([25 << 20], &device);
         let trace = Recorder::new().record::<Flex, _>(|| {
             let first = large();
             let second = large();
-            if let Some(mark) = between {
+            if let Some(mark) = between.clone() {
                 firebox_lazy::mark::<Flex>(mark);
             }
             drop(first);
@@ -152,9 +153,9 @@ fn buffers_on_both_sides_of_an_answer_do_not_share_a_place() {
     };
     let small_pages = peak(None) - Bytes::mib(128);
     assert!(small_pages < Bytes::mib(64), "the second buffer has the place of the first");
-    assert_eq!(peak(Some("any other mark")), peak(None), "the device is not asked there");
-    for mark in [Step::DRAIN, Step::SETTLE] {
-        assert_eq!(peak(Some(mark)) - small_pages, Bytes::mib(256), "at a mark of {mark}");
+    assert_eq!(peak(Some("any other mark".into())), peak(None), "the device is not asked there");
+    for mark in [Mark::Drain, Mark::Settle] {
+        assert_eq!(peak(Some(mark.clone())) - small_pages, Bytes::mib(256), "at a mark of {mark}");
     }
 }
 
@@ -165,11 +166,11 @@ fn what_is_alive_is_known_where_the_device_answers() {
     let large = || Tensor::<Lazy<Flex>, 1>::zeros([25 << 20], &device);
     let trace = Recorder::new().record::<Flex, _>(|| {
         let first = large();
-        firebox_lazy::mark::<Flex>(Step::SETTLE);
+        firebox_lazy::mark::<Flex>(Mark::Settle);
         let second = large();
-        firebox_lazy::mark::<Flex>(Step::DRAIN);
+        firebox_lazy::mark::<Flex>(Mark::Drain);
         drop(first);
-        firebox_lazy::mark::<Flex>(Step::SETTLE);
+        firebox_lazy::mark::<Flex>(Mark::Settle);
         second
     });
     let trace = trace.expect("nothing is read").discard().trace;
@@ -221,7 +222,7 @@ fn what_was_given_back_does_not_count() {
     let pages = paging.pages.iter().map(|(size, count)| *size * *count as u64).sum::<Bytes>();
     assert_eq!((pages, paging.reserved), (given_back.peak, given_back.peak));
     assert_eq!(given_back.timeline[given_back.at.0 as usize].peak, given_back.peak);
-    // The other way round the large one needs what it needs.
+    // In the opposite order, the large one needs as much as alone.
     let given_back = dry.footprint_given_back(&[&small], &large, Bytes::MAX);
     assert_eq!(given_back.peak, behind.peak);
 }

@@ -1,4 +1,4 @@
-//! What the host computes of a recorded step is what the backend computes.
+//! The host computes the same values for a recorded step as the backend.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,8 @@ use firebox_trace::TensorIndex;
 type Inner = Lazy<Flex>;
 type B = Autodiff<Inner>;
 
-/// A block with what a replay of memory alone need not get right: infinite scalars, draws, masks, indices, host data.
+/// A block with parts that a replay for memory alone need not get right: infinite scalars, draws,
+/// masks, indices, host data.
 #[derive(Module, Debug)]
 struct Block<B: burn::tensor::backend::Backend> {
     embedding: Embedding<B>,
@@ -68,7 +69,7 @@ impl Block<B> {
 
 type Results = Vec<Tensor<Inner, 1>>;
 
-/// Records a step; its loss and gradients, and where they are in the trace.
+/// Records a step. Returns its loss and gradients, and their places in the trace.
 fn record(block: &Block<B>) -> Recording<Flex, (Results, Vec<TensorIndex>)> {
     let tokens = Tensor::from_data([[1, 4, 0, 7, 10, 2], [3, 3, 9, 0, 1, 5]], &Default::default());
     let recorder = Recorder::new().fixed_draws().keep_uploads();
@@ -125,7 +126,7 @@ fn compute(
 #[test]
 fn the_host_computes_what_the_backend_does() {
     let block = Block::new();
-    // In the recording its weights would be drawn, all alike.
+    // Initialized during the recording, all weights would be drawn alike.
     firebox_lazy::initialize(&block);
     let recording = record(&block);
     let found = compute(&recording, Instant::now() + Duration::from_secs(60)).expect("it can");

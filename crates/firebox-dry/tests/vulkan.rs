@@ -1,5 +1,5 @@
-//! Predictions against a Vulkan device, real or software: every case is run in fresh processes, because pages stay with
-//! a process.
+//! Predictions against a Vulkan device, real or software. Every case runs in fresh processes,
+//! because pages stay with a process.
 
 mod programs;
 
@@ -30,7 +30,8 @@ const CASES: [(&str, usize); 5] = [
     ("perceptron", 1500),
 ];
 
-/// Fresh processes a case. What a real device reserves depends on how its threads happen to interleave.
+/// Fresh processes per case. What a real device reserves depends on how its threads happen to
+/// interleave.
 const PROCESSES: usize = 2;
 
 /// What a process measured.
@@ -39,7 +40,7 @@ struct Measured {
     in_use: Bytes,
 }
 
-/// Not a test of its own: the process that a case is measured in.
+/// Not a test of its own: the process in which a case is measured.
 #[test]
 #[ignore = "run by the other test"]
 fn measured_process() {

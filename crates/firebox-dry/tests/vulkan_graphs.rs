@@ -1,7 +1,7 @@
-//! Random programs on a Vulkan device, real or software, and on its twin without memory: what is in use at their end is
-//! the same to the byte.
+//! Random programs on a Vulkan device, real or software, and on its twin without memory. Bytes in
+//! use at their end are equal to the byte.
 //!
-//! One process runs them all: unlike pages, buffers are free when their tensors are gone.
+//! One process runs them all: unlike pages, buffers are free once their tensors are gone.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData, activation};
@@ -18,25 +18,25 @@ use proptest::test_runner::{Config, TestError, TestRunner};
 type Vulkan = Fusion<CubeBackend<WgpuRuntime, f32, i32, u8>>;
 type B = Lazy<Vulkan>;
 
-/// How many programs are run.
+/// How many programs run.
 const PROGRAMS: u32 = 64;
 /// The features of every tensor, so that any two fit together.
 const FEATURES: usize = 96;
 
-/// One step of a program. Numbers choose among the tensors that there are.
+/// One step of a program. Numbers select among the existing tensors.
 #[derive(Clone, Debug)]
 enum Op {
-    /// Host data of so many rows.
+    /// Host data of this many rows.
     Upload(usize),
-    /// A constant of so many rows.
+    /// A constant of this many rows.
     Fill(usize),
-    /// Elementwise, of one tensor.
+    /// Elementwise, on one tensor.
     Map(usize, u8),
-    /// Elementwise, of two tensors, the second repeated or cut to the rows of the first.
+    /// Elementwise, on two tensors; the second is repeated or cut to the rows of the first.
     Zip(usize, usize, u8),
-    /// The product with the square of another.
+    /// The product with another tensor's transpose times itself.
     Matmul(usize, usize),
-    /// The mean of the rows, subtracted from each.
+    /// Subtracts the mean of the rows from each row.
     Center(usize),
     /// Softmax over the features.
     Softmax(usize),
@@ -44,13 +44,13 @@ enum Op {
     Half(usize),
     /// Two tensors, one above the other.
     Stack(usize, usize),
-    /// Rows picked by the largest feature of others.
+    /// Rows selected by the largest feature of another tensor.
     Pick(usize, usize),
-    /// Where one is positive, the other.
+    /// Another tensor's values where this one is positive.
     Choose(usize, usize),
-    /// A convolution of each row with the first numbers of another.
+    /// A convolution of each row with the first numbers of another tensor.
     Convolve(usize, usize),
-    /// The tensor is dropped.
+    /// Drops the tensor.
     Drop(usize),
 }
 
@@ -76,7 +76,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 type Rows = Tensor<B, 2>;
 
-/// The most rows that a program makes.
+/// The maximum number of rows that a program keeps in one tensor.
 const MOST_ROWS: usize = 6000;
 
 fn upload(rows: usize, device: &WgpuDevice) -> Rows {
@@ -84,9 +84,9 @@ fn upload(rows: usize, device: &WgpuDevice) -> Rows {
     Tensor::from_data(TensorData::new(values, [rows, FEATURES]), device)
 }
 
-/// Runs a program on tensors that exist, and gives those that are left.
+/// Runs a program on existing tensors, and returns the tensors that are left.
 fn run(ops: &[Op], existing: Vec<Rows>, device: &WgpuDevice) -> Vec<Rows> {
-    // A trace knows of the tensors that it meets.
+    // A trace contains only tensors that it uses.
     let mut tensors: Vec<Rows> = existing.iter().map(|rows| rows.clone() + 1.0).collect();
     tensors.extend(existing);
     for op in ops {
@@ -162,7 +162,7 @@ fn map(a: Rows, how: u8) -> Rows {
     }
 }
 
-/// The first of so many rows, or the first row for all.
+/// The first `rows` rows, or the first row repeated if there are fewer.
 fn with_rows(a: Rows, rows: usize) -> Rows {
     if a.dims()[0] >= rows {
         a.narrow(0, 0, rows)

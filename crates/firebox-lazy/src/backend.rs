@@ -1,4 +1,6 @@
-//! The decorator as a backend, and what lies between it and the user's backend type.
+//! The decorator as a backend, and how it is found below the user's backend type.
+//!
+//! The operations themselves are in `ops`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,28 +14,38 @@ use burn::tensor::Tensor;
 use burn_backend::backend::BackendTypes;
 use burn_backend::{Backend, DType, DTypeUsageSet, ExecutionError, TensorData};
 
-use crate::deferred::is_later;
 use crate::kind::{Bool, Float, Int, Quantized};
-use crate::session;
-use crate::streams::{meet, on_stream};
+use crate::record::session;
 use crate::tensor::LazyTensor;
+use crate::threads::deferred::is_later;
+use crate::threads::streams::{meet, on_stream};
 
 /// A backend that can record its operations instead of running them.
 ///
-/// Outside a recording every operation runs at once on `B`: same values, same gradients, same order, same reuse of
-/// memory. Inside a [`Recorder::record`](crate::Recorder::record) scope operations of the recording thread are
-/// written into a [`Trace`](firebox_trace::Trace) and run later, or never.
+/// Outside a recording every operation runs immediately on `B`: same values, same gradients, same
+/// order, same reuse of memory. Inside a [`Recorder::record`](crate::Recorder::record) scope, the
+/// recording thread's operations are added to a [`Trace`](firebox_trace::Trace) and run later, or
+/// never.
 ///
-/// Use it below `Autodiff`: `Autodiff<Lazy<Flex>>` in place of `Autodiff<Flex>`. Its device is the device of `B`.
+/// Use it below `Autodiff`: `Autodiff<Lazy<Flex>>` in place of `Autodiff<Flex>`. Its device is the
+/// device of `B`.
 ///
-/// Differences from `B`: quantized tensors cannot be recorded, and `memory_persistent_allocations` is not passed on
-/// (which pool a parameter lands in would depend on a race). `memory_cleanup` and `staging` are passed on outside
-/// recordings only.
+/// # Differences from `B`
 ///
-/// What the threads of burn's data loader ask for is written down with its host data, and computed on the thread that first uses it,
-/// random numbers included. Where such a thread reads a value, it is computed there, on a
-/// [stream](crate::stream_of_worker) that is the same in every epoch, and what the thread still holds of it goes back to the host.
-/// Quantized tensors are computed there at once.
+/// - Quantized tensors cannot be recorded.
+/// - `memory_persistent_allocations` is not forwarded: which pool a parameter lands in would depend
+///   on a race.
+/// - `memory_cleanup` is not forwarded inside recordings.
+/// - `staging` is not forwarded inside recordings and on threads of burn's data loader.
+///
+/// # Loader threads
+///
+/// What a thread of burn's data loader asks for is recorded with its host data. The first other
+/// thread that needs it computes it, random numbers included.
+///
+/// If a loader thread reads a value, the value is computed there, on a
+/// [stream](crate::stream_of_worker) that is the same in every epoch. What the thread still holds
+/// of it goes back to the host. Quantized tensors are computed on the loader thread immediately.
 pub struct Lazy<B>(PhantomData<B>);
 
 impl<B> Clone for Lazy<B> {
@@ -128,14 +140,15 @@ pub trait LazyBackend: Backend<Device = <Self::Base as BackendTypes>::Device> {
     /// The decorated backend, which runs the operations.
     type Base: Backend;
 
-    /// The tensor of the decorator below a float tensor of this backend.
+    /// The decorator's tensor below a float tensor of this backend.
     fn lazy_float(tensor: &Self::FloatTensorPrimitive) -> LazyTensor<Self::Base, Float>;
-    /// The tensor of the decorator below an integer tensor of this backend.
+    /// The decorator's tensor below an integer tensor of this backend.
     fn lazy_int(tensor: &Self::IntTensorPrimitive) -> LazyTensor<Self::Base, Int>;
-    /// The tensor of the decorator below a boolean tensor of this backend.
+    /// The decorator's tensor below a boolean tensor of this backend.
     fn lazy_bool(tensor: &Self::BoolTensorPrimitive) -> LazyTensor<Self::Base, Bool>;
 
-    /// Lets go of what automatic differentiation still holds of graphs that nobody can run backwards any more: those of `leaves`.
+    /// Frees what automatic differentiation still holds of the graphs of `leaves` that nobody can
+    /// run backwards any more.
     fn forget_graphs(_device: &Self::Device, _leaves: Vec<Self::FloatTensorPrimitive>) {}
 }
 
@@ -170,8 +183,8 @@ impl<B: Backend, C: CheckpointStrategy> LazyBackend for Autodiff<Lazy<B>, C> {
         tensor.clone()
     }
 
-    /// burn-autodiff frees such branches at the end of a backward pass through their graph: one is run that reaches all `leaves` and
-    /// computes nothing, but for a single number.
+    /// burn-autodiff frees such graphs at the end of a backward pass through them. This runs one
+    /// that reaches all `leaves` and computes a single number.
     fn forget_graphs(device: &Self::Device, leaves: Vec<Self::FloatTensorPrimitive>) {
         let number = Tensor::<Self, 1>::ones([1], device).require_grad().into_primitive().tensor();
         let value = number.primitive.clone();
@@ -184,7 +197,7 @@ impl<B: Backend, C: CheckpointStrategy> LazyBackend for Autodiff<Lazy<B>, C> {
                 OpsKind::Tracked(prepared) => prepared.finish((), value.clone()),
                 OpsKind::UnTracked(prepared) => prepared.finish(value.clone()),
             };
-        // In pairs, because burn-autodiff recurses as deep as a graph is.
+        // In pairs, because burn-autodiff's recursion is as deep as the graph.
         let mut nodes = vec![number];
         nodes.extend(leaves);
         while nodes.len() > 1 {

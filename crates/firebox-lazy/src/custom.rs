@@ -1,4 +1,7 @@
 //! Operations of the user's own: kernels that burn does not know, on [`Lazy`](crate::Lazy).
+//!
+//! Outside a recording they run immediately. Inside one, `call.rs` records them like any other
+//! call.
 
 use std::fmt;
 
@@ -6,24 +9,26 @@ use burn_backend::{Backend, TensorMetadata};
 use burn_std::{DType, Shape};
 use firebox_trace::{Bytes, TensorIndex, Use};
 
-use crate::call::CallFrame;
-use crate::deferred;
 use crate::kind::Kind;
-use crate::streams::on_stream;
+use crate::record::call::CallFrame;
+use crate::record::values::Values;
 use crate::tensor::LazyTensor;
-use crate::values::Values;
+use crate::threads::deferred;
+use crate::threads::streams::on_stream;
 
 /// An operation that burn's backend traits do not have, on tensors of [`Lazy<B>`](crate::Lazy).
 ///
-/// burn is extended by a trait of one's own, which every backend in use implements; `Lazy<B>` implements it with this: it runs the
-/// operation of `B` at once, or, inside a recording, writes it down. A backward pass is added as anywhere in burn, by implementing
-/// the trait for `Autodiff<B>` as well.
+/// To extend burn, write a trait and implement it for every backend in use. `Lazy<B>` implements
+/// the trait with `CustomOp`, which runs the operation of `B` immediately or, inside a recording,
+/// records it. To add a backward pass, implement the trait for `Autodiff<B>` too, as anywhere in
+/// burn.
 ///
 /// # Memory
 ///
-/// What the operation allocates beside its results is for its author to say, by [`workspace`](Self::workspace). Memory models count
-/// the results as fresh memory, the inputs until the operation is done, and the workspace in between. Where nothing is said, they
-/// guess, and name the operation in [`Footprint::unaccounted`](firebox_trace::Footprint::unaccounted).
+/// The author states what the operation allocates in addition to its results, by
+/// [`workspace`](Self::workspace). Memory models count the results as fresh memory, the inputs
+/// until the operation is done, and the workspace in between. If nothing is stated, they guess, and
+/// name the operation in [`Footprint::unaccounted`](firebox_trace::Footprint::unaccounted).
 ///
 /// ```
 /// use burn::backend::Flex;
@@ -39,10 +44,11 @@ use crate::values::Values;
 ///
 /// impl Swish for Flex {
 ///     fn swish(x: FloatTensor<Self>, beta: f32) -> FloatTensor<Self> {
-///         // A kernel of one's own; here, on the host.
+///         // Your own kernel. This one runs on the host.
 ///         let x = Tensor::<Flex, 1>::from_primitive(TensorPrimitive::Float(x)).into_data();
 ///         let y: Vec<f32> = x.iter::<f32>().map(|x| x / (1.0 + (-beta * x).exp())).collect();
-///         Tensor::<Flex, 1>::from_floats(y.as_slice(), &Default::default()).into_primitive().tensor()
+///         let y = Tensor::<Flex, 1>::from_floats(y.as_slice(), &Default::default());
+///         y.into_primitive().tensor()
 ///     }
 /// }
 ///
@@ -73,39 +79,45 @@ pub struct CustomOp {
     workspace: Option<Bytes>,
 }
 
-/// The shape and the element type of a tensor.
+/// The shape and element type of a tensor.
 pub type Form = (Shape, DType);
 
 impl CustomOp {
-    /// An operation that reports call `name`. Its name and its parameters tell operations apart.
+    /// An operation that reports call `name`. Its name and parameters distinguish it from others.
     pub fn new(name: &'static str) -> Self {
         Self { name, parameters: Vec::new(), workspace: None }
     }
 
-    /// Adds a parameter that is no tensor. Whatever decides how much memory the operation needs, beside the shapes of its inputs, has
-    /// to be one: steps whose operations look alike are taken to need the same.
+    /// Adds a parameter that is not a tensor.
+    ///
+    /// Everything that decides how much memory the operation needs must be a parameter, except the
+    /// shapes of its inputs. Steps whose operations look alike are assumed to need the same memory.
     pub fn parameter(mut self, parameter: impl fmt::Debug) -> Self {
         self.parameters.push(format!("{parameter:?}"));
         self
     }
 
-    /// What the operation allocates while it runs, beside its results. Default: not known.
+    /// What the operation allocates while it runs, excluding its results. Default: unknown.
     pub fn workspace(mut self, bytes: Bytes) -> Self {
         self.workspace = Some(bytes);
         self
     }
 
-    /// Calls the operation: `run` runs it on `B`, at once or when the recording of this thread is run.
+    /// Calls the operation. `run` runs it on `B`: immediately, or when this thread's recording
+    /// runs.
     ///
-    /// `inputs` is a tensor, an `Option` or a `Vec` of tensors, or a tuple of up to eight of these. As burn's own methods, `run` owns
-    /// its inputs, and may overwrite one that nobody else holds. `results` are the shapes and element types of what `run` gives: a
-    /// tensor or a tuple of up to four.
+    /// `inputs` is a tensor, an `Option` or a `Vec` of tensors, or a tuple of up to eight of these.
+    /// As with burn's own methods, `run` owns its inputs and may overwrite one that nobody else
+    /// holds. `results` are the shapes and element types of what `run` returns: a tensor or a tuple
+    /// of two to four.
     ///
     /// The results live on the device of the first tensor.
     ///
     /// # Panics
     ///
-    /// If there is no input tensor. If a result is of another shape or element type than was said: where the operation runs.
+    /// - If the call is recorded, or made on a loader thread, and there is no input tensor.
+    /// - If a result has another shape or element type than stated. Panics where the operation
+    ///   runs.
     pub fn call<B, I, O>(
         self,
         inputs: I,
@@ -137,7 +149,8 @@ impl CustomOp {
     }
 }
 
-/// The input tensors of a [`CustomOp`]. Implemented for tensors of `Lazy<B>`, for `Option`s, `Vec`s and tuples of them.
+/// The input tensors of a [`CustomOp`]. Implemented for tensors of `Lazy<B>`, for an `Option` or
+/// `Vec` of them, and for tuples of these.
 pub trait CustomInputs<B: Backend> {
     /// What the backend takes.
     type Plain;
@@ -152,11 +165,12 @@ pub trait CustomInputs<B: Backend> {
     fn fetch(slots: Self::Slots, values: &mut Values<B>) -> Self::Plain;
 }
 
-/// The results of a [`CustomOp`]. Implemented for a tensor of `Lazy<B>` and for tuples.
+/// The results of a [`CustomOp`]. Implemented for a tensor of `Lazy<B>` and for tuples of two to
+/// four.
 pub trait CustomResults<B: Backend>: Sized {
-    /// The shape and the element type of each.
+    /// The shape and element type of each.
     type Forms;
-    /// What the backend gives.
+    /// What the backend returns.
     type Plain;
     #[doc(hidden)]
     type Slots: Send + 'static;
@@ -345,7 +359,7 @@ fn next<'a>(forms: &mut Forms<'a>) -> &'a Form {
     forms.next().expect("each result has a form")
 }
 
-/// A result, if it is what was said.
+/// Checks that a result has the stated form, and returns it.
 fn as_said<T: TensorMetadata>(plain: T, name: &str, forms: &mut Forms<'_>) -> T {
     let (shape, dtype) = next(forms);
     assert!(

@@ -1,4 +1,4 @@
-//! The four kinds of tensors of a backend, and a value that may be any of them.
+//! The four kinds of tensors of a backend, and a value of any kind.
 
 use burn_backend::{
     Backend, QTensorPrimitive, TensorData, TensorMetadata, quantization::QuantScheme,
@@ -12,13 +12,13 @@ pub trait Kind<B: Backend>: Send + Sync + 'static {
     /// The device on which a tensor lives.
     fn device(primitive: &Self::Primitive) -> B::Device;
 
-    /// Makes a tensor of host data.
+    /// Makes a tensor from host data.
     fn from_data(data: TensorData, device: &B::Device) -> Self::Primitive;
 
-    /// Forgets the kind.
+    /// Turns a tensor into a value of any kind.
     fn erase(primitive: Self::Primitive) -> Value<B>;
 
-    /// Finds the kind again.
+    /// The tensor in a value of any kind.
     ///
     /// # Panics
     ///
@@ -42,7 +42,7 @@ pub struct Bool;
 #[derive(Clone, Copy, Debug)]
 pub struct Quantized;
 
-/// A tensor of the decorated backend, of any kind.
+/// A tensor of the decorated backend of any kind.
 #[derive(Clone)]
 pub enum Value<B: Backend> {
     /// A float tensor.

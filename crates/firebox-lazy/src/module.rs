@@ -1,8 +1,8 @@
-//! Recording a step of a model without leaving a mark on the model.
+//! Records a step of a model without changing the model.
 //!
-//! Three things of a burn module outlive a step that is recorded and never run: parameters that were not
-//! initialized before, running statistics, which clones of a module share, and updates of them that are still
-//! pending for the thread. [`rehearse`] takes care of all three.
+//! Three things of a burn module outlive a recorded step that never runs: parameters initialized by
+//! the step, running statistics, which clones of a module share, and updates of these statistics
+//! that are still pending for the thread. [`rehearse`] takes care of all three.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,12 +13,12 @@ use burn_backend::Backend;
 use firebox_trace::Trace;
 
 use crate::backend::LazyBackend;
-use crate::recording::{Discarded, RecordError, Recorder, Survivor};
+use crate::record::recording::{Discarded, RecordError, Recorder, Survivor};
 use crate::states::SavedStates;
 
 /// Initializes every parameter of a module in place, in the order of the module's fields.
 ///
-/// burn initializes a parameter when it is first used, and a clone of a module made before that gets values of its
+/// burn initializes a parameter when it is first used. A clone made before that gets values of its
 /// own. After this call all clones share the same values.
 ///
 /// ```
@@ -50,12 +50,15 @@ pub fn initialize<B: Backend, M: Module<B>>(module: &M) {
     module.visit(&mut Initialize);
 }
 
-/// Lets go of the graphs of a module that nobody can run backwards any more.
+/// Frees the graphs of a module that nobody can run backwards any more.
 ///
-/// A forward pass whose result is detached, or is never used in a loss, leaves its activations with automatic differentiation, which
-/// frees them at the next backward pass that reaches the same parameters: where none does, as with a frozen encoder or the generator
-/// while a discriminator learns, every step adds to them. The Learner does this after each micro-step; a loop of one's own does it
-/// where such a forward pass has ended. It computes nothing, and graphs that are still held somewhere stay.
+/// If the result of a forward pass is detached or never used in a loss, its activations stay with
+/// automatic differentiation. They are freed at the next backward pass that reaches the same
+/// parameters. If there is none, every step adds to them, for example with a frozen encoder, or
+/// with the generator while a discriminator learns.
+///
+/// The Learner calls this after each micro-step. In a loop of your own, call it after such a
+/// forward pass. It computes nothing, and graphs that are still held somewhere stay.
 ///
 /// ```
 /// use burn::backend::{Autodiff, Flex};
@@ -87,14 +90,16 @@ pub fn forget_graphs<B: LazyBackend, M: Module<B>>(module: &M) {
     B::forget_graphs(&device, leaves.0);
 }
 
-/// Records what `program` does with `module`, and discards it.
+/// Records what `program` does with `module`, and discards the recording.
 ///
-/// Afterwards the module's parameters and running statistics, and the backend's random state, are bit for bit what
-/// they were, also when `program` panics. Set [`Recorder::substitute_random`] for a program that reads values.
-/// Clones of `module` share its running statistics and must not be in use on other threads meanwhile.
+/// Afterwards the module's parameters, its running statistics and the backend's random state are
+/// bit for bit what they were, even if `program` panics. For a program that reads values, set
+/// [`Recorder::substitute_random`]. Clones of `module` share its running statistics and must not be
+/// in use on other threads meanwhile.
 ///
-/// Tensors that `program` put elsewhere are reported as [`Discarded::survivors`], and stay without values, unless the thread
-/// [keeps](crate::HiddenStates::kept) what they were put into.
+/// Tensors that `program` stored elsewhere are reported as [`Discarded::survivors`] and stay
+/// without values. Exception: states that the thread [keeps](crate::HiddenStates::kept) are
+/// restored.
 ///
 /// # Errors
 ///
@@ -113,7 +118,8 @@ pub fn forget_graphs<B: LazyBackend, M: Module<B>>(module: &M) {
 /// let device = Default::default();
 /// let norm: BatchNorm<Lazy<Flex>> = BatchNormConfig::new(4).init(&device);
 /// let rehearsal = rehearse::<Lazy<Flex>, _>(&Recorder::new(), &norm, |norm| {
-///     norm.forward(Tensor::<Lazy<Flex>, 2>::ones([1 << 20, 4], &device)); // 16 MiB that are never allocated
+///     // 16 MiB that are never allocated.
+///     norm.forward(Tensor::<Lazy<Flex>, 2>::ones([1 << 20, 4], &device));
 /// })?;
 /// assert!(rehearsal.trace.calls().count() > 0);
 /// assert!(rehearsal.survivors.is_empty());
@@ -132,7 +138,8 @@ pub fn rehearse<B: LazyBackend, M: Module<B>>(
     let recorded = catch_unwind(AssertUnwindSafe(|| recorder.record::<B::Base, _>(program)));
     states.restore();
     let replaced = restore(module, snapshot)?;
-    // Not through the module's own leaves: a backward pass takes those that it reaches out of burn's graph.
+    // The module's own leaves are not passed: a backward pass removes those it reaches from burn's
+    // graph.
     if let Some(device) = module.devices().first() {
         B::forget_graphs(device, Vec::new());
     }
@@ -147,16 +154,20 @@ pub fn rehearse<B: LazyBackend, M: Module<B>>(
 
 thread_local! {
     static REHEARSES: Cell<bool> = const { Cell::new(false) };
-    /// Whether a read was refused to the program that is being recorded.
+    /// Whether the program being recorded has had a read refused.
     static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread runs a step that nothing is learned from: while a batch is planned, or while it is found out whether it may be
-/// split. For steps with effects on the host, such as counters and logs.
+/// Whether nothing is learned from the step that this thread runs: it runs to plan a batch, or to
+/// find out whether a batch may be split. For steps with effects on the host, such as counters and
+/// logs.
 ///
-/// A micro-batch that turns out too large, as a longer sequence may, is recorded as a step that is learned from, then halved, and its
-/// parts are steps as well: that cannot be known before. Where a step reads a value that cannot be computed within the budget, it gets
-/// zeros from then on, and this is true: its micro-batch will be halved.
+/// A micro-batch that turns out to be too large, for example because of a longer sequence, is
+/// recorded as a step that is learned from. It is then halved, and its halves are steps too. This
+/// cannot be known in advance.
+///
+/// If a step reads a value that cannot be computed within the budget, it gets zeros from then on
+/// and this is true, because the micro-batch will be halved.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -171,7 +182,7 @@ pub fn is_rehearsal() -> bool {
     REHEARSES.get()
 }
 
-/// Runs `program` as what nothing is learned from.
+/// Runs `program` as a step that nothing is learned from.
 pub fn rehearsing<R>(program: impl FnOnce() -> R) -> R {
     rehearsing_as_before(|| {
         nothing_is_learned();
@@ -179,24 +190,24 @@ pub fn rehearsing<R>(program: impl FnOnce() -> R) -> R {
     })
 }
 
-/// From now on nothing is learned from what runs on this thread.
+/// Declares that nothing is learned from what runs on this thread from now on.
 pub(crate) fn nothing_is_learned() {
     REHEARSES.set(true);
 }
 
-/// From now on the program that is recorded on this thread computes with zeros.
+/// Declares that the program being recorded on this thread computes with zeros from now on.
 pub(crate) fn read_is_refused() {
     REFUSED.set(true);
     nothing_is_learned();
 }
 
-/// Whether the program that is being recorded on this thread goes on behind a read that was refused. What it makes of the zeros that it
-/// got says nothing, a panic included: for panic hooks.
+/// Whether the program being recorded on this thread goes on after a refused read. What it makes of
+/// the zeros it got means nothing, even a panic. For panic hooks.
 pub fn goes_on_with_zeros() -> bool {
     REFUSED.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Runs `program`, after which what is learned from is learned from again, whatever it said.
+/// Runs `program` and then restores whether something is learned, whatever the program declared.
 pub(crate) fn rehearsing_as_before<R>(program: impl FnOnce() -> R) -> R {
     struct Before(bool, bool);
 
@@ -211,19 +222,20 @@ pub(crate) fn rehearsing_as_before<R>(program: impl FnOnce() -> R) -> R {
     program()
 }
 
-/// What is left of a rehearsal.
+/// The result of a rehearsal.
 #[derive(Clone, Debug)]
 pub struct Rehearsal {
     /// The trace.
     pub trace: Trace,
     /// Tensors of the recording that somebody outside the module still holds.
     pub survivors: Vec<Survivor>,
-    /// The paths of the tensors of the module that the program replaced in place: running statistics.
+    /// The paths of the module's tensors that the program replaced in place: running statistics.
     pub replaced: Vec<String>,
 }
 
-/// Gives a module the running statistics of `snapshot`, a record of the same module, also when they are tensors of a
-/// recording that was discarded or failed; returns the paths of those.
+/// Restores the running statistics of a module from `snapshot`, a record of the same module. Works
+/// even if they are tensors of a discarded or failed recording. Returns the paths of those that
+/// are.
 ///
 /// # Errors
 ///
@@ -234,8 +246,8 @@ pub fn restore<B: LazyBackend, M: Module<B>>(
 ) -> Result<Vec<String>, RecordError> {
     let mut replaced = Lost { path: Vec::new(), found: Vec::new() };
     let salvage = Recorder::salvage().record::<B::Base, _>(|| {
-        // Updates that are pending for this thread are drained by making a record. That computes on tensors that
-        // may have no values, which is why all of this is a recording, and never run.
+        // Making a record drains the updates that are pending for this thread. That computes on
+        // tensors that may have no values, so all of this is a recording that never runs.
         drop(module.clone().into_record());
         module.visit(&mut replaced);
         drop(module.clone().load_record(snapshot));

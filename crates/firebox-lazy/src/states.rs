@@ -1,14 +1,14 @@
-//! What steps keep outside of the module: saved before a step is rehearsed, given back behind it.
+//! State that steps keep outside the module: saved before a rehearsal, restored after it.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, RwLock};
 
-/// Something that a step keeps between its calls outside of the module's parameters and running statistics, such as a cache, a
-/// hidden state that is carried on, or a moving average.
+/// Something that a step keeps between its calls outside the module's parameters and running
+/// statistics, for example a cache, a carried hidden state, or a moving average.
 ///
-/// A step is rehearsed on tensors that never get values. What it has put somewhere then has to be put back, and here somebody says
-/// how. Implemented for `Arc<Mutex<T>>` and `Arc<RwLock<T>>` of anything that can be cloned, also where a panicking step has
-/// poisoned them.
+/// A step is rehearsed on tensors that never get values. What the rehearsal stored somewhere must
+/// be undone, and this trait says how. It is implemented for `Arc<Mutex<T>>` and `Arc<RwLock<T>>`
+/// if `T` can be cloned, even if a panicking step has poisoned them.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -33,13 +33,13 @@ use std::sync::{Arc, Mutex, RwLock};
 /// # Ok::<(), firebox_lazy::RecordError>(())
 /// ```
 pub trait HiddenState: Send + Sync + 'static {
-    /// What is saved.
+    /// The saved state.
     type Saved: 'static;
 
-    /// The state as it is.
+    /// Saves the current state.
     fn save(&self) -> Self::Saved;
 
-    /// Gives the state back.
+    /// Restores a saved state.
     fn restore(&self, saved: Self::Saved);
 }
 
@@ -69,7 +69,7 @@ impl<T: Clone + Send + Sync + 'static> HiddenState for Arc<RwLock<T>> {
     }
 }
 
-/// Saves a state, and gives what gives it back.
+/// Saves a state and returns the function that restores it.
 type Save = Arc<dyn Fn() -> Box<dyn FnOnce()> + Send + Sync>;
 
 /// The [`HiddenState`]s of a step.
@@ -87,7 +87,7 @@ thread_local! {
 }
 
 impl HiddenStates {
-    /// With one more.
+    /// Adds a state.
     #[must_use]
     pub fn with(mut self, state: impl HiddenState) -> Self {
         let state = Arc::new(state);
@@ -98,7 +98,7 @@ impl HiddenStates {
         self
     }
 
-    /// Runs `program`, in which rehearsals of this thread leave these states as they were, and no others.
+    /// Runs `program`. Rehearsals of this thread in it restore these states, and no others.
     pub fn kept<R>(&self, program: impl FnOnce() -> R) -> R {
         struct Before(HiddenStates);
 
@@ -113,7 +113,7 @@ impl HiddenStates {
     }
 }
 
-/// States as they were.
+/// Saved states.
 #[must_use = "what is saved is to be given back, or dropped on purpose"]
 pub struct SavedStates(Vec<Box<dyn FnOnce()>>);
 
@@ -124,7 +124,7 @@ impl SavedStates {
         Self(states.iter().map(|save| save()).collect())
     }
 
-    /// Gives them back.
+    /// Restores the states.
     pub fn restore(self) {
         self.0.into_iter().for_each(|restore| restore());
     }

@@ -1,9 +1,9 @@
 //! The tensor of the decorator: a tensor of the backend, or the promise of one.
 //!
-//! A [`LazyTensor`] is a shared pointer to a node. The node holds the backend's tensor, or, after a recording has
-//! made it, nothing until the recording is run. Clones of a tensor share the node, and the node alone holds the
-//! backend's tensor: a backend that looks whether its buffer is shared finds exactly what it would find without
-//! the decorator.
+//! A [`LazyTensor`] is a shared pointer to a node. The node holds the backend's tensor. If a
+//! recording made it, the node is empty until the recording runs. Clones of a tensor share the
+//! node, and only the node holds the backend's tensor. A backend that checks whether a buffer is
+//! shared therefore finds what it would find without the decorator.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -13,11 +13,11 @@ use burn_backend::{Backend, TensorMetadata};
 use burn_std::{DType, Shape};
 use firebox_trace::TensorIndex;
 
-use crate::deferred::{self, Place};
-use crate::handover;
 use crate::kind::{Kind, Value};
-use crate::session;
-use crate::streams;
+use crate::record::session;
+use crate::threads::deferred::{self, Place};
+use crate::threads::handover;
+use crate::threads::streams;
 
 /// A tensor of [`Lazy<B>`](crate::Lazy).
 pub struct LazyTensor<B: Backend, K: Kind<B>> {
@@ -26,16 +26,16 @@ pub struct LazyTensor<B: Backend, K: Kind<B>> {
 
 /// What clones of a tensor share.
 pub(crate) struct Node<B: Backend, K: Kind<B>> {
-    /// Zero until a recording asks for it: threads that compute share no counter.
+    /// Zero until a recording asks for it. Threads that compute therefore share no counter.
     id: AtomicU64,
     value: OnceLock<K::Primitive>,
     promise: Option<Promise<B>>,
-    /// The last session that met this tensor, and its number there, in one word: two threads that record may meet the
-    /// same tensor at the same time.
+    /// The last session that met this tensor, and the tensor's number there. Packed into one word,
+    /// because two recording threads may meet the same tensor at the same time.
     place: AtomicU64,
 }
 
-/// How many bits of a [`Node::place`] number the tensor; the others number the session.
+/// How many bits of [`Node::place`] number the tensor. The other bits number the session.
 const INDEX_BITS: u32 = 28;
 
 fn place(session: u64, index: TensorIndex) -> u64 {
@@ -50,18 +50,18 @@ fn placed(place: u64) -> (u64, TensorIndex) {
     (place >> INDEX_BITS, TensorIndex(place as u32 & ((1 << INDEX_BITS) - 1)))
 }
 
-/// What is known of a tensor that a recording will make.
+/// What is known about a tensor that a recording will make.
 struct Promise<B: Backend> {
     shape: Shape,
     dtype: DType,
     device: B::Device,
     call: &'static str,
     ticket: Arc<Ticket>,
-    /// Where a loader thread asked for it: the call that makes it.
+    /// If a loader thread asked for the tensor: the deferred call that makes it.
     deferred: Option<Place<B>>,
 }
 
-/// How a recording stands, as the tensors that it promised see it.
+/// The state of a recording, as seen by the tensors it promised.
 #[derive(Debug)]
 pub(crate) struct Ticket(AtomicU8);
 
@@ -104,7 +104,7 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
         Self { id, value, promise, place }
     }
 
-    /// A number that no other node has or had.
+    /// A number unique among all nodes, past and present.
     pub(crate) fn id(&self) -> u64 {
         let id = self.id.load(Ordering::Relaxed);
         if id != 0 {
@@ -117,7 +117,7 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
         }
     }
 
-    /// The number of the tensor in `session`, if that was the last session to meet it.
+    /// The tensor's number in `session`, if no other session has met the tensor since.
     pub(crate) fn index_in(&self, session: u64) -> Option<TensorIndex> {
         let (last, index) = placed(self.place.load(Ordering::Relaxed));
         (last == session).then_some(index)
@@ -131,19 +131,21 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
         self.value.get()
     }
 
-    /// Takes the backend's tensor out of a node that nobody else holds; its end goes unreported.
+    /// Takes the backend's tensor out of a node without other owners. The session is not told that
+    /// the tensor has ended.
     pub(crate) fn consume(mut self) -> Option<K::Primitive> {
         *self.place.get_mut() = 0;
         self.value.take()
     }
 
-    /// The call of a loader thread that gives the tensor its value, if it has none.
+    /// The deferred call that will compute the value. `None` if the node has a value or no loader
+    /// thread asked for it.
     pub(crate) fn deferred(&self) -> Option<&Place<B>> {
         let promise = self.promise.as_ref().filter(|_| self.value.get().is_none())?;
         promise.deferred.as_ref()
     }
 
-    /// Takes that call out of a node that nobody else holds.
+    /// Takes the deferred call out of a node without other owners.
     pub(crate) fn forget_deferred(&mut self) -> Option<Place<B>> {
         self.promise.as_mut()?.deferred.take()
     }
@@ -187,25 +189,26 @@ impl<B: Backend, K: Kind<B>> Drop for Node<B, K> {
                 handover::leave(session, value);
             }
         } else if streams::is_loader_thread() {
-            // burn's fusion notes the end of a tensor on the stream of the thread that drops it.
+            // burn's fusion registers the end of a tensor on the stream of the thread that drops
+            // it.
             let value = self.value.take();
             streams::on_stream::<B, _>(|| drop(value));
         }
     }
 }
 
-/// A node that waits for its value, whatever its kind.
+/// A node of any kind that waits for its value.
 pub(crate) trait Settle<B: Backend>: Send + Sync {
     /// Gives the node its value.
     fn settle(&self, value: Value<B>);
 }
 
-/// A tensor of a session that waits for its value, as long as somebody holds it.
+/// A tensor of a session that waits for its value while somebody holds it.
 pub(crate) type Promised<B> = (TensorIndex, Weak<dyn Settle<B>>);
 
 impl<B: Backend, K: Kind<B>> Settle<B> for Node<B, K> {
     fn settle(&self, value: Value<B>) {
-        // A node has one value, whoever gives it.
+        // A node keeps its first value.
         let _ = self.value.set(K::restore(value));
     }
 }
@@ -216,12 +219,13 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         Self { node: Arc::new(Node::new(OnceLock::from(primitive), None, 0)) }
     }
 
-    /// Whether a loader thread has asked for the tensor. What other threads compute of it is not such a tensor.
+    /// Whether a loader thread asked for this tensor. `false` for tensors that other threads
+    /// compute from it.
     pub fn is_prepared(&self) -> bool {
         self.node.promise.as_ref().is_some_and(|promise| promise.deferred.is_some())
     }
 
-    /// A tensor that the running session will make.
+    /// The promise of a tensor that the running session will make.
     pub(crate) fn promise(
         shape: Shape,
         dtype: DType,
@@ -239,7 +243,8 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     ///
     /// # Panics
     ///
-    /// If a recording made this tensor and was not run. The message says what happened to the recording.
+    /// If a recording made this tensor and has not run. The message says what happened to the
+    /// recording.
     pub fn into_inner(self) -> K::Primitive {
         match self.forced() {
             Ok(own) => own,
@@ -247,7 +252,7 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         }
     }
 
-    /// The same, of a tensor that has its value.
+    /// Like [`into_inner`](Self::into_inner), for a tensor that already has its value.
     pub(crate) fn into_value(self) -> K::Primitive {
         let node = self.node;
         let (recording, _) = placed(node.place.load(Ordering::Relaxed));
@@ -262,17 +267,20 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         value
     }
 
-    /// Gives a tensor that a loader thread has asked for its value, on any other thread: before a session is at work.
+    /// Computes a tensor that a loader thread asked for. Does nothing on loader threads. Must be
+    /// called before the session is borrowed.
     #[inline]
     pub(crate) fn settle(&self) {
-        // On a loader thread the session asks for it when it needs it.
+        // On a loader thread the session computes it when it needs it.
         if self.node.deferred().is_some() && streams::current_worker().is_none() {
             drop(self.clone().forced());
         }
     }
 
-    /// A value for this thread alone, where it is a loader thread that needs a tensor that has none; otherwise the tensor, which has its
-    /// value then, unless a recording promised it.
+    /// Makes sure that the tensor has its value.
+    ///
+    /// Returns the tensor, which has its value unless a recording promised it. On a loader thread,
+    /// a tensor without a value keeps none; the value is returned instead, for this thread alone.
     fn forced(self) -> Result<K::Primitive, Self> {
         match self.node.value.get() {
             Some(_) => Err(self),
@@ -280,7 +288,7 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         }
     }
 
-    /// The tensor of the backend, beside this one.
+    /// The tensor of the backend. This tensor stays usable.
     ///
     /// # Panics
     ///
@@ -304,8 +312,8 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         self.node.value.get().unwrap_or_else(|| self.node.refuse())
     }
 
-    /// Whether the tensor has no values yet: a recording promised it and was not run, or a loader thread asked for it and nobody has
-    /// needed it.
+    /// Whether the tensor has no value yet: the recording that promised it has not run, or a loader
+    /// thread asked for it and nobody has needed it.
     pub fn is_promise(&self) -> bool {
         self.node.promise.is_some() && self.node.value.get().is_none()
     }
@@ -319,8 +327,9 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         }
     }
 
-    /// Where the tensor stands in the trace that this thread is recording; a tensor that the recording has not met
-    /// becomes one of its existing tensors. `None` outside a recording.
+    /// The tensor's index in the trace this thread is recording. `None` outside a recording.
+    ///
+    /// A tensor that the recording has not met becomes one of its existing tensors.
     pub fn trace_index(&self) -> Option<TensorIndex> {
         self.settle();
         session::with::<B, _>(|session| session.meet(self))

@@ -1,4 +1,5 @@
-//! What loader threads ask for: computed once, by whoever needs it, as if that thread had asked for it itself.
+//! Deferred calls: computed once, by the thread that needs the result, as if that thread had made
+//! them itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Barrier, Mutex};
@@ -30,7 +31,7 @@ fn loader_thread<'s, R: Send + 's>(
 /// The threads on which an operation has run.
 type Ran = Arc<Mutex<Vec<ThreadId>>>;
 
-/// The sine of a tensor, and a note of where it was computed.
+/// The sine of a tensor. Adds the thread that computes it to `ran`.
 fn noted_sine(tensor: T, ran: &Ran) -> T {
     let tensor = tensor.into_primitive().tensor();
     let (form, ran) = ((tensor.shape(), tensor.dtype()), ran.clone());
@@ -106,7 +107,7 @@ fn slow(start: f32) -> T {
 #[test]
 fn a_tensor_that_another_thread_computes_is_waited_for() {
     for _ in 0..10 {
-        // By threads that keep it, and by one that goes on alone.
+        // By other threads that keep it, and by a loader thread that computes for itself.
         let shared = on_loader_thread(|| slow(3.0));
         let barrier = Barrier::new(4);
         let read = || {
@@ -203,7 +204,7 @@ fn long_chains_need_no_stack() {
 
 #[test]
 fn an_operation_in_place_stays_one() {
-    // The backend finds itself the only owner where it would have been.
+    // The backend finds itself the only owner wherever it would be without the decorator.
     let address = |tensor: T| {
         let owners = Arc::new(Mutex::new(Vec::new()));
         let (seen, tensor) = (owners.clone(), tensor.into_primitive().tensor());

@@ -1,5 +1,5 @@
-//! The gate with burn's own data loader: how much loader threads prepare, that nothing hangs, and that what they prepare
-//! is what they prepare without it.
+//! The gate with burn's own data loader: it limits what loader threads prepare, nothing hangs, and
+//! the threads prepare the same batches as without it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,27 +20,27 @@ type B = Lazy<Flex>;
 const BATCH_SIZE: usize = 64;
 const FEATURES: usize = 16;
 
-/// What the training thread takes for a batch: much longer than it takes to make one.
+/// How long the training thread spends on a batch. Much longer than it takes to make one.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The host data of a batch, with what is counted for its three calls.
+/// What the gate counts for a batch: its host data and its three calls.
 const BATCH: Bytes = Bytes::new(4 * (BATCH_SIZE * FEATURES + BATCH_SIZE) as u64 + 3 * 1024);
 
-/// Loader threads of two tests would be counted together.
+/// Serializes the tests, because the gate would count loader threads of two tests together.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Counts batches without the gate.
+/// Counts batches independently of the gate.
 #[derive(Debug, Default)]
 struct Tally {
     alive: [AtomicUsize; 8],
-    /// The most that one worker had alive at once.
+    /// The most batches that one worker had alive at once.
     most: AtomicUsize,
 }
 
-/// One batch that is alive.
+/// A batch that is alive.
 #[derive(Debug)]
 struct Alive {
     tally: Arc<Tally>,
@@ -72,7 +72,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// The worker and the values.
+    /// The number of the worker, and the values.
     fn content(&self) -> (usize, Vec<f32>) {
         let read = |data: TensorData| data.to_vec::<f32>().expect("floats");
         let mut values = read(self.features.to_data());
@@ -104,7 +104,7 @@ impl Batcher<B, usize, Batch> for Batches {
     }
 }
 
-/// A loader of so many full batches, unshuffled, and its tally.
+/// A loader of `batches` full batches, unshuffled, and its tally.
 fn loader(workers: usize, batches: usize) -> (Arc<dyn DataLoader<B, Batch>>, Arc<Tally>) {
     let tally = Arc::new(Tally::default());
     let loader = DataLoaderBuilder::new(Batches(tally.clone()))
@@ -114,16 +114,17 @@ fn loader(workers: usize, batches: usize) -> (Arc<dyn DataLoader<B, Batch>>, Arc
     (loader, tally)
 }
 
-/// What a training thread got.
+/// What a training thread received.
 #[derive(Default)]
 struct Epoch {
-    /// The batches, by the worker that made them: which one is faster is chance, but the batches of one have an order.
+    /// The batches, sorted by the worker that made them. Which worker is faster is chance, but the
+    /// batches of one worker have an order.
     batches: Vec<(usize, Vec<f32>)>,
     /// The longest wait for a batch.
     longest_wait: Duration,
 }
 
-/// One epoch of a training thread that takes `pause` for a batch.
+/// Runs one epoch of a training thread that spends `pause` on a batch.
 fn epoch(guard: &LoaderGuard, loader: &dyn DataLoader<B, Batch>, pause: Duration) -> Epoch {
     let mut batches = loader.iter();
     let mut epoch = Epoch::default();
@@ -138,7 +139,7 @@ fn epoch(guard: &LoaderGuard, loader: &dyn DataLoader<B, Batch>, pause: Duration
     epoch
 }
 
-/// Waits for what loader threads do on their own.
+/// Waits for something that loader threads do on their own.
 fn eventually(what: &str, holds: impl Fn() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -155,8 +156,8 @@ fn on_loader_thread<R: Send + 'static>(
     thread::Builder::new().name(name).spawn(run).expect("a thread")
 }
 
-/// The most batches that a worker had alive in three epochs under a limit of two batches, and the most bytes. `None`
-/// where the machine was so busy that a wait for a batch opened the gate.
+/// The most batches and the most bytes that one worker had alive in three epochs under a limit of
+/// two batches. `None` if the machine was so busy that a wait for a batch opened the gate.
 fn most_under_a_limit(workers: usize, expected: &[(usize, Vec<f32>)]) -> Option<(usize, Bytes)> {
     let guard = LoaderGate::enter();
     guard.limit(BATCH.scale(2.0));
@@ -187,7 +188,7 @@ fn a_limit_bounds_what_loader_threads_prepare_and_changes_nothing_else() {
         let measured = (0..20).find_map(|_| most_under_a_limit(workers, &expected));
         let (most, peak) = measured.expect("one run in twenty without a wait of 20 ms");
         println!("{workers} workers: at most {most} batches, {peak} each");
-        // Two, and one in the making. The limit is used, too.
+        // Two, plus one in the making. The lower bounds show that the limit is used.
         assert!((2..=3).contains(&most), "{workers} workers: {most} batches");
         assert!(peak >= BATCH.scale(2.0) && peak <= BATCH.scale(3.0), "{peak}");
     }

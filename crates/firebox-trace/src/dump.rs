@@ -1,14 +1,15 @@
-//! The text form of a trace: one line a step, stable, for people and for snapshot tests.
+//! The text form of a trace: one line per step, stable, for people and for snapshot tests.
 
 use std::fmt;
 
 use crate::{Call, Footprint, Step, TensorIndex, Trace, Use};
 
 impl fmt::Display for Trace {
-    /// Writes the tensors that existed before, and then the steps.
+    /// Writes the tensors that existed before the recording, then the steps.
     ///
-    /// A line names the step, the method, its arguments and its results; `!` marks the last use of a tensor, and a
-    /// label follows in brackets where the recorder gave one, and the loader thread that made it if one did.
+    /// A line names the step, the method, its arguments and its results. `!` marks the last use of
+    /// a tensor. A label follows in parentheses if the recorder gave one, and then a note if a
+    /// loader thread requested the tensor.
     ///
     /// ```
     /// use burn_std::{DType, Shape};
@@ -36,15 +37,16 @@ impl fmt::Display for Trace {
 }
 
 impl Trace {
-    /// The text form with the memory at each step: what is live after it, and the most that is allocated in it. The
-    /// step of the peak is marked.
+    /// The text form with the memory at each step: what is live after the step, and the most that
+    /// is allocated during it. The step of the peak is marked.
     ///
-    /// Columns of a footprint of another trace are left empty where it has no such step.
+    /// If `footprint` is that of another trace and lacks a step, the columns of that step are
+    /// empty.
     ///
     /// ```
-    /// use firebox_trace::{Heap, MemoryModel, Step, Trace};
+    /// use firebox_trace::{Footprint, Moment, Step, Trace};
     /// let trace = Trace { steps: vec![Step::Mark("epoch 1".into())], ..Trace::default() };
-    /// let footprint = Heap::flex().footprint(&trace);
+    /// let footprint = Footprint { timeline: vec![Moment::default()], ..Footprint::default() };
     /// assert_eq!(
     ///     trace.dump(&footprint).to_string(),
     ///     "      live |       peak |\n       0 B |        0 B | #0 mark epoch 1 <- peak\n",
@@ -120,7 +122,7 @@ impl fmt::Display for Argument {
     }
 }
 
-/// A tensor with its shape, its element type and its label.
+/// A tensor with its shape, element type and label.
 struct Described<'a> {
     trace: &'a Trace,
     tensor: TensorIndex,

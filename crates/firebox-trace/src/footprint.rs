@@ -1,7 +1,7 @@
 //! The footprint: the memory that a trace needs, and the trait of the models that predict it.
 //!
-//! A [`MemoryModel`] reads a [`Trace`] and writes a [`Footprint`]. The planner compares footprints with a budget;
-//! it does not know which model made them.
+//! A [`MemoryModel`] reads a [`Trace`] and writes a [`Footprint`]. The planner compares footprints
+//! with a budget, and does not know which model made them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,23 +12,24 @@ use crate::{Bytes, Category, OpIndex, Trace};
 
 /// Predicts the memory that running a trace needs.
 ///
-/// A model is a pure function of the trace: it touches no device and reads no clock.
+/// A model is a pure function of the trace: it touches no real device and reads no clock.
 pub trait MemoryModel: Send + Sync {
     /// The name of the model, such as `heap (flex)`, for messages and tables.
     fn name(&self) -> &str;
 
-    /// The memory that running `trace` needs, together with how sure the model is of it.
+    /// The memory that running `trace` needs, and how sure the model is of it.
     ///
     /// # Panics
     ///
-    /// If the trace contradicts itself; [`Trace::check`] tells how.
+    /// If the trace contradicts itself; [`Trace::check`] says how.
     fn footprint(&self, trace: &Trace) -> Footprint;
 
-    /// The memory that running `trace` needs in a process that has run the traces of `before`, in their order. Default: what
-    /// it needs by itself.
+    /// The memory that running `trace` needs in a process that has run the traces of `before`, in
+    /// this order. Default: the footprint of `trace` alone.
     ///
-    /// It differs where an allocator keeps the pages that it has opened: those of `before` are part of the peak then. A peak above
-    /// `enough` may be less than what is needed: a model that takes long to find it out may stop there.
+    /// The two differ if the allocator keeps the pages that it has opened: pages of `before` are
+    /// then part of the peak. A peak above `enough` may be less than what is needed, since a slow
+    /// model may stop as soon as it exceeds `enough`.
     ///
     /// # Panics
     ///
@@ -38,8 +39,9 @@ pub trait MemoryModel: Send + Sync {
         self.footprint(trace)
     }
 
-    /// As [`footprint_after`](Self::footprint_after), where the pages that nothing lies on are given back behind each trace. What
-    /// earlier ones had open and is given back before `trace` does not count. Default: what `trace` needs by itself.
+    /// As [`footprint_after`](Self::footprint_after), but unused pages are given back after each
+    /// trace. Pages that earlier traces had open and that are given back before `trace` do not
+    /// count. Default: the footprint of `trace` alone.
     ///
     /// # Panics
     ///
@@ -49,28 +51,31 @@ pub trait MemoryModel: Send + Sync {
         self.footprint(trace)
     }
 
-    /// Whether the memory is the host's, so that what a program holds beside its tensors counts as well. Default: no.
+    /// Whether the memory is the host's. If so, what a program holds apart from its tensors also
+    /// counts. Default: no.
     fn is_on_host(&self) -> bool {
         false
     }
 
-    /// Whether an allocator keeps the pages that it has opened, so that what has run before counts. Default: where the memory is a
-    /// device's.
+    /// Whether the allocator keeps the pages that it has opened, so that earlier traces count.
+    /// Default: yes if the memory is a device's.
     fn keeps_pages(&self) -> bool {
         !self.is_on_host()
     }
 }
 
-/// How sure a model is of a footprint, from the best to the worst.
+/// How sure a model is of a footprint, from best to worst.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Estimate {
-    /// Every allocation of the run is known. The run needs these bytes, up to what the allocator adds.
+    /// Every allocation of the run is known. The run needs these bytes, plus what the allocator
+    /// adds.
     #[default]
     Exact,
-    /// No run needs more; a run may need less, for instance because threads happened not to work at the same time.
+    /// No run needs more. A run may need less, for example because threads happened not to work at
+    /// the same time.
     UpperBound,
     /// The model guesses. A run may need more or less.
     Heuristic,
@@ -91,7 +96,7 @@ impl fmt::Display for Estimate {
 pub struct Moment {
     /// What is allocated when the step is over.
     pub live: Bytes,
-    /// The most that is allocated at any moment of the step, its begin and end included.
+    /// The most that is allocated at any moment of the step, including its begin and end.
     pub peak: Bytes,
 }
 
@@ -132,24 +137,28 @@ impl CategoryBytes {
 
 /// The memory that running a trace needs.
 ///
-/// Counts the elements of tensors and the workspace of operations. Excludes what the allocator adds to a block, the
-/// few hundred bytes of shape and reference counts that each tensor has, code, stacks and thread pools.
+/// Counts the elements of tensors and the workspace of operations. Excludes what the allocator adds
+/// to a block, the few hundred bytes of shape and reference counts of each tensor, code, stacks and
+/// thread pools. If [`paging`](Self::paging) is set, the peak counts whole pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Footprint {
-    /// The most that is allocated at any moment of the run, [`baseline`](Self::baseline) included.
+    /// The most that is allocated at any moment of the run, including [`baseline`](Self::baseline).
     pub peak: Bytes,
-    /// The step in which the peak is reached first. Step zero too if nothing exceeds the state before it.
+    /// The step in which the peak is first reached. Also step zero if nothing exceeds the state
+    /// before it.
     pub at: OpIndex,
-    /// The name of the call at the peak, such as `conv2d`; `upload`, `free`, `read` or `mark` if the step is none,
-    /// and empty for a trace without steps.
+    /// The name of the call at the peak, such as `conv2d`. If the step is not a call: `upload`,
+    /// `free`, `read` or `mark`. Empty for a trace without steps.
     pub op: String,
     /// The bytes of the tensors that existed before the recording.
     pub baseline: Bytes,
-    /// The part of [`peak`](Self::peak) that a second run in the same process does not need once more: what the
-    /// threads of the backend keep for good once they have worked, such as the blocks of matrix products.
+    /// The part of [`peak`](Self::peak) that a second run in the same process does not need again:
+    /// what the backend's threads keep for good once they have worked, such as the blocks of matrix
+    /// products.
     #[serde(default)]
     pub kept: Bytes,
-    /// What they have kept when the run is over. Another run in the same process has it beside what it needs itself.
+    /// What these threads have kept when the run is over. Another run in the same process has it in
+    /// addition to its own needs.
     #[serde(default)]
     pub stays: Bytes,
     /// The bytes at the peak, by what they are for. Sums to [`peak`](Self::peak).
@@ -158,10 +167,12 @@ pub struct Footprint {
     pub timeline: Vec<Moment>,
     /// How sure the model is.
     pub estimate: Estimate,
-    /// The names of the operations for which the model has no rule, each once, in order of first appearance. Their
-    /// outputs are counted as fresh memory and their inputs and outputs once more as workspace.
+    /// The names of the operations for which the model has no rule, each once, in order of first
+    /// appearance. On a heap, their outputs count as fresh memory, and their inputs and outputs
+    /// count once more as workspace.
     pub unaccounted: Vec<String>,
-    /// How the memory is cut into pages, where the allocator reserves whole pages and the peak counts these.
+    /// How the memory is cut into pages, if the allocator reserves whole pages and the peak counts
+    /// them.
     #[serde(default)]
     pub paging: Option<Paging>,
 }
@@ -171,26 +182,27 @@ pub struct Footprint {
 pub struct Paging {
     /// The bytes of all pages.
     pub reserved: Bytes,
-    /// The most bytes of buffers that are on them at once.
+    /// The maximum bytes of buffers on the pages at once.
     pub in_use: Bytes,
-    /// How many pages there are of each size.
+    /// The number of pages of each size.
     pub pages: BTreeMap<Bytes, usize>,
-    /// The page sizes of pools that are full at times: one more small buffer would open another page of that size.
+    /// The page sizes of pools that are full at times. One more small buffer would open another
+    /// page of that size.
     pub full: BTreeSet<Bytes>,
     /// The largest buffer of the run.
     pub largest_buffer: Bytes,
     /// The largest buffer that the device can hold.
     pub largest_page: Bytes,
-    /// Whether kernels have to be chosen first, by trying each: of those that are not chosen yet the one that takes the most
-    /// memory is counted.
+    /// Whether kernels must first be chosen by trying each. Of the candidates, the one that takes
+    /// the most memory is counted.
     #[serde(default)]
     pub tunes: bool,
-    /// The pages to ask for, where they are of the size that a plan says.
+    /// The pages to request, if pages have the sizes that a plan sets.
     #[serde(default)]
     pub pool: Option<PoolPages>,
 }
 
-/// The pages of a pool that has one for each kind of buffer.
+/// The pages of a pool that has a page for each kind of buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolPages {
     /// For what outlives steps: parameters, the optimizer's state.
@@ -203,18 +215,18 @@ pub struct PoolPages {
     pub beside: Bytes,
     /// What the runtime below takes for itself.
     pub below: Bytes,
-    /// Buffers of micro-steps that have at least these bytes fill their page from its start, smaller
+    /// Buffers of micro-steps with at least this many bytes fill their page from its start, smaller
     /// ones from its end. Zero if all take the gap that fits best.
     pub step_from: Bytes,
 }
 
 impl PoolPages {
-    /// The bytes of all.
+    /// The total bytes.
     pub fn total(&self) -> Bytes {
         self.lasting + self.step + self.small + self.beside + self.below
     }
 
-    /// The larger one of each, with the [`step_from`](Self::step_from) of this one.
+    /// The larger of each size. Keeps [`step_from`](Self::step_from).
     pub fn larger(&self, other: &Self) -> Self {
         Self {
             lasting: self.lasting.max(other.lasting),
@@ -228,8 +240,8 @@ impl PoolPages {
 }
 
 impl Paging {
-    /// Whether the run can never work on the device, however much memory is free: a buffer is larger than any page.
-    /// The [`peak`](Footprint::peak) is [`Bytes::MAX`] then.
+    /// Whether the run can never work on the device, however much memory is free, because a buffer
+    /// is larger than any page. [`peak`](Footprint::peak) is then [`Bytes::MAX`].
     pub fn is_refused(&self) -> bool {
         self.largest_buffer > self.largest_page
     }
@@ -251,7 +263,8 @@ impl Paging {
 }
 
 impl Footprint {
-    /// The category that holds most of the peak, with its bytes. The first of [`Category::ALL`] among equals.
+    /// The category that holds most of the peak, with its bytes. Among equals, the first of
+    /// [`Category::ALL`].
     ///
     /// ```
     /// use firebox_trace::{Bytes, Category, Footprint};
@@ -270,8 +283,8 @@ impl Footprint {
         largest
     }
 
-    /// What the run needs on top of what existed before it, in a process that has run the like before:
-    /// [`peak`](Self::peak) less [`baseline`](Self::baseline) and [`kept`](Self::kept).
+    /// What the run needs on top of what existed before it, in a process that has run something
+    /// similar: [`peak`](Self::peak) minus [`baseline`](Self::baseline) and [`kept`](Self::kept).
     pub fn growth(&self) -> Bytes {
         self.peak - self.baseline - self.kept
     }

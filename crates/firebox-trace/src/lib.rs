@@ -1,5 +1,9 @@
-//! What was recorded of a training step, and the memory that it needs: pure data, no device.
+//! Records of training steps and the memory that they need: pure data, no device.
+//!
+//! `firebox-lazy` records traces, memory models turn them into footprints, and the planner compares
+//! footprints with a budget.
 
+mod mark;
 mod quantity;
 mod trace;
 
@@ -8,10 +12,9 @@ mod structure;
 mod dump;
 
 mod footprint;
-mod heap;
 
 pub use footprint::{CategoryBytes, Estimate, Footprint, MemoryModel, Moment, Paging, PoolPages};
-pub use heap::Heap;
+pub use mark::Mark;
 pub use quantity::{Bytes, Items, OpIndex, ParseBytesError};
 pub use structure::StructuralHash;
 pub use trace::{

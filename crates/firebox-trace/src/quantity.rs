@@ -1,4 +1,5 @@
-//! Typed quantities: an amount of memory, a number of items and a position in a trace cannot be mixed up.
+//! Typed quantities. An amount of memory, a number of items and a position in a trace cannot be
+//! mixed up.
 
 use std::fmt;
 use std::iter::Sum;
@@ -9,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// An amount of memory in bytes.
 ///
-/// Displays in binary units (KiB, MiB, GiB) with two decimals, and in plain bytes below one KiB.
-/// Arithmetic saturates: an estimate never wraps around to a small number.
+/// Displays in binary units (KiB, MiB, GiB, TiB) with two decimals, and in plain bytes below one
+/// KiB. Arithmetic saturates: an estimate never wraps around to a small number.
 ///
 /// ```
 /// use firebox_trace::Bytes;
@@ -60,12 +61,12 @@ impl Bytes {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// This amount times `factor`, rounded to the nearest byte; zero for a negative or NaN factor.
+    /// This amount times `factor`, rounded to the nearest byte. Zero for a negative or NaN factor.
     pub fn scale(self, factor: f64) -> Self {
         Self((self.0 as f64 * factor).round() as u64)
     }
 
-    /// `self / other` as a ratio; infinite if `other` is zero and `self` is not.
+    /// `self / other` as a ratio. Infinite if `other` is zero and `self` is not.
     pub fn ratio(self, other: Self) -> f64 {
         self.0 as f64 / other.0 as f64
     }
@@ -83,7 +84,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A text that is no amount of memory.
+/// A text that is not an amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is not an amount of memory: write a number and a unit, as in `24MiB`, `1.5 GiB` or `800 MB`"
@@ -95,8 +96,8 @@ pub struct ParseBytesError {
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
-    /// Reads `123`, `24MiB`, `24 MiB`, `1.5GiB`, `800 MB`: binary units (KiB, MiB, GiB, TiB), decimal units
-    /// (KB, MB, GB, TB) and plain bytes (`B` or nothing), in any case.
+    /// Reads `123`, `24MiB`, `24 MiB`, `1.5GiB`, `800 MB`: binary units (KiB, MiB, GiB, TiB),
+    /// decimal units (KB, MB, GB, TB) and plain bytes (`B` or nothing), in any case.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || ParseBytesError { text: text.to_owned() };
         let trimmed = text.trim();

@@ -1,4 +1,6 @@
 //! The structural hash: whether two traces are the same program on the same shapes.
+//!
+//! The planner looks footprints up by it, so a known structure is not analysed again.
 
 use std::hash::{Hash, Hasher};
 
@@ -7,17 +9,20 @@ use burn_std::Slice;
 
 use crate::{Description, Step, Trace};
 
-/// Two to this power is the coarsest alignment of a buffer on any target, in bytes.
+/// The coarsest alignment of a buffer on any target, as a power of two: 512 bytes.
 const ALIGNMENT: u32 = 9;
 
-/// The structural hash of a trace: equal for the same calls on the same shapes and element types in the same order
-/// with the same lifetimes, whatever the values of tensors and scalars, whatever the order of tensors that are freed
-/// between two calls, and whichever loader threads made the tensors that existed before. Where a slice begins and ends counts as far
-/// as powers of two divide it: on some targets a slice whose ends are aligned is a view, and any other a new buffer.
+/// The structural hash of a trace.
 ///
-/// Two steps of the same model on micro-batches of the same size have the same hash although their learning rate
-/// differs; another size, another branch or another module has another hash. The hash is stable within one build
-/// of firebox and is no secret: it resists chance, not malice.
+/// Two hashes are equal for the same calls on the same shapes and element types, in the same order,
+/// with the same lifetimes. These do not count: the values of tensors and scalars, the order of
+/// tensors that are freed between two calls, and which existing tensors loader threads requested.
+/// The start and end of a slice count only by the powers of two that divide them: on some targets a
+/// slice with aligned ends is a view, and any other slice is a new buffer.
+///
+/// Two steps of the same model on micro-batches of the same size have the same hash even if their
+/// learning rates differ. Another size, another branch or another module has another hash. The hash
+/// is stable within one build of firebox. It is not cryptographic: it resists chance, not malice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StructuralHash(u64);
 
@@ -32,7 +37,8 @@ impl Trace {
     pub fn structural_hash(&self) -> StructuralHash {
         let descriptions: Vec<u64> = self.descriptions.iter().map(structure_of).collect();
         let mut hasher = StructureHasher::default();
-        // Tensors that are freed one after the other: burn keeps gradients in hash maps and frees them in any order.
+        // The sum over tensors that are freed one after the other. burn keeps gradients in hash
+        // maps and frees them in any order.
         let mut freed = 0_u64;
         for step in &self.steps {
             if let Step::Free(tensor) = step {
@@ -111,7 +117,8 @@ fn structure_of(description: &Description) -> u64 {
     hasher.finish()
 }
 
-/// How far an offset in bytes is aligned. None at all is more than that: a view from the start of its buffer is written in place.
+/// The alignment of an offset in bytes, as a power of two. An offset of zero ranks higher than any:
+/// a view from the start of its buffer is written in place.
 fn alignment(offset: isize) -> u64 {
     let none = u64::from(ALIGNMENT) + 1;
     if offset == 0 { none } else { offset.trailing_zeros().min(ALIGNMENT).into() }
@@ -119,9 +126,9 @@ fn alignment(offset: isize) -> u64 {
 
 /// A hasher that skips 64-bit words.
 ///
-/// In burn's intermediate representation a 64-bit word is a tensor id or the value of a scalar; dimensions, strides
-/// and axes are `usize`, variants are `isize`. Which tensor an operation takes is hashed from [`crate::Call`]
-/// instead. Mixing is that of FxHash (Firefox, rustc).
+/// In burn's intermediate representation a 64-bit word is a tensor id or the value of a scalar.
+/// Dimensions, strides and axes are `usize`, variants are `isize`. Which tensor an operation takes
+/// is hashed from [`crate::Call`] instead. Mixing is that of FxHash (Firefox, rustc).
 #[derive(Default)]
 struct StructureHasher(u64);
 
@@ -130,9 +137,9 @@ impl StructureHasher {
         self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x51_7c_c1_b7_27_22_0a_95);
     }
 
-    /// Takes up what tells ranges of a tensor apart whose lengths are known: how far each of their ends is aligned, and how far all of
-    /// them together are in a tensor that is contiguous. (In one that is not, the ends of several dimensions may add up to a number
-    /// that is aligned further.)
+    /// Hashes what distinguishes ranges of a tensor whose lengths are known: the alignment of each
+    /// end, and the alignment of all ends together in a contiguous tensor. (In a tensor that is not
+    /// contiguous, the ends of several dimensions may add up to a number with a higher alignment.)
     fn ranges(&mut self, tensor: &TensorIr, ranges: &[Slice]) {
         tensor.hash(self);
         let mut ends = [0; 2];
@@ -157,7 +164,8 @@ impl StructureHasher {
         ends.iter().for_each(|sum| self.mix(alignment(*sum)));
     }
 
-    /// Takes up the sum over the tensors that were freed since the last other step, if there were any.
+    /// Hashes the sum over the tensors that were freed since the latest other step, if there were
+    /// any.
     fn free(&mut self, sum: &mut u64) {
         match std::mem::take(sum) {
             0 => {}

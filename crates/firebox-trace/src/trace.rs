@@ -1,7 +1,7 @@
-//! The trace: what one recording wrote down, in the order of the program, with exact lifetimes.
+//! The trace: what one recording wrote down, in program order, with exact lifetimes.
 //!
-//! A trace is plain data. It is made by the recorder, read by the memory models of this crate, and can be saved
-//! and loaded with `serde`.
+//! A trace is plain data. The recorder makes it and memory models read it. It can be saved and
+//! loaded with `serde`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,12 +13,12 @@ use burn_std::{DType, Shape};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::{Bytes, OpIndex};
+use crate::{Bytes, Mark, OpIndex};
 
 /// A tensor of a trace: its position in [`Trace::tensors`].
 ///
-/// Tensors are numbered in the order in which the recording first met them, so that the same program gives the
-/// same numbers.
+/// Tensors are numbered in the order in which the recording first met them, so the same program
+/// gives the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TensorIndex(pub u32);
@@ -33,7 +33,7 @@ impl fmt::Display for TensorIndex {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
-    /// A weight of the model or its running statistics.
+    /// A weight or a running statistic of the model.
     Parameter,
     /// A gradient of the micro-batch that was just run.
     Gradient,
@@ -45,7 +45,7 @@ pub enum Category {
     Activation,
     /// The batch.
     Input,
-    /// Everything that lives for a moment only.
+    /// Everything short-lived.
     Temporary,
 }
 
@@ -61,7 +61,7 @@ impl Category {
         Self::Temporary,
     ];
 
-    /// The name as tables and messages show it, in the plural.
+    /// The name in tables and messages, in the plural.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Parameter => "parameters",
@@ -81,7 +81,7 @@ impl fmt::Display for Category {
     }
 }
 
-/// What is known of a tensor beside its shape.
+/// What is known about a tensor apart from its shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Label {
     /// What the tensor is for.
@@ -91,7 +91,7 @@ pub struct Label {
 }
 
 impl Label {
-    /// The name of what a checkpoint is written from.
+    /// The name of tensors from which a checkpoint is being written.
     pub const BEING_SAVED: &str = "being saved";
 }
 
@@ -114,17 +114,18 @@ pub struct TensorType {
     pub dtype: DType,
 }
 
-/// A tensor of a trace. Its shape and element type are read as if they were fields of its own; tensors share them, because a trace
-/// has many tensors of few types.
+/// A tensor of a trace. Dereferences to its shape and element type. Tensors share these, because a
+/// trace has many tensors of few types.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorInfo {
     /// Its dimensions and its element type.
     pub ty: Arc<TensorType>,
     /// Where it comes from.
     pub origin: Origin,
-    /// What it is for, where the recorder was told.
+    /// What it is for, if the recorder was told.
     pub label: Option<Box<Label>>,
-    /// Whether a loader thread has asked for an existing tensor, which is so a part of a batch.
+    /// Whether the tensor existed before and was requested by a loader thread, which makes it part
+    /// of a batch.
     #[serde(default)]
     pub prepared: bool,
 }
@@ -138,7 +139,7 @@ impl Deref for TensorInfo {
 }
 
 impl TensorInfo {
-    /// A tensor without a label, which no loader thread has asked for.
+    /// A tensor without a label, not requested by a loader thread.
     pub fn new(ty: Arc<TensorType>, origin: Origin) -> Self {
         Self { ty, origin, label: None, prepared: false }
     }
@@ -150,7 +151,7 @@ impl TensorInfo {
 }
 
 impl Bytes {
-    /// The size of the elements of a tensor. Excludes what an allocator adds.
+    /// The size of a tensor's elements. Excludes what an allocator adds.
     ///
     /// ```
     /// use burn_std::{DType, Shape};
@@ -173,8 +174,8 @@ impl Bytes {
 pub struct Use {
     /// The tensor.
     pub tensor: TensorIndex,
-    /// Whether the call owns the tensor: nobody else holds it, so that its memory may be reused in place and is
-    /// free after the call.
+    /// Whether the call owns the tensor. If so, nobody else holds it: its memory may be reused in
+    /// place, and is free after the call.
     pub last: bool,
 }
 
@@ -191,26 +192,50 @@ pub struct Call {
     pub description: DescriptionIndex,
 }
 
+impl Call {
+    /// Whether the call gives another view of its input's buffer, as far as the backend's layouts
+    /// can express it; a backend may copy instead.
+    pub fn is_view(&self) -> bool {
+        let method = self.name.split_once('_').map_or("", |(_, method)| method);
+        VIEWS.contains(&method)
+    }
+}
+
+/// Methods of views, without their kind (`float_`, `int_`, `bool_`).
+const VIEWS: [&str; 9] = [
+    "reshape",
+    "expand",
+    "transpose",
+    "swap_dims",
+    "permute",
+    "slice",
+    "unfold",
+    "detach",
+    "set_require_grad",
+];
+
 /// A description of a trace: its position in [`Trace::descriptions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DescriptionIndex(pub u32);
 
-/// What a call does, in burn's intermediate representation: one operation, or several where burn-ir has no single one
-/// (`softmax`, `gelu`, …), with `Drop`s where temporaries die.
+/// What a call does, in burn's intermediate representation. It has one operation, or several if
+/// burn-ir has no single one (`softmax`, `gelu`, …), with `Drop`s where temporaries die.
 ///
-/// A backend that implements the call whole runs the call; one that does not runs this decomposition.
+/// A backend that implements the call as a whole runs the call. Other backends run this
+/// decomposition.
 ///
-/// The numbers of tensors in it are its own: input `i` of the call is [`TensorId`](burn_ir::TensorId) `i`, and the
-/// outputs are [`outputs`](Self::outputs). Calls that do the same on the same shapes share a description.
+/// The description has its own tensor numbers: input `i` of the call is
+/// [`TensorId`](burn_ir::TensorId) `i`, and the outputs are [`outputs`](Self::outputs). Calls that
+/// do the same on the same shapes share a description.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Description {
     /// The operations, in order.
     pub operations: Vec<OperationIr>,
     /// The numbers of the call's results, in the order of [`Call::outputs`].
     pub outputs: Vec<u64>,
-    /// What a call that burn does not know allocates while it runs beside its results, if its author has said so. `None` for
-    /// burn's own methods.
+    /// What a call that burn does not know allocates while it runs, if its author has stated it.
+    /// Excludes its results. `None` for burn's own methods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<Bytes>,
 }
@@ -228,37 +253,37 @@ pub enum Step {
         /// The bytes on the host.
         host: Bytes,
     },
-    /// The last owner of a tensor lets it go.
+    /// The last owner of a tensor drops it.
     Free(TensorIndex),
-    /// The program reads the values of a tensor: all that came before has to be run.
+    /// The program reads the values of a tensor. All earlier steps must be run first.
     Read(Use),
     /// A mark that the recording program set, such as the end of an iteration.
-    Mark(Box<str>),
+    Mark(Mark),
 }
 
 impl Step {
-    /// The text of a [`Mark`](Self::Mark) that says: here the program waits until the backend's queue of operations is empty, so
-    /// that nothing before is run together with anything behind. The device's own thread need not have taken them.
-    pub const DRAIN: &str = "drain";
-    /// The text of a [`Mark`](Self::Mark) that says: here the program waits until the device has taken all that was issued.
-    pub const SETTLE: &str = "settle";
-    /// A mark behind which the optimizer works, up to an [`ITERATION_END`](Self::ITERATION_END): what it makes outlives the step.
-    pub const OPTIMIZER_STEP: &str = "optimizer step";
-    /// A mark at the end of an iteration.
-    pub const ITERATION_END: &str = "end of iteration";
-    /// A mark at the begin: in this process the optimizer has stepped before, so that steps have laid out what lasts.
-    pub const STEPPED_BEFORE: &str = "stepped before";
+    /// The name of the step for messages: the method of a call, otherwise `upload`, `free`, `read`
+    /// or `mark`.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Call(call) => &call.name,
+            Self::Upload { .. } => "upload",
+            Self::Free(_) => "free",
+            Self::Read(_) => "read",
+            Self::Mark(_) => "mark",
+        }
+    }
 
-    /// Whether the step is the [`Mark`](Self::Mark) of this text.
-    pub fn is_mark(&self, text: &str) -> bool {
-        matches!(self, Self::Mark(mark) if **mark == *text)
+    /// Whether the step is this mark.
+    pub fn is_mark(&self, mark: &Mark) -> bool {
+        matches!(self, Self::Mark(own) if own == mark)
     }
 }
 
 /// What a recording wrote down.
 ///
-/// Invariants, which [`check`](Trace::check) verifies: a tensor is made before it is used and used by nothing after
-/// its last use or its [`Step::Free`]; it is made once.
+/// Invariants, which [`check`](Trace::check) verifies: a tensor is made before it is used; nothing
+/// uses it after its last use or its [`Step::Free`]; it is made once.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
     /// The tensors, indexed by [`TensorIndex`].
@@ -280,7 +305,8 @@ pub enum TraceError {
         /// The tensor.
         tensor: TensorIndex,
     },
-    /// A call names a description that the trace does not have, or that makes another number of tensors.
+    /// A call names a description that the trace does not have, or one that makes a different
+    /// number of tensors.
     #[error("step {at} has no description, or one of another call")]
     Undescribed {
         /// The step.
@@ -331,18 +357,18 @@ impl Trace {
     ///
     /// # Panics
     ///
-    /// If the call is not one of this trace.
+    /// If the trace does not have the description that `call` names.
     pub fn description(&self, call: &Call) -> &Description {
         &self.descriptions[call.description.0 as usize]
     }
 
-    /// The operations of burn's intermediate representation, in order. Tensors have the numbers of their
-    /// [`Description`].
+    /// The operations of burn's intermediate representation, in order. Tensors have the numbers of
+    /// their [`Description`].
     pub fn operations(&self) -> impl Iterator<Item = &OperationIr> {
         self.calls().flat_map(|(_, call)| &self.description(call).operations)
     }
 
-    /// Where the program reads values.
+    /// The positions at which the program reads values.
     pub fn reads(&self) -> impl Iterator<Item = OpIndex> {
         self.iter().filter(|(_, step)| matches!(step, Step::Read(_))).map(|(at, _)| at)
     }
@@ -371,8 +397,12 @@ impl Trace {
         (0..self.tensors.len() as u32).map(TensorIndex).filter(|t| alive[t.0 as usize]).collect()
     }
 
-    /// Verifies that every tensor is made before it is used, once, and not used after its end, and that every call is
-    /// described.
+    /// Verifies that every tensor is made once, before it is used, and not used after its end, and
+    /// that every call has a description.
+    ///
+    /// # Errors
+    ///
+    /// The first contradiction.
     pub fn check(&self) -> Result<(), TraceError> {
         let mut alive: Vec<bool> =
             self.tensors.iter().map(|tensor| tensor.origin == Origin::Existing).collect();
@@ -405,7 +435,7 @@ impl Trace {
 }
 
 impl Step {
-    /// The tensors that the step reads.
+    /// The tensors that the step uses.
     fn uses(&self) -> impl Iterator<Item = TensorIndex> {
         let (inputs, single): (&[Use], Option<TensorIndex>) = match self {
             Step::Call(call) => (&call.inputs, None),

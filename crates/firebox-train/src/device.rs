@@ -1,8 +1,17 @@
-//! What the Learner has to know of the device below a backend: how memory is predicted there, how much there is, and
-//! how much of it this process holds.
+//! What the Learner must know about a backend's device: how to predict its memory, how much it has,
+//! and how much this process holds. The planner and the training loop ask through [`DeviceMemory`].
 //!
-//! It follows from the backend's type. burn's CUDA and wgpu backends are one backend over CubeCL runtimes, with fusion
-//! or without; what differs between the runtimes is in `RuntimeMemory`.
+//! All of this follows from the backend's type. burn's CUDA and wgpu backends are one backend over
+//! CubeCL runtimes, with or without fusion. The differences between runtimes are in
+//! [`RuntimeMemory`].
+
+#[cfg(feature = "cuda")]
+pub(crate) mod nvidia;
+pub(crate) mod own_pool;
+pub(crate) mod panics;
+#[cfg(feature = "cuda")]
+pub(crate) mod prerequisites;
+pub(crate) mod watch;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,85 +33,92 @@ use firebox_plan::MemoryInfo;
 use firebox_pool::{Control, Pooled, has_exact_pages};
 use firebox_trace::{Bytes, MemoryModel};
 
+use crate::device::own_pool::OwnPool;
 use crate::error::TrainError;
-use crate::own_pool::OwnPool;
 
-/// A backend on whose devices memory can be predicted.
+/// A backend whose devices have predictable memory.
 ///
-/// Implemented for burn's CUDA and wgpu backends (features `cuda`, `wgpu` and `vulkan`), Flex (`flex`) and NdArray
-/// (`ndarray`). Another backend can implement it with a [`MemoryModel`] of its own, such as
-/// [`Heap::simple`](firebox_trace::Heap::simple), and tells its own errors as [`TrainError::Device`].
+/// Implemented for burn's CUDA and wgpu backends (features `cuda`, `wgpu` and `vulkan`), Flex
+/// (`flex`) and NdArray (`ndarray`). Another backend can implement it with its own [`MemoryModel`],
+/// such as [`Heap::simple`](firebox_heap::Heap::simple), and return its own errors as
+/// [`TrainError::Device`].
 #[diagnostic::on_unimplemented(
     message = "memory cannot be predicted on the devices of `{Self}`",
     note = "switch on the feature of firebox that has the backend's name: `cuda`, `wgpu`, `vulkan`, `flex` or `ndarray`",
     note = "automatic differentiation goes around the recording: `Autodiff<Lazy<Flex>>`, not `Lazy<Autodiff<Flex>>`"
 )]
 pub trait DeviceMemory: Backend {
-    /// Looks whether what the backend needs is installed: a driver, a compiler, headers. Asked before the first use of a device,
-    /// because burn's backends panic there, or go on without. Default: nothing is needed.
+    /// Checks that what the backend needs is installed: a driver, a compiler, headers.
+    ///
+    /// Called before the first use of a device, because burn's backends would panic there or
+    /// continue without. Default: nothing is needed.
     ///
     /// # Errors
     ///
-    /// What is missing, and how to get it: [`TrainError::Device`], from another crate.
+    /// What is missing, and how to get it. Other crates return [`TrainError::Device`].
     fn prerequisites() -> Result<(), TrainError> {
         Ok(())
     }
 
-    /// What predicts the memory of recorded steps on `device`.
+    /// The memory model for recorded steps on `device`.
     fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel>;
 
-    /// The memory of `device`, as it is now.
+    /// The current memory of `device`.
     ///
     /// # Errors
     ///
-    /// [`TrainError::UnknownMemory`] where there is nobody to ask, which is so on wgpu; [`TrainError::Device`] where asking fails.
+    /// [`TrainError::UnknownMemory`] if the memory cannot be queried, as on wgpu.
+    /// [`TrainError::Device`] if the query fails.
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
 
-    /// Whether operations are queued and run together, as burn's fusion does. Default: no.
+    /// Whether operations are queued and run together, as in burn's fusion. Default: no.
     const FUSES: bool = false;
 
-    /// Has the operations run that this thread has queued, as far as the backend [fuses](Self::FUSES) them. Does not wait for
-    /// the device.
+    /// Runs the operations that this thread has queued, if the backend [fuses](Self::FUSES). Does
+    /// not wait for the device.
     fn drain(_device: &Self::Device) {}
 
-    /// What the backend's allocator holds on `device` for this process, over all its streams. `None` where the backend has
-    /// no allocator of its own, which is so on the CPU.
+    /// What the backend's allocator holds on `device` for this process, over all its streams.
+    /// `None` if the backend has no allocator of its own, as on the CPU.
     ///
-    /// Brings the work that is queued on the device under way; does not wait for it on CUDA.
+    /// Submits the work that is queued on the device. Does not wait for it on CUDA.
     fn pool_usage(_device: &Self::Device) -> Option<PoolUsage> {
         None
     }
 
-    /// Waits until all that this thread has asked for is issued to the device, and tells what has failed of it. Default:
-    /// [`Backend::sync`], which also waits until it is done; burn's GPU backends do not, since the device would have nothing to do until
-    /// the next operation arrives.
+    /// Waits until all work of this thread is issued to the device, and reports failures.
+    ///
+    /// Default: [`Backend::sync`], which also waits until the work is done. burn's GPU backends do
+    /// not wait for that, because the device would be idle until the next operation arrives.
     ///
     /// # Errors
     ///
-    /// What the device says of a failure.
+    /// The failure as reported by the device.
     fn settle(device: &Self::Device) -> Result<(), ExecutionError> {
         Self::sync(device)
     }
 
-    /// Gives the pages of this thread's pools back that no buffer lies on, before anything is allocated that is asked for later.
-    /// A backend whose memory model tells [pages](firebox_trace::Footprint::paging) must do so; batches of other shapes are planned
-    /// on it. Default: nothing, for backends without pages.
+    /// Gives back unused pages of this thread's pools, before any allocation requested later.
+    ///
+    /// A backend whose memory model reports [pages](firebox_trace::Footprint::paging) must
+    /// implement this, because plans for batches of other shapes rely on it. Default: does nothing,
+    /// for backends without pages.
     fn give_back(_device: &Self::Device) {}
 
-    /// The pool of `device`, where buffers lie on pages of our own. Default: none.
+    /// The pool of `device`, if buffers lie on pages of our own. Default: none.
     fn own_pool(_device: &Self::Device) -> Option<Box<dyn OwnPool>> {
         None
     }
 }
 
-/// What an allocator holds for this process on a device.
+/// What an allocator holds on a device for this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolUsage {
     /// The bytes of all pages.
     pub reserved: Bytes,
     /// The bytes of the buffers on them.
     pub in_use: Bytes,
-    /// The part of `reserved` that lies in the pools of the calling thread.
+    /// The part of `reserved` in the calling thread's pools.
     pub own: Bytes,
 }
 
@@ -112,9 +128,9 @@ impl fmt::Display for PoolUsage {
     }
 }
 
-/// What the driver of a CubeCL runtime can be asked for.
+/// What can be asked of a CubeCL runtime's driver.
 pub trait RuntimeMemory: Mirrored {
-    /// As [`DeviceMemory::prerequisites`].
+    /// See [`DeviceMemory::prerequisites`].
     ///
     /// # Errors
     ///
@@ -123,21 +139,21 @@ pub trait RuntimeMemory: Mirrored {
         Ok(())
     }
 
-    /// The memory of `device`, as it is now.
+    /// The current memory of `device`.
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
 
-    /// As [`DeviceMemory::pool_usage`].
+    /// See [`DeviceMemory::pool_usage`].
     fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
         pool_usage(&Self::client(device))
     }
 
-    /// As [`DeviceMemory::own_pool`].
+    /// See [`DeviceMemory::own_pool`].
     fn own_pool(_device: &Self::Device) -> Option<Box<dyn OwnPool>> {
         None
     }
 }
 
-/// The same devices with a pool of our own, which has one stream for all threads.
+/// The same devices with a pool of our own. The pool has one stream for all threads.
 impl<R: RuntimeMemory> RuntimeMemory for Pooled<R> {
     fn prerequisites() -> Result<(), TrainError> {
         R::prerequisites()?;
@@ -163,15 +179,15 @@ impl<R: RuntimeMemory> RuntimeMemory for Pooled<R> {
 #[cfg(feature = "cuda")]
 impl RuntimeMemory for cubecl::cuda::CudaRuntime {
     fn prerequisites() -> Result<(), TrainError> {
-        Ok(crate::prerequisites::check_cuda()?)
+        Ok(crate::device::prerequisites::check_cuda()?)
     }
 
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        crate::nvidia::memory_info(device.index)
+        crate::device::nvidia::memory_info(device.index)
     }
 }
 
-/// wgpu has no way to ask how much memory a device has.
+/// wgpu does not report how much memory a device has.
 #[cfg(feature = "wgpu")]
 impl RuntimeMemory for cubecl::wgpu::WgpuRuntime {
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
@@ -179,7 +195,7 @@ impl RuntimeMemory for cubecl::wgpu::WgpuRuntime {
     }
 }
 
-/// A device without memory has as much as the user says.
+/// A device without memory does not know how much it stands for: the user says so.
 impl<T: Target> RuntimeMemory for DryRuntime<T> {
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
         Err(TrainError::UnknownMemory { device: format!("{device:?}") })
@@ -269,7 +285,7 @@ where
 #[cfg(feature = "flex")]
 impl DeviceMemory for burn::backend::Flex {
     fn memory_model(_device: &Self::Device) -> Arc<dyn MemoryModel> {
-        Arc::new(firebox_trace::Heap::flex())
+        Arc::new(firebox_heap::Heap::flex())
     }
 
     fn memory_info(_device: &Self::Device) -> Result<MemoryInfo, TrainError> {
@@ -287,7 +303,7 @@ where
     burn_ndarray::NdArrayTensor: From<burn_ndarray::SharedArray<I>>,
 {
     fn memory_model(_device: &Self::Device) -> Arc<dyn MemoryModel> {
-        Arc::new(firebox_trace::Heap::simple())
+        Arc::new(firebox_heap::Heap::simple())
     }
 
     fn memory_info(_device: &Self::Device) -> Result<MemoryInfo, TrainError> {
@@ -295,13 +311,14 @@ where
     }
 }
 
-/// What is behind a router is not known; a tensor takes at least its elements there.
+/// The devices behind a router are unknown. A tensor takes at least the bytes of its elements
+/// there.
 impl<C: RunnerChannel> DeviceMemory for BackendRouter<C>
 where
     Self: Backend<Device = C::Device>,
 {
     fn memory_model(_device: &Self::Device) -> Arc<dyn MemoryModel> {
-        Arc::new(firebox_trace::Heap::simple().on_device())
+        Arc::new(firebox_heap::Heap::simple().on_device())
     }
 
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
@@ -313,15 +330,16 @@ fn issued(answer: Result<(), ServerError>) -> Result<(), ExecutionError> {
     answer.map_err(|error| ExecutionError::WithContext { reason: error.to_string() })
 }
 
-/// The twin of a device without memory, which chooses as burn's tuner does there.
+/// The dry twin of a device. It chooses kernels as burn's tuner does on that device.
 fn dry<B: DryTwin, R: Runtime>(device: &R::Device) -> Dry<B> {
     let client = R::client(device);
     let tuned = CubeTuneId::new(&client, device);
     Dry::new(client.properties().clone()).with_choices_of(tuned.to_string())
 }
 
-/// A client answers for the stream of the thread that asks, and a thread can ask in another's name. A stream that was
-/// never used comes into being by the question, with empty pools; so only those of threads that there have been are asked.
+/// Sums the usage of all streams. A client answers for the stream of the asking thread, and a
+/// thread can ask in another's name. Asking for an unused stream would create it with empty pools,
+/// so only streams of threads that have existed are asked.
 fn pool_usage<R: Runtime>(client: &ComputeClient<R>) -> Option<PoolUsage> {
     let max = firebox_dry::max_streams();
     let own = StreamId::current().value % max;
@@ -331,7 +349,7 @@ fn pool_usage<R: Runtime>(client: &ComputeClient<R>) -> Option<PoolUsage> {
     streams.insert(own);
     let mut usage = PoolUsage::default();
     for value in streams {
-        // CubeCL's client panics where the server does, as when a stream cannot be made.
+        // CubeCL's client panics where the server does, for example if a stream cannot be created.
         let asked = || StreamId { value }.executes(|| client.memory_usage());
         let stream = catch_unwind(AssertUnwindSafe(asked)).ok()?.ok()?;
         let reserved = Bytes::new(stream.bytes_reserved);

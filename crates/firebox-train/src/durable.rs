@@ -1,7 +1,9 @@
-//! Checkpoints that are on disk when a recorder says so.
+//! A recorder whose checkpoints are on disk once it says so. Users put it around burn's recorder;
+//! burn's checkpointer then calls it.
 //!
-//! burn 0.21's file recorders remove an older file of the name first, write through a buffer, and never ask whether its last part
-//! arrived: on a full disk a save succeeds and leaves an empty or a cut file.
+//! burn 0.21's file recorders first remove an older file of the same name, write through a buffer,
+//! and never check that its last part was written. On a full disk a save succeeds and leaves an
+//! empty or truncated file.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,15 +14,19 @@ use burn::tensor::backend::Backend;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A file recorder whose files are whole: for `with_file_checkpointer`, around any of burn's.
+/// A file recorder that never leaves a partial file. Wrap any of burn's file recorders in it and
+/// pass it to `with_file_checkpointer`.
 ///
-/// A record is written beside its place, under a name that ends in `-unfinished`; brought to the disk (`fsync`); read back
-/// and decoded; and only then put into its place, in one step. A save that fails, as on a full disk, leaves what was there and is an
-/// error; the Learner then ends with [`TrainError::Checkpoint`](crate::TrainError::Checkpoint), and checkpoints of earlier epochs stay
-/// (keep two at least, burn's default). A file that cannot be read is named, with the newest of its neighbours that can.
+/// It saves a record in four steps: writes it next to its final place, under a name that ends in
+/// `-unfinished`; flushes it to disk (`fsync`); reads it back and decodes it; moves it to its final
+/// place atomically. A save that fails, for example on a full disk, is an error and leaves the
+/// previous file. The Learner then ends with
+/// [`TrainError::Checkpoint`](crate::TrainError::Checkpoint). Checkpoints of earlier epochs stay,
+/// so keep at least two, which is burn's default. If a file cannot be read, the error names it and
+/// the newest older file that can.
 ///
-/// The files are those of the recorder inside, and each can read the other's. Reading back takes as much host memory as the
-/// record, once it is written.
+/// The files have the format of the inner recorder, and each can read the other's files. Reading
+/// back takes as much host memory as the record, after it is written.
 ///
 /// ```
 /// use burn::backend::Flex;
@@ -43,12 +49,13 @@ pub struct DurableRecorder<R> {
 }
 
 impl<R> DurableRecorder<R> {
-    /// Around `recorder`.
+    /// Wraps `recorder`.
     pub fn new(recorder: R) -> Self {
         Self { recorder }
     }
 
-    /// Saves by `write`, which writes to the path that it is given, looks at the result with `read`, and puts it into its place.
+    /// Saves through `write`, which writes to the path it is given, checks the result with `read`,
+    /// and moves it to its final place.
     fn save<B: Backend>(
         path: &Path,
         write: impl FnOnce(PathBuf) -> Result<(), RecorderError>,
@@ -66,7 +73,7 @@ impl<R> DurableRecorder<R> {
                 fs::rename(&written, &place).map_err(|error| not_written(&place, &error))
             });
         match done {
-            // The name of the file is on disk once its folder is. Not every system can do that for folders.
+            // The file's name is on disk once its folder is. Not every system can flush folders.
             Ok(()) => drop(File::open(folder_of(&place)).and_then(|folder| folder.sync_all())),
             Err(_) => drop(fs::remove_file(&written)),
         }
@@ -89,7 +96,8 @@ impl<B: Backend, R: FileRecorder<B>> Recorder<B> for DurableRecorder<R> {
         Self::save::<B>(&path, write, read)
     }
 
-    /// As [`record`](Recorder::record), but not read back: the type to read is not known here.
+    /// Like [`record`](Recorder::record), but does not read the file back, because the type to read
+    /// is unknown here.
     fn save_item<I: Serialize>(&self, item: I, path: PathBuf) -> Result<(), RecorderError> {
         let write = |unfinished| self.recorder.save_item(item, unfinished);
         Self::save::<B>(&path, write, |_| Ok(()))
@@ -122,11 +130,11 @@ impl<B: Backend, R: FileRecorder<B>> FileRecorder<B> for DurableRecorder<R> {
     }
 }
 
-/// Where a record goes.
+/// The paths of one save.
 struct Names {
-    /// The file.
+    /// The final path.
     place: PathBuf,
-    /// What a recorder is told to write to, without its extension.
+    /// The path that a recorder is told to write to, without its extension.
     unfinished: PathBuf,
 }
 
@@ -141,7 +149,7 @@ impl Names {
 }
 
 fn bring_to_disk(path: &Path) -> io::Result<()> {
-    // Some systems bring a file to the disk only for who may write to it.
+    // Some systems flush a file only through a writable handle.
     File::options().write(true).open(path)?.sync_all()
 }
 
@@ -156,7 +164,8 @@ fn not_written(place: &Path, error: &dyn std::fmt::Display) -> RecorderError {
     ))
 }
 
-/// The files of the same name with smaller numbers, the newest first: `model-3.mpk`, `model-2.mpk` for `model-4.mpk`.
+/// The files of the same name with smaller numbers, newest first: `model-3.mpk`, `model-2.mpk` for
+/// `model-4.mpk`.
 fn older(place: &Path) -> Vec<PathBuf> {
     let Some((name, rest)) = place.file_name().and_then(|name| name.to_str()?.split_once('.'))
     else {
@@ -191,7 +200,7 @@ mod tests {
 
     use super::*;
 
-    /// Loses the second half of each file and says nothing, as burn's recorders do on a full disk.
+    /// Silently loses the second half of each file, as burn's recorders do on a full disk.
     #[derive(Clone, Debug, Default)]
     struct Losing<R>(R);
 
@@ -248,7 +257,7 @@ mod tests {
         let expected = vec![format!("model-1.{extension}")];
         assert_eq!(names(folder.path()), expected, "nothing else is left");
 
-        // Neither a new file nor one that replaces another is left half written.
+        // Neither a new file nor a replacement is left half written.
         let before = fs::read(path(1).with_extension(extension)).expect("it is there");
         for epoch in [2, 1] {
             let error = Recorder::<Flex>::record(&bad, linear().into_record(), path(epoch));
@@ -258,7 +267,8 @@ mod tests {
         }
         assert_eq!(fs::read(path(1).with_extension(extension)).expect("it is there"), before);
 
-        // burn's own recorder reads it, and one that was cut by somebody else is named with the newest that is whole.
+        // burn's own recorder reads the file. A file truncated by something else is named in the
+        // error, with the newest whole one.
         let plain = linear().load_file(path(1), &inner, &Default::default());
         assert!(plain.is_ok(), "the format is burn's");
         Recorder::<Flex>::record(&Losing(inner), linear().into_record(), path(3)).expect("silence");

@@ -1,4 +1,4 @@
-//! Why training stopped, and what it leaves in the caller's hands.
+//! Errors of training: why it stopped, and the state that the caller gets back.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -29,14 +29,14 @@ impl fmt::Display for Phase {
     }
 }
 
-/// What the Learner did when the device failed, and so what is left of the model.
+/// What the Learner was doing when the device failed. It decides whether the model survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum During {
-    /// Forward and backward passes. The model is that of the last whole optimizer step.
+    /// Forward and backward passes. The model is the one after the last whole optimizer step.
     MicroSteps,
-    /// The optimizer step: parameters may be half computed.
+    /// The optimizer step. Parameters may be half computed.
     OptimizerStep,
-    /// Validation. The model is that of the last whole optimizer step.
+    /// Validation. The model is the one after the last whole optimizer step.
     Validation,
 }
 
@@ -50,19 +50,19 @@ impl fmt::Display for During {
     }
 }
 
-/// A device that did not do what it was asked, most likely for want of memory.
+/// A device that did not do its work, most likely because it ran out of memory.
 #[derive(Clone, Debug)]
 pub struct DeviceFailure {
-    /// What failed.
+    /// What training was doing.
     pub during: During,
-    /// The size of the loader's batch; `None` if no batch had begun.
+    /// The size of the loader's batch. `None` if no batch had begun.
     pub items: Option<Items>,
-    /// How the batch was split, with the predicted peak; `None` if there was no plan yet.
+    /// How the batch was split, with the predicted peak. `None` if there was no plan yet.
     pub plan: Option<Plan>,
-    /// What the device's allocator has reserved for the training thread after the failure; excludes other threads and
-    /// other programs. `None` where the backend does not tell.
+    /// What the device's allocator has reserved for the training thread after the failure. Excludes
+    /// other threads and other programs. `None` if the backend does not report it.
     pub measured: Option<Bytes>,
-    /// The first message of the device.
+    /// The first message from the device.
     pub message: String,
 }
 
@@ -92,11 +92,11 @@ impl fmt::Display for DeviceFailure {
     }
 }
 
-/// Why training could not begin or go on.
+/// Why training could not begin or continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// The training loader gave no batch at all.
+    /// The training loader yielded no batch.
     #[error("the training loader yields no batch: check the data set and the loader's batch size")]
     EmptyLoader,
     /// A batch has no items.
@@ -105,7 +105,7 @@ pub enum TrainError {
         /// The phase.
         phase: Phase,
     },
-    /// A batch weighs nothing, less than nothing, or not a number.
+    /// The weight of a batch is zero, negative, or not a number.
     #[error(
         "the batch weighs {weight} in the loss, and no mean can be taken over that: give every batch at least one \
          item that counts, and weights that are finite and not negative"
@@ -114,7 +114,7 @@ pub enum TrainError {
         /// The weight.
         weight: f64,
     },
-    /// The micro-batches of a batch do not weigh what it weighs.
+    /// The weights of the micro-batches do not add up to the weight of their batch.
     #[error(
         "the micro-batches weigh {parts} in the loss and their batch {whole}: the weight of a batch must be the sum of \
          those of its parts, or the gradients of a split batch are not the whole batch's"
@@ -125,7 +125,7 @@ pub enum TrainError {
         /// The weight of the batch.
         whole: f64,
     },
-    /// The gradients of a split batch would not be the whole batch's.
+    /// The gradients of a split batch would differ from the whole batch's.
     #[error(
         "a batch cannot be split: some items of it run one by one give another gradient than together, {by} in `{parameter}`{first}; \
          it looks as if {coupling}; or give the whole batch memory with `.memory(..)`, or split all the same with \
@@ -135,29 +135,31 @@ pub enum TrainError {
     Coupled {
         /// What couples the items.
         coupling: Coupling,
-        /// The difference, relative to the gradient of the parameter; infinite if a part alone has none.
+        /// The difference, relative to the gradient of the parameter. Infinite if a part alone has
+        /// no gradient.
         by: f64,
         /// The path of the parameter that differs most, or what went wrong in a part.
         parameter: String,
-        /// The first operation that gives items other values together with others, where one does before the loss, and the last module
-        /// with parameters before it.
+        /// The first operation before the loss that gives an item other values together with other
+        /// items than alone, and the last module with parameters before it. `None` if there is no
+        /// such operation.
         first: Option<String>,
     },
-    /// A batch cannot be cut.
+    /// The batch cannot be cut.
     #[error("cannot cut the batch: {0}")]
     MicroBatch(#[from] MicroBatchError),
-    /// A splitter gave a micro-batch with another number of items than it was asked for.
+    /// A splitter returned a micro-batch with another number of items than requested.
     #[error(
         "the splitter was asked for {asked} items and gave {got}: its `range` must give exactly the items of the \
          range"
     )]
     LostItems {
-        /// How many items were asked for.
+        /// The requested number of items.
         asked: usize,
-        /// How many came.
+        /// The returned number of items.
         got: usize,
     },
-    /// The model has no parameters: there is nothing to train, and no device to plan for.
+    /// The model has no parameters. There is nothing to train, and no device to plan for.
     #[error(
         "the model has no parameters: give it at least one, or train without automatic batches"
     )]
@@ -167,13 +169,13 @@ pub enum TrainError {
         "the model lives on {0} devices, and automatic batches work on one: move it to one device"
     )]
     SeveralDevices(usize),
-    /// The free memory of the device cannot be asked for.
+    /// The device does not report its free memory.
     #[error(
         "the free memory of `{device}` cannot be asked for: say how much training may use, as in \
          `.memory(Bytes::gib(8))`"
     )]
     UnknownMemory {
-        /// The device, by the name of its backend.
+        /// The name of the backend and the device.
         device: String,
     },
     /// CubeCL's configuration forbids pages of an exact size.
@@ -182,31 +184,32 @@ pub enum TrainError {
          backend, as in `Autodiff<Lazy<burn::backend::Cuda>>`"
     )]
     NoExactPages,
-    /// The pages that a plan needs cannot be had. Nothing has run on them.
+    /// The pages that a plan needs could not be had. Nothing has run on them.
     #[error("the pages for a plan cannot be had: {0}")]
     NoPlace(#[from] NoPlace),
-    /// The budget is none.
+    /// The budget is invalid.
     #[error(transparent)]
     Budget(#[from] BudgetError),
     /// CUDA cannot be used, or the memory of an NVIDIA device cannot be read.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
-    Nvidia(#[from] crate::nvidia::NvidiaError),
-    /// What a backend of another crate says of its devices: what is not installed, or why their memory is not known.
+    Nvidia(#[from] crate::device::nvidia::NvidiaError),
+    /// The error of another crate's backend: something is not installed, or the memory of its
+    /// devices is unknown.
     #[error("the device cannot be used: {0}")]
     Device(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The memory of the host cannot be read.
     #[error(transparent)]
     HostMemory(#[from] HostMemoryError),
-    /// No split of the batch fits.
+    /// No split of the batch fits the budget.
     #[error("{phase} does not fit: {cause}")]
     Plan {
         /// The phase.
         phase: Phase,
-        /// Why.
+        /// The reason.
         cause: Box<PlanError<TrainError>>,
     },
-    /// A micro-batch turned out to need more than planned, and is one item already.
+    /// A micro-batch needs more than planned and cannot be split further, because it has one item.
     #[error(
         "one item of this {phase} batch needs {needed}, and {budget} are left for it: its shapes differ from the \
          batch that was planned with; raise the budget, or make the items smaller"
@@ -214,12 +217,12 @@ pub enum TrainError {
     GrewTooLarge {
         /// The phase.
         phase: Phase,
-        /// What the micro-batch needs beside what is held already.
+        /// What the micro-batch needs in addition to what is already held.
         needed: Bytes,
-        /// What is left of the budget beside what is held already.
+        /// What is left of the budget after what is already held.
         budget: Bytes,
     },
-    /// Nothing could be recorded.
+    /// A step could not be recorded.
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The model keeps tensors where planning cannot restore them.
@@ -233,7 +236,7 @@ pub enum TrainError {
         /// The tensors.
         survivors: Vec<Survivor>,
     },
-    /// The user's code panicked.
+    /// The user's code panicked in a step.
     #[error("the {phase} step panicked on {items} items: {message}")]
     StepPanicked {
         /// The phase.
@@ -252,12 +255,12 @@ pub enum TrainError {
         /// The panic's message.
         message: String,
     },
-    /// More was measured than training may use, and [strict](crate::LearnerBuilder::strict) was asked for.
+    /// Measured memory exceeds the budget, and [strict](crate::LearnerBuilder::strict) is set.
     #[error("{}", over_budget(*.measured, *.predicted, *.budget))]
     OverBudget {
-        /// The most that was measured.
+        /// The most memory that was measured.
         measured: Bytes,
-        /// What was predicted.
+        /// The predicted memory.
         predicted: Bytes,
         /// The budget.
         budget: Bytes,
@@ -268,10 +271,10 @@ pub enum TrainError {
          programs can use it"
     )]
     NotReady {
-        /// The first message of the device.
+        /// The first message from the device.
         message: String,
     },
-    /// The device did not do what it was asked. No optimizer step was made of what it left.
+    /// The device did not do its work. No optimizer step used the results of the failed work.
     #[error("{0}")]
     DeviceFailed(Box<DeviceFailure>),
     /// A checkpoint could not be written.
@@ -279,20 +282,21 @@ pub enum TrainError {
         "a checkpoint could not be written: {message}; check the folder and the space on its disk"
     )]
     Checkpoint {
-        /// What burn's checkpointer said.
+        /// The message from burn's checkpointer.
         message: String,
     },
-    /// Something beside the model panicked: the data set, its batcher, a metric, a renderer, a scheduler, a logger. Before training
-    /// begins or behind its end it may be anything that burn calls.
+    /// Something other than the model panicked: the data set, its batcher, a metric, a renderer, a
+    /// scheduler or a logger. Before training begins and after it ends, it may be anything that
+    /// burn calls.
     #[error("training stopped because something beside the model panicked: {message}")]
     Panicked {
-        /// What the panic said, and where, if another thread panicked.
+        /// The panic's message, and its location if another thread panicked.
         message: String,
     },
-    /// The checkpoint to go on from cannot be read.
+    /// The checkpoint to resume from cannot be read.
     #[error("the checkpoint to go on from cannot be read: {message}")]
     Resume {
-        /// What burn's checkpointer said.
+        /// The message from burn's checkpointer.
         message: String,
     },
 }
@@ -315,25 +319,26 @@ fn list(survivors: &[Survivor]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// The state after the last whole optimizer step: what training can go on from.
+/// The state after the last whole optimizer step. Training can resume from it.
 #[derive(Clone, Debug)]
 pub struct LastState<M, R, S> {
     /// The model.
     pub model: M,
-    /// The record of the optimizer; `None` if it panicked and lost its state.
+    /// The optimizer's record. `None` if the optimizer panicked and lost its state.
     pub optimizer: Option<R>,
-    /// The record of the learning-rate scheduler: its next step gives the rate of the next optimizer step.
+    /// The learning-rate scheduler's record. Its next step gives the rate of the next optimizer
+    /// step.
     pub scheduler: S,
-    /// The epoch in which training stopped, from 1.
+    /// The epoch in which training stopped, counted from 1.
     pub epoch: usize,
-    /// The loader batches of that epoch that are part of the state.
+    /// How many loader batches of that epoch the state includes.
     pub iteration: usize,
 }
 
-/// Training stopped before its end: why, and with what state.
+/// Training stopped before its end. Holds the reason and the remaining state.
 pub struct FitError<M, R, S> {
     cause: TrainError,
-    /// In a mutex because a model need not be `Sync`, and an error should be.
+    /// In a mutex, because a model need not be `Sync` but an error should be.
     state: Option<Box<Mutex<LastState<M, R, S>>>>,
 }
 
@@ -347,11 +352,11 @@ impl<M, R, S> FitError<M, R, S> {
         &self.cause
     }
 
-    /// The cause, and the state after the last whole optimizer step. `None` if training had not begun, or if the
-    /// device failed in an optimizer step, which leaves no state.
+    /// The cause, and the state after the last whole optimizer step. The state is `None` if
+    /// training had not begun, or if the device failed in an optimizer step, which leaves no state.
     ///
-    /// After [`TrainError::DeviceFailed`] the state is still on the device that failed. Its values are those of the
-    /// last whole step, but reading them may panic.
+    /// After [`TrainError::DeviceFailed`] the state is still on the failed device. Its values are
+    /// those of the last whole step, but reading them may panic.
     pub fn into_parts(self) -> (TrainError, Option<LastState<M, R, S>>) {
         let state = self.state.map(|state| state.into_inner().unwrap_or_else(|e| e.into_inner()));
         (self.cause, state)
@@ -360,7 +365,7 @@ impl<M, R, S> FitError<M, R, S> {
 
 impl<M, R, S> fmt::Debug for FitError<M, R, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What `main` prints of an error that it returns, and `unwrap` of one that it panics with.
+        // `main` prints the error it returns this way, and `unwrap` the error it panics with.
         fmt::Display::fmt(self, f)
     }
 }
@@ -386,7 +391,7 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "no message".to_owned())
 }
 
-/// A share in words.
+/// Formats a share as a percentage.
 fn percent(share: f64) -> String {
     if share.is_finite() {
         format!("by {:.3} %", share * 100.0)
@@ -399,7 +404,7 @@ fn begins(first: Option<&str>) -> String {
     first.map_or_else(String::new, |first| format!(", first seen in {first}"))
 }
 
-/// That more was measured than training may use, and what a budget does not see.
+/// The message of an exceeded budget, with what a budget does not count.
 pub(crate) fn over_budget(measured: Bytes, predicted: Bytes, budget: Bytes) -> String {
     format!(
         "training took {measured}, where {predicted} were predicted and {budget} may be used: a budget does not see what a step allocates \

@@ -1,4 +1,5 @@
-//! The gradient of a batch from the gradients of its micro-batches.
+//! Computes the gradient of a batch from the gradients of its micro-batches. The training loop adds
+//! each micro-step's gradient here and gives the sum to the optimizer.
 
 use std::marker::PhantomData;
 
@@ -9,22 +10,23 @@ use burn::tensor::{Bool, DType, Int, Tensor};
 use firebox_lazy::LazyBackend;
 use firebox_trace::Bytes;
 
-/// How the loss of a batch follows from the losses of its items, and so how gradients of micro-batches add up.
+/// How the loss of a batch is computed from the losses of its items. It determines how gradients of
+/// micro-batches add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// The loss is a mean over the items, or over what the batch's own weight counts.
+    /// The loss is a mean over the items, or over what the batch's weight counts.
     #[default]
     Mean,
-    /// The loss is a sum over the items. What is in it once for each batch, such as a penalty, is to be multiplied by the
-    /// [share of the batch](crate::batch_share).
+    /// The loss is a sum over the items. Multiply a term that occurs once per batch, such as a
+    /// penalty, by the [share of the batch](crate::batch_share).
     Sum,
 }
 
-/// A weighted sum of gradients. Those of 16 bit are summed up in 32: in their own type the sum over some hundred micro-batches
-/// loses what each of them adds.
+/// A weighted sum of gradients. 16-bit gradients are summed in 32 bit: in 16 bit, a sum over some
+/// hundred micro-batches loses what each adds.
 pub(crate) struct GradientSum<M> {
     sum: Option<GradientsParams>,
-    /// Whether `sum` is one summand, as it came.
+    /// Whether `sum` is a single, unchanged summand.
     is_single: bool,
     module: PhantomData<fn() -> M>,
 }
@@ -34,7 +36,7 @@ impl<M> GradientSum<M> {
         Self { sum: None, is_single: false, module: PhantomData }
     }
 
-    /// Adds `grads` times `scale`. A first summand with a scale of one is taken as it is.
+    /// Adds `grads` times `scale`. A first summand with a scale of one is taken unchanged.
     pub(crate) fn add<B>(&mut self, model: &M, grads: GradientsParams, scale: f64)
     where
         B: AutodiffBackend,
@@ -55,7 +57,8 @@ impl<M> GradientSum<M> {
         self.sum.as_ref()
     }
 
-    /// Ends the sum; `scale` is applied to all of it. Gradients have the types of their parameters again.
+    /// Finishes the sum and multiplies all of it by `scale`. Gradients get the types of their
+    /// parameters back.
     pub(crate) fn finish<B>(&mut self, model: &M, scale: f64) -> GradientsParams
     where
         B: AutodiffBackend,
@@ -71,12 +74,12 @@ impl<M> GradientSum<M> {
     }
 }
 
-/// The type in which gradients of this type are summed up.
+/// The type in which gradients of type `dtype` are summed.
 fn summed_in(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
-/// The bytes of a sum over the gradients of all parameters.
+/// The bytes of a sum of the gradients of all parameters.
 pub(crate) fn summed_bytes<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Bytes {
     struct Count(u64);
 
@@ -93,7 +96,7 @@ pub(crate) fn summed_bytes<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) 
     Bytes::new(count.0)
 }
 
-/// Whether a module has tensors that are not trained, among which its running statistics are, if it has any.
+/// Whether a module has untrained tensors. Its running statistics, if any, are among these.
 pub(crate) fn has_untrained<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> bool {
     struct Untrained(bool);
 
@@ -116,7 +119,8 @@ pub(crate) fn has_untrained<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M)
     untrained.0
 }
 
-/// Lets go of the graphs of parameters that have no gradient: what ran forward through them and not backward.
+/// Releases the graphs of parameters without a gradient: those of forward passes without a backward
+/// pass.
 pub(crate) fn forget_graphs_without<B, M>(model: &M, grads: &GradientsParams)
 where
     B: AutodiffBackend + LazyBackend,
@@ -143,7 +147,7 @@ where
     }
 }
 
-/// A tensor in another type, or as it is.
+/// Casts a tensor to a type, unless it already has it.
 fn in_type<B: Backend, const D: usize>(tensor: Tensor<B, D>, dtype: DType) -> Tensor<B, D> {
     if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
 }

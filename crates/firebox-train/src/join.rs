@@ -1,7 +1,9 @@
-//! The output of a whole batch of those of its micro-batches, for burn's own outputs: what
-//! [`LearnerBuilder::metrics_see_whole`](crate::LearnerBuilder::metrics_see_whole) asks for.
+//! Joins the outputs of micro-batches into the output of their batch, for burn's own output types.
+//! Pass these functions to
+//! [`LearnerBuilder::metrics_see_whole`](crate::LearnerBuilder::metrics_see_whole).
 //!
-//! Rows stand in the order of the batch. The loss is that of the batch: the sum over the parts, each times its share.
+//! Rows keep the order of the batch. The loss is the batch's: the sum of the parts' losses, each
+//! times its share.
 
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
@@ -9,11 +11,11 @@ use burn::train::{
     ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput,
 };
 
-/// Joins outputs of a classification.
+/// Joins classification outputs.
 ///
 /// # Panics
 ///
-/// If there is none, or the numbers of classes differ.
+/// If there are none, or the numbers of classes differ.
 pub fn classification<B: Backend>(
     parts: Vec<(ClassificationOutput<B>, f64)>,
 ) -> ClassificationOutput<B> {
@@ -21,11 +23,11 @@ pub fn classification<B: Backend>(
     ClassificationOutput::new(loss, floats(outputs), Tensor::cat(targets, 0))
 }
 
-/// Joins outputs of a classification with several labels.
+/// Joins multi-label classification outputs.
 ///
 /// # Panics
 ///
-/// If there is none, or the numbers of classes differ.
+/// If there are none, or the numbers of classes differ.
 pub fn multi_label<B: Backend>(
     parts: Vec<(MultiLabelClassificationOutput<B>, f64)>,
 ) -> MultiLabelClassificationOutput<B> {
@@ -33,21 +35,21 @@ pub fn multi_label<B: Backend>(
     MultiLabelClassificationOutput::new(loss, floats(outputs), Tensor::cat(targets, 0))
 }
 
-/// Joins outputs of a regression.
+/// Joins regression outputs.
 ///
 /// # Panics
 ///
-/// If there is none, or the numbers of targets differ.
+/// If there are none, or the numbers of targets differ.
 pub fn regression<B: Backend>(parts: Vec<(RegressionOutput<B>, f64)>) -> RegressionOutput<B> {
     let (loss, outputs, targets) = columns(parts, |part| (part.loss, part.output, part.targets));
     RegressionOutput::new(loss, floats(outputs), floats(targets))
 }
 
-/// Joins outputs of a prediction of sequences of one length. Predictions are kept where all parts have them.
+/// Joins outputs for sequences of one length. Keeps the predictions if all parts have them.
 ///
 /// # Panics
 ///
-/// If there is none, or lengths or numbers of tokens differ.
+/// If there are none, or lengths or numbers of tokens differ.
 pub fn sequence<B: Backend>(parts: Vec<(SequenceOutput<B>, f64)>) -> SequenceOutput<B> {
     let mut losses = Vec::new();
     let mut logits = Vec::new();
@@ -66,7 +68,7 @@ pub fn sequence<B: Backend>(parts: Vec<(SequenceOutput<B>, f64)>) -> SequenceOut
     SequenceOutput::new(loss(losses), floats(logits), predictions, Tensor::cat(targets, 0))
 }
 
-/// The loss of a batch, and the outputs and targets of its parts.
+/// The loss of the batch, and the outputs and targets of its parts.
 fn columns<B: Backend, T, O, R>(
     parts: Vec<(T, f64)>,
     of: impl Fn(T) -> (Tensor<B, 1>, O, R),
@@ -83,7 +85,7 @@ fn columns<B: Backend, T, O, R>(
     (loss(losses), outputs, targets)
 }
 
-/// Without the graph of the step, which has been run backward.
+/// Joins tensors without the graph of the step, whose backward pass is done.
 fn floats<B: Backend, const D: usize>(parts: Vec<Tensor<B, D>>) -> Tensor<B, D> {
     Tensor::cat(parts.into_iter().map(Tensor::detach).collect(), 0)
 }

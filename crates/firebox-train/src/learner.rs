@@ -1,4 +1,5 @@
-//! The Learner and its builder: what a user writes.
+//! The Learner and its builder: the API that users write against. Everything else in this crate
+//! runs below [`Learner::fit`] or [`Learner::plan`].
 
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,19 +15,19 @@ use firebox_lazy::{HiddenState, LazyBackend};
 use firebox_plan::{Budget, Cliffs, Sizing};
 
 use crate::check::{Coupling, SplitCheck};
-use crate::checkpoints::unreadable_checkpoint;
 use crate::device::DeviceMemory;
+use crate::device::panics::Listener;
 use crate::error::{FitError, Phase, TrainError, panic_message};
 use crate::gradients::Reduction;
-use crate::micro_step::give_back;
-use crate::panics::Listener;
+use crate::planner::rehearsal::{Course, Iterations, rehearse_training};
+use crate::planner::shape::Shape;
 use crate::ready::make_ready;
-use crate::rehearsal::{Course, Iterations, rehearse_training};
 use crate::report::{MemoryUse, PlanReport};
+use crate::run::checkpoints::unreadable_checkpoint;
+use crate::run::micro_step::give_back;
+use crate::run::strategy::{AutoBatch, Components, Outcome};
 use crate::settings::Settings;
-use crate::shape::Shape;
 use crate::splitter::{ByMicroBatch, Splitter};
-use crate::strategy::{AutoBatch, Components, Outcome};
 
 /// Options of a [`Learner`]. See [`Learner::builder`].
 #[derive(Clone, Debug)]
@@ -37,18 +38,21 @@ pub struct LearnerBuilder<ST, SV> {
     valid_splitter: SV,
 }
 
-/// The builder before it knows how batches are cut.
+/// The builder before it is told how batches are cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Unset;
 
 impl LearnerBuilder<Unset, Unset> {
-    /// Cuts batches by their own [`MicroBatch`](firebox_batch::MicroBatch), in training and in validation.
+    /// Cuts batches through their own [`MicroBatch`](firebox_batch::MicroBatch) implementation, in
+    /// training and in validation.
     pub fn auto_batch(self) -> LearnerBuilder<ByMicroBatch, ByMicroBatch> {
         self.auto_batch_with(ByMicroBatch, ByMicroBatch)
     }
 
-    /// Cuts batches by splitters, for batches of another crate's type: one for the training loader's batches, one
-    /// for the validation loader's. [`ByFunctions`](crate::ByFunctions) makes a splitter of two functions.
+    /// Cuts batches with splitters, for batch types of another crate.
+    ///
+    /// One splitter is for the training loader's batches, the other for the validation loader's.
+    /// [`ByFunctions`](crate::ByFunctions) makes a splitter from two functions.
     pub fn auto_batch_with<ST, SV>(
         self,
         train_splitter: ST,
@@ -59,19 +63,21 @@ impl LearnerBuilder<Unset, Unset> {
 }
 
 impl<ST, SV> LearnerBuilder<ST, SV> {
-    /// The memory that training may use, parameters and optimizer state included. Default: [`Budget::free`], which
-    /// is what the device has free when training starts, less a margin.
+    /// The memory that training may use, including parameters and optimizer state.
     ///
-    /// Batches that loader threads have prepared are part of it. Excludes what the program holds beside training, such as a data
-    /// set or another model on the device: a number of bytes is what training adds, and free memory is what is free beside
-    /// them.
+    /// Default: [`Budget::free`], the memory that is free on the device when training starts, minus
+    /// a margin.
+    ///
+    /// Includes batches that loader threads have prepared. Excludes what the program holds outside
+    /// of training, such as a data set or another model on the device: a budget in bytes is what
+    /// training adds, and free memory does not count them.
     pub fn memory(mut self, budget: impl Into<Budget>) -> Self {
         self.settings.budget = budget.into();
         self
     }
 
-    /// Runs batches in micro-batches of `items` items (the last may be smaller) instead of the largest that fit.
-    /// Still an error if they do not fit.
+    /// Runs micro-batches of `items` items (the last may be smaller) instead of the largest that
+    /// fit. If they do not fit, training still ends with an error.
     pub fn micro_batch(mut self, items: usize) -> Self {
         self.settings.sizing = Sizing::Fixed(items.into());
         self
@@ -83,64 +89,85 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// What to do where a slightly larger micro-batch needs far more memory. Default: [`Cliffs::Avoid`] on devices whose allocator
-    /// reserves whole pages, [`Cliffs::Ignore`] on the CPU.
+    /// What to do where a slightly larger micro-batch needs far more memory.
+    ///
+    /// Default: [`Cliffs::Avoid`] on devices whose allocator reserves whole pages,
+    /// [`Cliffs::Ignore`] elsewhere.
     pub fn cliffs(mut self, cliffs: Cliffs) -> Self {
         self.settings.cliffs = Some(cliffs);
         self
     }
 
-    /// How the loss of a batch follows from those of its items. Default: [`Reduction::Mean`].
+    /// How the loss of a batch is computed from the losses of its items. Default:
+    /// [`Reduction::Mean`].
     pub fn reduction(mut self, reduction: Reduction) -> Self {
         self.settings.reduction = reduction;
         self
     }
 
-    /// Splits batches although their gradients are then not the whole batch's, for this reason. Default: that is
-    /// [`TrainError::Coupled`], before training. Can be called for several reasons.
+    /// Splits batches even if `coupling` makes their gradient differ from the whole batch's.
+    ///
+    /// Default: such a batch is [`TrainError::Coupled`] before it is split. Call once per accepted
+    /// coupling.
     pub fn split_although(mut self, coupling: Coupling) -> Self {
         self.settings.accepted.push(coupling);
         self
     }
 
-    /// Makes a run that goes on from a checkpoint draw what it would have drawn without a stop: the device is seeded at the beginning
-    /// of each epoch, by this number and that of the epoch, and loaders are taken to where they would be. Default: as in burn, whose
-    /// checkpoints hold neither, since a backend's random state cannot be read.
+    /// Makes a resumed run draw the same random numbers as an uninterrupted one.
     ///
-    /// A loader is asked for an iterator and one batch of each epoch that is skipped, after which burn's shuffle as they would have.
-    /// A loader of your own whose batches come but once loses these.
+    /// The device is seeded at the beginning of each epoch, from this number and the epoch's.
+    /// Loaders are advanced to the epoch that training resumes with. Default: neither, as in burn.
+    /// burn's checkpoints hold neither the random state, which cannot be read from a backend, nor
+    /// the position of loaders.
+    ///
+    /// To advance a loader, firebox asks it for one iterator and one batch per skipped epoch.
+    /// burn's loaders then shuffle as in an uninterrupted run. A custom loader whose batches come
+    /// only once loses these batches.
     pub fn seed(mut self, seed: u64) -> Self {
         self.settings.seed = Some(seed);
         self
     }
 
-    /// Says what the model's step keeps outside of its parameters and running statistics, and how to give it back behind a
-    /// rehearsal. Default: what is kept elsewhere is [`TrainError::HiddenState`]. Can be called for several.
+    /// Declares state that the model's step keeps outside of its parameters and running statistics,
+    /// and how to restore it after a rehearsal.
     ///
-    /// It is not saved with the model's checkpoints, and after a [`FitError`] it may be ahead of the [`LastState`](crate::LastState).
+    /// Default: such state is [`TrainError::HiddenState`]. Call once per state.
+    ///
+    /// The state is not saved in the model's checkpoints. After a [`FitError`] it may be ahead of
+    /// the [`LastState`](crate::LastState).
     pub fn hidden_state(mut self, state: impl HiddenState) -> Self {
         self.settings.states = self.settings.states.with(state);
         self
     }
 
-    /// Ends training behind the running optimizer step, and in the running validation, where the process is asked to end: by ctrl-c
-    /// (`SIGINT`) or by `SIGTERM`, as schedulers and containers send it. A checkpoint of that epoch is written where burn's
-    /// checkpointer is set, and [`fit`](Learner::fit) returns the model, with [`Fitted::stopped`]. The second ctrl-c ends the process.
+    /// Ends training gracefully on ctrl-c (`SIGINT`) and on `SIGTERM`, which schedulers and
+    /// containers send.
     ///
-    /// Default: ctrl-c ends the process, and burn's [`Interrupter`](burn::train::Interrupter) training. Outside of `fit` it ends the
-    /// process either way, from then on also where the program had a handler of its own: such a program stops the interrupter itself.
+    /// Training ends after the running optimizer step; a running validation also ends. If burn's
+    /// checkpointer is set, a checkpoint of that epoch is written. [`fit`](Learner::fit) returns
+    /// the model, with [`Fitted::stopped`] set. A second ctrl-c ends the process.
+    ///
+    /// Default: ctrl-c ends the process, and burn's [`Interrupter`](burn::train::Interrupter) ends
+    /// training. Outside of `fit`, ctrl-c ends the process in either case. From the first such
+    /// `fit` on, it does so even if the program has a handler of its own. A program with its own
+    /// handler should stop the interrupter itself instead.
     pub fn stop_on_ctrl_c(mut self) -> Self {
         self.settings.stops_on_ctrl_c = true;
         self
     }
 
-    /// Makes the running mean and variance of burn's [`BatchNorm`](burn::nn::BatchNorm) those of the whole batch where it is split: pooled
-    /// over its micro-batches, with `momentum` applied once. Default: they follow each micro-batch, and the last one most.
+    /// Computes the running mean and variance of burn's [`BatchNorm`](burn::nn::BatchNorm) over the
+    /// whole batch when it is split.
     ///
-    /// `momentum` is that of all of the model's batch normalizations, 0.1 unless their config says another, and each of them runs once in a
-    /// step: with another momentum, or one that runs twice, means are right and variances are not. What a step normalizes by, and with it
-    /// the gradient, stays a micro-batch's. The items of a batch count alike. It takes six times the bytes of these statistics, which no
-    /// plan counts.
+    /// They are pooled over its micro-batches, and `momentum` is applied once. Default: they follow
+    /// each micro-batch, the last one most.
+    ///
+    /// `momentum` must be the momentum of all batch normalizations in the model (0.1 unless their
+    /// config says otherwise), and each of them must run once per step. With another momentum, or a
+    /// layer that runs twice, means are right and variances are not. The step still normalizes by
+    /// each micro-batch's own statistics, which the gradient follows. All items of a batch count
+    /// equally. Pooling takes six times the bytes of these statistics, which no plan counts.
     ///
     /// # Panics
     ///
@@ -151,14 +178,18 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// Shows the metrics one output of this type for each batch, joined of those of its micro-batches, instead of one for each micro-batch:
-    /// for metrics that burn computes output by output and whose mean is then another number, such as AUROC, precision and recall. `join`
-    /// is given the outputs with their shares in the batch's loss (which add up to one, or under [`Reduction::Sum`] are one each), and
-    /// detaches what it keeps of them; [`join`](mod@crate::join) has it for burn's own outputs.
+    /// Shows the metrics one joined output of this type per batch, instead of one per micro-batch.
     ///
-    /// Outputs of training and of validation are of two types, on the backend with and without automatic differentiation, and each is
-    /// joined if it is told so. The outputs of the whole batch then lie on the device, for a while twice, which the plan counts; not
-    /// where a batch is halved while it runs, as a longer sequence may be on the CPU.
+    /// Use it for metrics that burn computes per output and whose mean then differs, such as AUROC,
+    /// precision and recall. `join` receives the outputs with their shares of the batch's loss. The
+    /// shares add up to one; under [`Reduction::Sum`] each is one. `join` must detach what it keeps
+    /// of the outputs. [`join`](mod@crate::join) has functions for burn's own outputs.
+    ///
+    /// Training and validation outputs are different types, on the backend with and without
+    /// automatic differentiation. Each is joined only if a `join` for its type is given. The
+    /// outputs of the whole batch then stay on the device, for a while twice. The plan counts this,
+    /// except where a batch is halved while it runs, as can happen with a longer sequence on the
+    /// CPU.
     ///
     /// ```
     /// # use burn::backend::{Autodiff, Flex};
@@ -177,21 +208,25 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// Ends training with [`TrainError::OverBudget`] where more is measured than the budget, instead of warning of it: on devices what
-    /// their allocator holds, on the CPU what the process has grown by (on Linux; a fifth and 8 MiB more are taken for what the
-    /// system's allocator adds). It is measured behind the first batches of each plan and at the end of each epoch.
+    /// Ends training with [`TrainError::OverBudget`] if measured memory exceeds the budget.
+    ///
+    /// Default: a warning. On devices, measured is what the allocator holds. On the CPU it is what
+    /// the process has grown by (on Linux only), and a fifth of the budget plus 8 MiB is tolerated
+    /// for the overhead of the system's allocator. Memory is measured after the first batches of
+    /// each plan and at the end of each epoch.
     pub fn strict(mut self) -> Self {
         self.settings.is_strict = true;
         self
     }
 
-    /// Does not print the plan before training. Default: it is printed to the standard error output.
+    /// Does not print the plan before training. Default: it is printed to standard error.
     pub fn quiet(mut self) -> Self {
         self.settings.quiet = true;
         self
     }
 
-    /// The Learner of a model, an optimizer and a learning-rate scheduler (a number is a constant rate).
+    /// Builds the Learner from a model, an optimizer and a learning-rate scheduler. A number as the
+    /// scheduler is a constant rate.
     pub fn build<B, LR, M, O>(
         self,
         model: M,
@@ -212,11 +247,11 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     }
 }
 
-/// Trains a model in batches of any size, in micro-batches that fit into memory.
+/// Trains a model on batches of any size, in micro-batches that fit into memory.
 ///
-/// Takes the place of burn's `Learner`; everything else stays burn's: the model and its
-/// [`TrainStep`], optimizer, learning-rate scheduler, data loaders, metrics, dashboard, checkpoints and early
-/// stopping, all set on burn's own [`SupervisedTraining`].
+/// Replaces burn's `Learner`. Everything else stays burn's: the model and its [`TrainStep`],
+/// optimizer, learning-rate scheduler, data loaders, metrics, dashboard, checkpoints and early
+/// stopping. All are set on burn's own [`SupervisedTraining`].
 pub struct Learner<B, LR, M, O, ST, SV> {
     model: M,
     optim: O,
@@ -226,7 +261,7 @@ pub struct Learner<B, LR, M, O, ST, SV> {
 }
 
 impl Learner<(), (), (), (), (), ()> {
-    /// Options of a Learner, at their defaults. Call
+    /// The options of a Learner, with their defaults. Call
     /// [`auto_batch`](LearnerBuilder::auto_batch) next.
     pub fn builder() -> LearnerBuilder<Unset, Unset> {
         LearnerBuilder {
@@ -241,21 +276,25 @@ impl Learner<(), (), (), (), (), ()> {
 pub struct Fitted<M> {
     /// The model, without automatic differentiation.
     pub model: M,
-    /// burn's renderer, for an evaluation that follows.
+    /// burn's renderer, for an evaluation after training.
     pub renderer: Box<dyn MetricsRenderer>,
-    /// How the first batch was split. `None` if no batch was trained on, as when training resumes after its last epoch.
+    /// The plan of the first batch. `None` if no batch was trained on, for example when training
+    /// resumes after its last epoch.
     pub report: Option<PlanReport>,
-    /// The plans of all sizes and shapes of batches, training and validation, in the order in which they were made.
+    /// All plans, for every size and shape of batch in training and validation, in the order they
+    /// were made.
     pub plans: Vec<PlanReport>,
-    /// What memory was predicted, and what was measured where the device's allocator can be asked. `None` as above.
+    /// Predicted memory, and measured memory where the device's allocator reports it. `None` in the
+    /// same case as `report`.
     pub memory: Option<MemoryUse>,
-    /// Why training stopped before its last epoch, if burn's interrupter was told: by the dashboard, by the program, or by ctrl-c.
+    /// Why training stopped before its last epoch, if burn's interrupter was stopped: by the
+    /// dashboard, by the program, or by ctrl-c.
     pub stopped: Option<String>,
-    /// Whether the gradients of split batches are known to be the whole batches'.
+    /// Whether the gradients of split batches are known to equal the whole batches'.
     pub split_check: SplitCheck,
 }
 
-/// What [`Learner::fit`] gives: the trained model, or why training stopped and what is left.
+/// The result of [`Learner::fit`]: the trained model, or why training stopped and what is left.
 pub type FitResult<B, LR, M, O> = Result<
     Fitted<<M as AutodiffModule<B>>::InnerModule>,
     FitError<M, <O as Optimizer<M, B>>::Record, <LR as LrScheduler>::Record<B>>,
@@ -283,12 +322,12 @@ where
     ST: Splitter<M::Input>,
     SV: Splitter<<M::InnerModule as InferenceStep>::Input>,
 {
-    /// The plan for a batch, without training. Leaves the model, its running statistics and the random state as
-    /// they are.
+    /// The plan for a batch, without training. Leaves the model, its running statistics and the
+    /// random state unchanged.
     ///
-    /// Excludes what only a training run has beside its steps: batches of loader threads, a checkpoint that is being written, groups of
-    /// batches for `grads_accumulation`, and pages that batches of other shapes have left. [`fit`](Self::fit) counts these, and may split
-    /// further.
+    /// Excludes memory that only a training run has: batches of loader threads, a checkpoint being
+    /// written, groups of batches for `grads_accumulation`, and pages left by batches of other
+    /// shapes. [`fit`](Self::fit) counts these, and may split further.
     ///
     /// # Errors
     ///
@@ -332,19 +371,32 @@ where
         Ok(quiet.report::<B, M>(&self.model, &planner, (Phase::Training, &planned), &[]))
     }
 
-    /// Trains. `training` is burn's own, with everything that was set on it; its training strategy is replaced.
+    /// Trains the model. `training` is burn's own, with everything that was set on it, except that
+    /// its training strategy is replaced.
     ///
     /// # Errors
     ///
-    /// Before training, if what the device needs is not installed, the checkpoint to go on from cannot be read, no split of a batch fits, the model lives on several devices or keeps tensors where
-    /// planning cannot restore them. During training, if a step, the data set, its batcher, a metric or a scheduler panics, a batch
-    /// cannot be cut, or a checkpoint cannot be written; the error then carries the state after the last whole optimizer step. If the device fails, as
-    /// when its memory runs out all the same, see [`TrainError::DeviceFailed`]. A user's interrupt is no error.
+    /// Before training:
+    /// - something the device needs is not installed
+    /// - the checkpoint to resume from cannot be read
+    /// - no split of a batch fits
+    /// - the model lives on several devices
+    /// - the model keeps tensors where planning cannot restore them
+    ///
+    /// During training:
+    /// - a step, the data set, its batcher, a metric or a scheduler panics
+    /// - a batch cannot be cut
+    /// - a checkpoint cannot be written
+    ///
+    /// An error during training carries the state after the last whole optimizer step. If the
+    /// device fails, for example because its memory runs out despite the plan, see
+    /// [`TrainError::DeviceFailed`]. An interrupt by the user is not an error.
     ///
     /// # Panic hook
     ///
-    /// The first call puts a panic hook before the program's own, and calls that for every panic, but for those of a step that was given
-    /// zeros for a value which it must not read. It listens to threads of the device while a Learner trains.
+    /// The first call installs a panic hook in front of the program's own. It calls the program's
+    /// hook for every panic, except for panics of a step that was given zeros for a value it must
+    /// not read. While a Learner trains, the hook also listens for panics of the device's threads.
     pub fn fit(
         self,
         training: SupervisedTraining<Components<B, LR, M, O>>,
@@ -366,7 +418,8 @@ where
         let training =
             training.with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)));
         let listener = Listener::of_all();
-        // After a failure of the device burn's metrics thread may be gone, and burn panics when it finds out.
+        // After a device failure, burn's metrics thread may be gone, and burn panics when it
+        // notices.
         let launch = || states.kept(|| training.launch(learner));
         let result = catch_unwind(AssertUnwindSafe(launch));
         let mut outcome = outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

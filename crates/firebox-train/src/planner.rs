@@ -1,5 +1,6 @@
-//! What the Learner knows of its batches: plans by phase and shape, and the structures of micro-steps that
-//! are known to fit.
+//! What the Learner knows of its batches: plans by phase and shape, and the structures of
+//! micro-steps that are known to fit. The training loop asks it for a plan before each batch, and
+//! for admission before each micro-step.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,86 +8,97 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls, remember_calls_within};
-use firebox_plan::{
-    Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Sizing, Split, plan_at_once,
-};
-use firebox_trace::{Bytes, Items, MemoryModel, PoolPages, StructuralHash, TensorInfo, Trace};
+use firebox_plan::{Cliffs, Plan, Sizing, Split};
+use firebox_trace::{Bytes, MemoryModel, PoolPages, StructuralHash, TensorInfo, Trace};
 
-use crate::beside::Beside;
+use crate::device::own_pool::TrainingPool;
 use crate::error::{Phase, TrainError};
-use crate::growth::Growth;
-use crate::own_pool::TrainingPool;
-use crate::pages::{OpenPages, Pages, pages_of};
-use crate::rehearsal::{Conditions, Iterations, Rehearsed, assess};
-use crate::shape::Shape;
+use crate::planner::growth::Growth;
+use crate::planner::overhead::Beside;
+use crate::planner::pages::{OpenPages, Pages, pages_of};
+use crate::planner::rehearsal::{Iterations, Rehearsed};
+use crate::planner::shape::Shape;
 
 mod admission;
 mod assess;
+pub(crate) mod growth;
+pub(crate) mod labels;
+pub(crate) mod overhead;
+pub(crate) mod pages;
+pub(crate) mod pieces;
 mod recorders;
+pub(crate) mod rehearsal;
+mod search;
+pub(crate) mod shape;
 #[cfg(test)]
 mod tests;
 mod tuning;
 
 pub(crate) use self::admission::{Admission, Applicant};
-use self::assess::{assess_all, failed, need_of};
+use self::search::may_run_in_fewer_steps;
 use self::tuning::Tuning;
 
-/// How many splits are assessed at once. Each has a recording, the most that planning keeps in memory. The number of processors does
-/// not count, because what is planned must not depend on it.
+/// How many splits are assessed at once. Each holds a recording, the largest item that planning
+/// keeps in memory. It does not depend on the number of processors, because plans must not.
 const AT_ONCE: usize = 2;
 
-/// How many plans a memory model is told of as having run before.
+/// How many plans that ran earlier are passed to a memory model.
 const REMEMBERED: usize = 4;
 
 /// The share of the budget that recording may use to remember calls of other shapes.
 const MOST_REMEMBERED: f64 = 1.0 / 16.0;
 
-/// Plans, and what they were made from.
+/// The plans, and what they were made from.
 pub(crate) struct Planner {
     pub(crate) memory: Arc<dyn MemoryModel>,
     pub(crate) budget: Bytes,
-    /// The share of the budget that a plan may use: less than all once more was measured than predicted.
+    /// The share of the budget that a plan may use. Less than one once more was measured than
+    /// predicted.
     share: f64,
     pub(crate) sizing: Sizing,
     /// What to do where a slightly larger micro-batch needs far more memory.
     cliffs: Cliffs,
     pub(crate) beside: Beside,
-    /// The pool that is trained on, where buffers lie on pages of our own.
+    /// The pool that training uses, if it is our own.
     pub(crate) pool: Option<Arc<TrainingPool>>,
     plans: HashMap<(Phase, Shape), Planned>,
-    /// The most that the run was predicted to need: any plan, the pages of several, or a rehearsal that runs parts of a step.
+    /// The most memory predicted for the run: that of a plan, of the pages of several plans, or of
+    /// a rehearsal that runs parts of a step.
     pub(crate) predicted: Bytes,
-    /// The pages that are open, where pages count, and the plans whose pages may be.
+    /// The open pages, where pages count, and the group of plans whose pages may be open.
     pages: OpenPages,
     open: usize,
-    /// How many groups of plans there are, less one.
+    /// The number of groups of plans, minus one.
     group: usize,
-    /// Whether batches are cut to see their shapes.
+    /// Whether batches are cut to learn their shapes.
     pub(crate) looks_at_shapes: bool,
-    /// What recording remembers of calls of other shapes, at most.
+    /// The most memory that recording may use to remember calls of other shapes.
     remembers: Bytes,
-    /// The bytes of the batch that is run now, where they are asked for.
+    /// The bytes of the current batch, where they are needed.
     pub(crate) batch: Bytes,
-    /// The bytes of batches, by their items, that did not fit as they were planned.
+    /// The bytes of batches that outgrew their plan, by their number of items.
     outgrown: HashMap<(Phase, usize), BTreeSet<Bytes>>,
-    /// What plans have run so far, for a memory model that wants to know: the latest few, in their order.
+    /// The traces of the plans that ran, for memory models that replay them: the latest few, in
+    /// order.
     ran: Vec<((Phase, Shape), Arc<Trace>)>,
-    /// What micro-steps of a known structure need beside what is held.
+    /// What micro-steps of known structures need in addition to what is held.
     known: HashMap<(Phase, StructuralHash), Known>,
-    /// What micro-steps need up to a value that they read, by the structure of what comes before it.
+    /// What micro-steps need up to a value they read, by the structure of the operations before it.
     prefixes: Arc<Mutex<HashMap<StructuralHash, Bytes>>>,
-    /// The optimizer's state, which validation does not see and lives beside it.
+    /// The optimizer's state. Validation does not use it, but it is alive meanwhile.
     optimizer_state: Vec<TensorInfo>,
-    /// The paths of the running statistics of the model.
+    /// The paths of the model's running statistics.
     pub(crate) running_state: BTreeSet<String>,
     /// Whether the model is known to read values while it runs.
     reads: bool,
-    /// What threads keep for good after what has run so far, and that much of it as the batch that is run now was told of.
+    /// What threads keep permanently after what has run so far, and how much of it the current
+    /// batch's `held` includes.
     pub(crate) kept: Arc<AtomicU64>,
     kept_in_held: Bytes,
-    /// What the process takes of the host's memory, where that is what the budget is for.
+    /// What the process takes of the host's memory, if the budget is host memory.
     pub(crate) growth: Option<Growth>,
-    /// The bytes that rehearsals needed, at most: those on the host, and those which ran parts of a step to read values.
+    /// The most bytes that a rehearsal needed. Counts rehearsals on the host, and those that ran
+    /// parts of a step to read values.
     rehearsed: Arc<AtomicU64>,
 }
 
@@ -94,26 +106,26 @@ pub(crate) struct Planner {
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
-    /// How many batches in a row it was made for.
+    /// How many consecutive batches it was made for.
     iterations: Iterations,
     /// Its rehearsal.
     pub(crate) rehearsed: Rehearsed,
     pub(crate) cost: PlanningCost,
-    /// What threads had kept for good when it was made.
+    /// What threads kept permanently when it was made.
     kept: Bytes,
-    /// What is alive beside a micro-step, and the bytes of the batch that it was planned on.
+    /// What is alive next to a micro-step, and the bytes of the batch it was planned on.
     held: Bytes,
     batch: Bytes,
-    /// What its micro-steps were found to need when measured by themselves, where their pages count: by itself one may open
-    /// pages that the whole iteration has room on.
+    /// The most that one of its micro-steps needs when measured alone, where pages count. Alone, a
+    /// micro-step may open pages that the whole iteration has room on.
     standalone: Bytes,
-    /// Plans of one group have been found to fit beside each other's pages.
+    /// Plans of one group fit next to each other's open pages.
     group: usize,
     tuning: Tuning,
 }
 
 impl Planned {
-    /// The pages that batches have open in all, where pages count.
+    /// All pages that its batches have open, where pages count.
     fn pages(&self) -> Option<Pages> {
         let mut pages = pages_of(&self.rehearsed.footprint)?;
         let small_page = self.rehearsed.beside.small_page;
@@ -124,37 +136,37 @@ impl Planned {
     }
 }
 
-/// What a micro-step of a known structure needs beside what is held.
+/// What a micro-step of a known structure needs in addition to what is held.
 #[derive(Clone, Debug)]
 struct Known {
     needed: Bytes,
-    /// What threads keep for good behind it.
+    /// What threads keep permanently after it.
     stays: Bytes,
-    /// The pages that it opens by itself, where pages count.
+    /// The pages that it opens when measured alone, where pages count.
     pages: Option<Pages>,
 }
 
-/// What making a plan cost.
+/// The cost of making a plan.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlanningCost {
-    /// The time it took.
+    /// The time that planning took.
     pub time: Duration,
     /// How many rehearsals were recorded.
     pub rehearsals: usize,
-    /// How many operations these had in all.
+    /// The total number of operations in them.
     pub operations: usize,
 }
 
 impl Drop for Planner {
-    /// What this run had left for it no longer holds.
+    /// Lifts the limit on remembered calls: it was computed from this run's plans.
     fn drop(&mut self) {
         remember_calls_within(Bytes::MAX);
     }
 }
 
 impl Planner {
-    /// A planner of which nothing is asked yet. `cliffs`, if not chosen, are avoided where pages count: on the host a size that is
-    /// a little smaller needs a little less.
+    /// A planner without any plans. By default, cliffs are avoided where the memory model keeps
+    /// pages. On the host, a slightly smaller size needs only slightly less.
     pub(crate) fn new(
         memory: Arc<dyn MemoryModel>,
         budget: Bytes,
@@ -192,16 +204,17 @@ impl Planner {
         }
     }
 
-    /// The plan for batches of this shape, if there is one already.
+    /// The plan for batches of this shape, if it exists.
     pub(crate) fn planned(&self, phase: Phase, shape: Shape) -> Option<&Planned> {
         self.plans.get(&(phase, shape))
     }
 
-    /// For how many batches in a row batches of this shape are to be planned, if that is not done yet; `again` says that the last
-    /// batch was of this shape as well.
+    /// How many consecutive batches of this shape to plan for, or `None` if that plan exists.
+    /// `again` tells whether the last batch also had this shape.
     ///
-    /// Where pages count, the first shape is planned for two, and every other one, such as that of the last batch of an epoch, for
-    /// one until two come in a row: two may need a page that one does not.
+    /// Where pages count, the first shape is planned for two batches. Every other shape, such as
+    /// the last batch of an epoch, is planned for one until two come in a row, because two may need
+    /// a page that one does not.
     pub(crate) fn to_plan(&self, phase: Phase, shape: Shape, again: bool) -> Option<Iterations> {
         let has_trained = self.plans.keys().any(|(phase, _)| *phase == Phase::Training);
         let iterations = match phase {
@@ -214,7 +227,7 @@ impl Planner {
         if let Some(planned) = planned.filter(|planned| planned.tuning.is_over()) {
             return Some(planned.iterations);
         }
-        // Threads have begun to keep what it has no room for.
+        // Threads have begun to keep memory that the plan has no room for.
         let has_no_room = planned.filter(|planned| {
             let peak = planned.plan.peak() + self.kept_since(planned);
             planned.kept < self.kept() && peak > self.budget.scale(self.share)
@@ -227,13 +240,15 @@ impl Planner {
         (!is_enough).then_some(iterations)
     }
 
-    /// Makes the plan for batches of this shape; `rehearse` rehearses one way to cut them, with a recorder.
+    /// Makes the plan for batches of this shape. `rehearse` rehearses one split with a recorder.
     ///
-    /// Where pages count, those of earlier plans take room. If the batch fits in fewer micro-batches without them, it is planned so,
-    /// and they are given back before it runs.
+    /// Where pages count, the open pages of earlier plans take room. If the batch fits in fewer
+    /// micro-batches without them, the plan assumes so, and they are given back before the batch
+    /// runs.
     ///
-    /// Where kernels are not chosen yet, those that need the most memory are counted. Once the tuner has chosen, the batch is
-    /// planned again, behind others whose kernels are chosen, and the pages that tuning has opened are given back.
+    /// Where kernels are not chosen yet, the plan counts the candidates that need the most memory.
+    /// Once the tuner has chosen, the batch is planned again, after other plans whose kernels are
+    /// chosen, and the pages that tuning opened are given back.
     pub(crate) fn plan(
         &mut self,
         phase: Phase,
@@ -275,7 +290,8 @@ impl Planner {
                 self.group += 1;
             }
         }
-        // What ran for one batch may run for two, and what ran in parts of its micro-batches may do so again.
+        // A plan that ran for one batch may run for two. A plan whose micro-batches ran in parts
+        // may run that way again.
         let small = Shape::of_items(shape.items);
         let run = self.planned(phase, shape).or_else(|| self.planned(phase, small)).cloned();
         let is_none = |error: &TrainError| {
@@ -292,8 +308,8 @@ impl Planner {
         }
         let (plan, mut rehearsed) = found?;
         self.predicted = self.predicted.max(Bytes::new(self.rehearsed.load(Relaxed)));
-        // Most sizes that were rehearsed do not come again. What is remembered of calls of other shapes is counted in no plan, and
-        // has half of what this one leaves.
+        // Most rehearsed sizes do not come again. No plan counts the remembered calls of other
+        // shapes. They may take half of what this plan leaves.
         forget_calls();
         if self.memory.is_on_host() {
             let most = self.predicted.max(plan.peak());
@@ -310,7 +326,7 @@ impl Planner {
         if let Some(trace) = rehearsed.trace.take() {
             self.ran.retain(|(ran, _)| *ran != (phase, shape));
             self.ran.push(((phase, shape), trace));
-            // A loader whose batches all differ must not make planning ever slower.
+            // A loader whose batches all differ must not slow planning down without limit.
             if self.ran.len() > REMEMBERED {
                 self.ran.remove(0);
             }
@@ -318,7 +334,7 @@ impl Planner {
         let standalone = Bytes::ZERO;
         let group = self.group;
         let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
-        // What is still not chosen although the same split has run will never be.
+        // Kernels that are still not chosen after the same split has run will never be.
         let tuning = Tuning::new(tunes && tuned != Some(plan.split()));
         let planned = Planned {
             plan,
@@ -335,92 +351,14 @@ impl Planner {
         Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
     }
 
-    /// Whether a split fits once the pages that what has run has left are given back.
-    fn fits_given_back(
-        &self,
-        phase: Phase,
-        split: Split,
-        cost: &mut PlanningCost,
-        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
-    ) -> bool {
-        let budget = self.budget.scale(self.share);
-        cost.rehearsals += 1;
-        // What goes wrong in a rehearsal that was not needed is no reason to stop.
-        let Ok(rehearsal) = rehearse(split, &self.recorder(budget)) else { return false };
-        let rehearsed = assess(rehearsal, &self.conditions(phase, budget, true));
-        cost.operations += rehearsed.operations;
-        rehearsed.footprint.peak <= budget
-    }
-
-    /// Searches a plan for batches of `items` items behind what has run, whose pages stay open or are given back.
-    ///
-    /// At first no read is allowed inside a rehearsal. A model that reads values is so found before anything of a
-    /// large batch has been run, and is then planned from one item upwards.
-    fn search(
-        &mut self,
-        phase: Phase,
-        items: usize,
-        gives_back: bool,
-        cost: &mut PlanningCost,
-        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
-    ) -> Result<(Plan, Rehearsed), TrainError> {
-        let budget = self.budget.scale(self.share);
-        let (plan, mut rehearsals) = loop {
-            let reads = self.reads;
-            let recorder = self.recorder(budget);
-            let conditions = self.conditions(phase, budget, gives_back);
-            let probing = if reads { Probing::FromOne } else { Probing::FromWhole };
-            let options = PlanOptions::new().sizing(self.sizing).probing(probing);
-            let options = options.cliffs(self.cliffs);
-            // A footprint on the host is found faster than recorded, and reading takes the memory that it measures.
-            let alone = reads || self.memory.is_on_host();
-            let options = options.at_once(if alone { 1 } else { AT_ONCE });
-            let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
-            let mut too_long = None;
-            let result = plan_at_once(Items::new(items), budget, &options, |splits| {
-                cost.rehearsals += splits.len();
-                let assessed = assess_all(splits, |split| rehearse(split, &recorder), &conditions);
-                let needs = splits.iter().zip(assessed).map(|(split, assessed)| match assessed {
-                    Ok(rehearsed) => {
-                        cost.operations += rehearsed.operations;
-                        self.rehearsed.fetch_max(rehearsed.planning.get(), Relaxed);
-                        let need = need_of(&rehearsed);
-                        rehearsals.insert(*split, rehearsed);
-                        Ok(need)
-                    }
-                    // A smaller micro-batch may be shorter.
-                    Err(error @ TrainError::Record(RecordError::TooLong { needed, .. })) => {
-                        too_long = Some(error);
-                        Ok(Need::heuristic(needed))
-                    }
-                    // What comes before a read is too large already.
-                    Err(TrainError::Record(RecordError::ReadTooLarge { needed, .. })) if reads => {
-                        Ok(Need::heuristic(needed))
-                    }
-                    Err(error) => Err(error),
-                });
-                needs.collect()
-            });
-            match result {
-                Err(PlanError::Footprint {
-                    cause: TrainError::Record(RecordError::ReadTooLarge { .. }),
-                    ..
-                }) if !reads => self.reads = true,
-                Err(cause) => return Err(too_long.unwrap_or_else(|| failed(phase, cause))),
-                Ok(plan) => break (plan, rehearsals),
-            }
-        };
-        let rehearsed = rehearsals.remove(&plan.split()).expect("what is planned was rehearsed");
-        Ok((plan, rehearsed))
-    }
-
-    /// Says that batches of a phase have run to their end, optimizer step included.
+    /// Tells the planner that batches of a phase have run to their end, including the optimizer
+    /// step.
     pub(crate) fn has_run(&mut self, phase: Phase) {
         let plans = self.plans.iter_mut().filter(|((of, _), _)| *of == phase);
         plans.for_each(|(_, planned)| planned.tuning.has_run());
     }
 
-    /// What is to be done before a batch runs that has a plan.
+    /// What must be done before a planned batch runs.
     pub(crate) fn begin(&mut self, phase: Phase, shape: Shape) -> Admission {
         let planned = self.plans.get_mut(&(phase, shape)).expect("it has a plan");
         planned.tuning.begin();
@@ -446,23 +384,14 @@ impl Planner {
         Admission::RunsOnceGivenBack
     }
 
-    /// What pages of several plans may take: what a plan may, and no less than this one does.
+    /// What pages of several plans may take: as much as one plan may, and at least what this plan
+    /// takes.
     fn room(&self, peak: Bytes) -> Bytes {
         self.budget.scale(self.share).max(peak)
     }
 
-    fn conditions(&self, phase: Phase, budget: Bytes, gives_back: bool) -> Conditions<'_> {
-        let idle_state = match phase {
-            Phase::Training => &[],
-            Phase::Validation => self.optimizer_state.as_slice(),
-        };
-        let before = self.ran.iter().map(|(_, trace)| trace.as_ref()).collect();
-        let memory = self.memory.as_ref();
-        let kept = self.kept();
-        Conditions { memory, budget, before, gives_back, beside: &self.beside, idle_state, kept }
-    }
-
-    /// The pages that all plans together need on a pool of ours, the largest of each kind, and those of one plan.
+    /// The pages that all plans together need on a pool of our own (the largest of each kind), and
+    /// the pages of one plan.
     pub(crate) fn pool_pages(&self, phase: Phase, shape: Shape) -> Option<[PoolPages; 2]> {
         let pages = |planned: &Planned| planned.rehearsed.footprint.paging.as_ref()?.pool;
         let of_one = pages(self.planned(phase, shape)?)?;
@@ -470,27 +399,14 @@ impl Planner {
         Some([all.fold(of_one, |one, other| one.larger(&other)), of_one])
     }
 
-    /// Whether planning has run parts of steps, which has opened pages.
+    /// Whether planning ran parts of steps, and thereby opened pages.
     pub(crate) fn has_run_steps(&self) -> bool {
         self.reads
     }
 
-    /// Lets later plans use no more than this share of the budget: what was predicted over what was measured.
+    /// Limits later plans to this share of the budget: the predicted memory divided by the measured
+    /// memory.
     pub(crate) fn be_cautious(&mut self, share: f64) {
         self.share = self.share.min(share);
     }
-}
-
-/// Whether a batch that is planned behind others may run in fewer steps where they have left nothing; `fits` tells which splits
-/// fit so. Asked for are the next split that was not found to fit behind them, and, if that is one of two sizes, which may need
-/// more than a larger one, the next of one size.
-fn may_run_in_fewer_steps(plan: &Plan, sizing: Sizing, fits: impl FnMut(Split) -> bool) -> bool {
-    let does_fit = |split: &Split| {
-        plan.asked().iter().any(|asked| asked.split == *split && asked.need.peak <= plan.budget())
-    };
-    let is_chosen = matches!(sizing, Sizing::Fixed(_));
-    let mut fewer = plan.with_fewer_steps(sizing).filter(|split| !is_chosen && !does_fit(split));
-    let next = fewer.next();
-    let even = next.filter(Split::is_uneven).and_then(|_| fewer.find(|split| !split.is_uneven()));
-    next.into_iter().chain(even).any(fits)
 }

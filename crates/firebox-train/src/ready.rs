@@ -1,5 +1,6 @@
-//! What happens before training begins: the model's parameters come to be on the device, and what else the program keeps
-//! there is told apart from what training adds.
+//! Prepares training: creates the model's parameters on the device, and measures what else the
+//! program keeps there. Runs first in `plan` and `fit`, so that a budget counts only what training
+//! adds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,18 +10,21 @@ use firebox_lazy::{LazyBackend, Recorder, initialize, rehearse};
 use firebox_trace::Bytes;
 
 use crate::device::DeviceMemory;
+use crate::device::panics::{Listener, without_backtrace};
 use crate::error::{TrainError, panic_message};
-use crate::labels::label_parameters;
-use crate::panics::{Listener, without_backtrace};
+use crate::planner::labels::label_parameters;
 
-/// Less than this is not taken for tensors of the program: seeds and counters are as large.
+/// Less than this does not count as tensors of the program, because seeds and counters are as
+/// large.
 const LEAST: Bytes = Bytes::mib(1);
 
-/// Makes the parameters of a model. Gives what the device's allocator holds for other tensors of the program.
+/// Creates the parameters of a model. Returns what the device's allocator holds for other tensors
+/// of the program.
 ///
 /// # Errors
 ///
-/// If what the backend needs is not installed, the model has no single device, or the device fails.
+/// If what the backend needs is not installed, the model does not live on exactly one device, or
+/// the device fails.
 pub(crate) fn make_ready<B, M>(model: &M) -> Result<Others, TrainError>
 where
     B: LazyBackend<Base: DeviceMemory>,
@@ -34,7 +38,8 @@ where
         let device = &model.devices()[0];
         B::Base::sync(device).map_err(|error| not_ready(&error.to_string()))?;
         let others = held_for_others(model)?;
-        // The panic of the device's own thread tells the cause. Others are none of this model's business.
+        // A panic on this device's own thread tells the cause. Panics of other devices do not
+        // concern this model.
         listener.heard_of(device.id()).map_or(Ok(others), |message| Err(not_ready(&message)))
     }));
     match made {
@@ -49,12 +54,12 @@ where
     }
 }
 
-/// What the device holds for tensors that are not the training's.
+/// What the device holds for tensors that do not belong to training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Others {
-    /// The bytes of all.
+    /// The bytes of all of them.
     pub(crate) held: Bytes,
-    /// On a pool of ours, those of the tensors that lie on the page for small ones.
+    /// On a pool of our own, the bytes of those on the page for small buffers.
     pub(crate) small: Bytes,
 }
 
@@ -70,8 +75,9 @@ fn single_device<B: Backend, M: Module<B>>(model: &M) -> Result<(), TrainError> 
     }
 }
 
-/// What the allocator holds for tensors that are not the model's. Pages that nothing lies on are given back first. Those on which
-/// such tensors lie count whole, less the model's own bytes: whether training finds room there is not known.
+/// What the allocator holds for tensors other than the model's. Unused pages are given back first.
+/// Pages with such tensors count whole, minus the model's own bytes, because it is not known
+/// whether training finds room on them.
 fn held_for_others<B, M>(model: &M) -> Result<Others, TrainError>
 where
     B: LazyBackend<Base: DeviceMemory>,
@@ -89,7 +95,7 @@ where
     let own = footprint.baseline;
     if let Some(pool) = B::Base::own_pool(device) {
         let pages = footprint.paging.and_then(|paging| paging.pool).unwrap_or_default();
-        // The page of what lasts has nothing else.
+        // The page for lasting buffers holds nothing else.
         let own_small = own - pages.lasting;
         return Ok(Others { held: usage.in_use - own, small: pool.small_in_use() - own_small });
     }

@@ -1,4 +1,5 @@
-//! What the Learner says before it trains.
+//! Reports of plans and of measured memory. The Learner prints a plan before it trains on it, and
+//! returns all reports in `Fitted`.
 
 use std::fmt;
 
@@ -7,30 +8,31 @@ use comfy_table::{CellAlignment, Table};
 use firebox_plan::Plan;
 use firebox_trace::{Bytes, CategoryBytes, Estimate, Paging, PoolPages, TensorInfo};
 
-use crate::beside::BesideBytes;
 use crate::error::Phase;
+use crate::planner::overhead::BesideBytes;
 use crate::planner::{Planned, PlanningCost};
 
-/// The plan of a training run: how its batches are split and what that needs. Displays as a table.
+/// The plan for one shape of batch: how it is split and what that needs. Displays as a table.
 #[derive(Clone, Debug)]
 pub struct PlanReport {
     /// The backend and the device.
     pub device: String,
-    /// What the batch is for.
+    /// Whether the batch is for training or validation.
     pub phase: Phase,
     /// The memory that training may use.
     pub budget: Bytes,
     /// The split of the loader's batch.
     pub plan: Plan,
-    /// The predicted peak, by what holds it.
+    /// The predicted peak, broken down by what holds it.
     pub categories: CategoryBytes,
-    /// What the optimizer keeps between its steps: twice the parameters for Adam, once for SGD with momentum.
+    /// What the optimizer keeps between steps: twice the parameters for Adam, once for SGD with
+    /// momentum.
     pub optimizer_state: Bytes,
     /// The operation at the predicted peak.
     pub operation: String,
-    /// How sure the prediction is.
+    /// How reliable the prediction is.
     pub estimate: Estimate,
-    /// What of the peak lives beside the step.
+    /// The part of the peak not caused by the step itself.
     pub beside: BesideBytes,
     /// The pages at the peak, where the device's allocator reserves whole pages.
     pub paging: Option<Paging>,
@@ -38,9 +40,10 @@ pub struct PlanReport {
     pub unaccounted: Vec<String>,
     /// The paths of running statistics.
     pub running_state: Vec<String>,
-    /// Whether the running ones are [pooled](crate::LearnerBuilder::pool_statistics) over the micro-batches.
+    /// Whether running statistics are [pooled](crate::LearnerBuilder::pool_statistics) over the
+    /// micro-batches.
     pub pools_statistics: bool,
-    /// What planning cost.
+    /// The cost of planning.
     pub cost: PlanningCost,
 }
 
@@ -75,7 +78,7 @@ impl PlanReport {
         self.plan.largest().get()
     }
 
-    /// The plan in a line.
+    /// The plan on one line.
     pub fn line(&self) -> String {
         let Self { phase, plan, estimate, .. } = self;
         let peak = self.predicted();
@@ -86,13 +89,14 @@ impl PlanReport {
         )
     }
 
-    /// Whether kernels have to be chosen first, by burn's tuner: of each choice, the one that needs the most memory is counted. The
-    /// batch is planned again once they are.
+    /// Whether burn's tuner has yet to choose kernels. The plan counts the candidate that needs the
+    /// most memory, and the batch is planned again once the kernels are chosen.
     pub fn tunes(&self) -> bool {
         self.paging.as_ref().is_some_and(|paging| paging.tunes)
     }
 
-    /// A warning where splitting changes what the model computes: it normalizes by the statistics of a micro-batch.
+    /// A warning if splitting changes what the model computes, because it normalizes by the
+    /// statistics of a micro-batch.
     pub fn warning(&self) -> Option<String> {
         let trains = self.phase == Phase::Training;
         if !trains || self.plan.is_whole() || self.running_state.is_empty() {
@@ -117,7 +121,7 @@ impl PlanReport {
     }
 }
 
-/// The pages at the peak in words.
+/// Describes the pages at the peak.
 fn pages(paging: &Paging) -> String {
     let sizes = paging.pages.iter().rev().filter(|(size, _)| **size > Bytes::ZERO);
     let sizes: Vec<_> = sizes.map(|(size, count)| format!("{count} x {size}")).collect();
@@ -131,15 +135,18 @@ fn pages(paging: &Paging) -> String {
     format!("{sizes}; {} in use, {unused:.0} % not", paging.in_use)
 }
 
-/// What a training run was predicted to need on its device, and what it took.
+/// The predicted and the measured memory of a training run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// The largest predicted peak of all plans, training and validation, with the pages of several shapes of batches where
-    /// they are open beside each other; or that of planning, which runs parts of a step where the model reads values.
+    /// The largest predicted peak. Covers all plans of training and validation, including open
+    /// pages of several shapes together. Also covers planning itself, which runs parts of a step if
+    /// the model reads values.
     pub predicted: Bytes,
-    /// The most that the device's allocator was found to hold for training, without what it held before: measured after the first batches of each plan
-    /// and at the end of each epoch. On the CPU what the process has grown by, with the parameters that were there before, and what
-    /// the system's allocator adds; `None` where the system does not tell, as elsewhere than on Linux.
+    /// The most that the device's allocator held for training, excluding what it held before.
+    /// Measured after the first batches of each plan and at the end of each epoch. On the CPU it is
+    /// what the process has grown by, plus the parameters that existed before. There it includes
+    /// the overhead of the system's allocator. `None` if the system does not report it, as on any
+    /// CPU system other than Linux.
     pub measured: Option<Bytes>,
 }
 

@@ -1,4 +1,5 @@
-//! What the user asked for, resolved on the device that will train.
+//! The user's options, resolved on the device that will train. The builder in `learner.rs` fills
+//! them in; `plan` and `fit` read them.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
@@ -11,7 +12,7 @@ use crate::check::Coupling;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
 use crate::gradients::Reduction;
-use crate::growth::Growth;
+use crate::planner::growth::Growth;
 use crate::planner::{Planned, Planner};
 use crate::ready::Others;
 use crate::report::PlanReport;
@@ -22,30 +23,32 @@ use crate::whole::Joins;
 pub(crate) struct Settings {
     pub(crate) budget: Budget,
     pub(crate) sizing: Sizing,
-    /// What to do at cliffs, if the user has chosen.
+    /// What to do at cliffs, if the user chose.
     pub(crate) cliffs: Option<Cliffs>,
     pub(crate) reduction: Reduction,
     pub(crate) quiet: bool,
-    /// The momentum of batch normalizations whose running statistics are to be the batch's, if that was asked for.
+    /// The momentum for pooling the running statistics of batch normalizations over a batch, if the
+    /// user asked for it.
     pub(crate) pools_statistics: Option<f64>,
-    /// Whether more than the budget is an error.
+    /// Whether exceeding the budget is an error.
     pub(crate) is_strict: bool,
-    /// What the random numbers of each epoch are drawn from, if the user has said it.
+    /// The seed of each epoch's random numbers, if the user set one.
     pub(crate) seed: Option<u64>,
-    /// How outputs of whole batches are made for the metrics, where that was asked for.
+    /// How to join the outputs of a batch for the metrics, where the user asked for it.
     pub(crate) joins: Joins,
-    /// What steps keep outside of the model.
+    /// State that steps keep outside of the model.
     pub(crate) states: HiddenStates,
-    /// Whether ctrl-c ends training behind the running optimizer step.
+    /// Whether ctrl-c ends training after the running optimizer step.
     pub(crate) stops_on_ctrl_c: bool,
-    /// What couples items and is split all the same.
+    /// Couplings that do not prevent a split.
     pub(crate) accepted: Vec<Coupling>,
-    /// What the device's allocator holds for other tensors of the program: a data set that is kept there, another model.
+    /// What the device's allocator holds for other tensors of the program, such as a data set on
+    /// the device or another model.
     pub(crate) others: Others,
 }
 
 impl Settings {
-    /// The planner for a model on its device.
+    /// Creates the planner for a model on its device.
     pub(crate) fn planner<B, M>(&self, model: &M) -> Result<Planner, TrainError>
     where
         B: LazyBackend<Base: DeviceMemory>,
@@ -60,8 +63,8 @@ impl Settings {
         Ok(planner)
     }
 
-    /// The budget in bytes: what training may use. What the process holds for training already is a part of it, and not free;
-    /// what it holds for other tensors is neither.
+    /// The budget in bytes: what training may use. Memory the process already holds for training
+    /// counts as part of it, though it is not free. Memory it holds for other tensors does not.
     pub(crate) fn resolve<B, M>(&self, model: &M) -> Result<Bytes, TrainError>
     where
         B: LazyBackend<Base: DeviceMemory>,
@@ -82,7 +85,8 @@ impl Settings {
         })
     }
 
-    /// Reports a plan, and says it unless told to be quiet: the first one as a table, later ones in a line.
+    /// Makes the report of a plan and prints it, unless `quiet`: the first plan as a table, later
+    /// ones as one line.
     pub(crate) fn report<B: LazyBackend, M: Module<B>>(
         &self,
         model: &M,

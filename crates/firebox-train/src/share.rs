@@ -1,4 +1,5 @@
-//! Which share of its batch a step sees, for what a loss counts once for each batch.
+//! The share of its batch that a step sees, for loss terms that count once per batch. Each
+//! micro-step runs inside [`with_share`].
 
 use std::cell::Cell;
 
@@ -6,12 +7,15 @@ thread_local! {
     static SHARE: Cell<f64> = const { Cell::new(1.0) };
 }
 
-/// The share of its batch that the running step sees, by items: 1 where the batch is whole, and outside of steps.
+/// The share of its batch that the running step sees, by number of items. It is 1 for a whole
+/// batch, and outside of steps.
 ///
-/// Where losses are [summed](crate::Reduction::Sum), what belongs to the batch and not to its items, such as a penalty on the weights, is
-/// counted once for each micro-batch. Times this share it is counted once for each batch of the loader, whose micro-batches' shares add
-/// up to 1 (of several that are accumulated into one optimizer step, once for each, as without firebox). Under
-/// [`Reduction::Mean`](crate::Reduction::Mean) losses are weighted as a whole, and nothing is to be done.
+/// With [summed](crate::Reduction::Sum) losses, a term that belongs to the batch and not to its
+/// items, such as a penalty on the weights, counts once per micro-batch. Multiplied by this share
+/// it counts once per loader batch, because the shares of its micro-batches add up to 1. If several
+/// loader batches are accumulated into one optimizer step, the term counts once for each, as
+/// without firebox. With [`Reduction::Mean`](crate::Reduction::Mean) losses are weighted as a
+/// whole, and the share is not needed.
 ///
 /// ```
 /// use burn::prelude::*;
@@ -24,7 +28,7 @@ pub fn batch_share() -> f64 {
     SHARE.get()
 }
 
-/// Runs a step that sees so much of its batch.
+/// Runs a step that sees `share` of its batch.
 pub(crate) fn with_share<R>(share: f64, step: impl FnOnce() -> R) -> R {
     struct Before(f64);
 

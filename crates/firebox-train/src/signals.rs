@@ -1,7 +1,7 @@
-//! Ctrl-c and SIGTERM while a Learner trains.
+//! Ctrl-c and SIGTERM while a Learner trains. The strategy asks [`Signals`] after every batch.
 //!
-//! A handler belongs to the process, and once there is one it cannot be taken away; so it does what would happen without it
-//! wherever no Learner asks for anything else.
+//! A handler belongs to the process and cannot be removed. While no Learner listens, it therefore
+//! does what would happen without it.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,13 +13,14 @@ use signal_hook::flag;
 
 const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 
-/// Notes signals that ask the process to end, instead of ending it, until it is dropped. The second one ends it all the same.
+/// Notes signals that ask the process to end, instead of ending it, until it is dropped. The second
+/// signal ends the process.
 pub(crate) struct Signals {
     seen: Arc<AtomicUsize>,
     actions: Vec<SigId>,
 }
 
-/// What happens while nobody notes signals, and how many do.
+/// The handlers that act while no Learner listens, and the number of Learners that do.
 struct Idle {
     actions: Vec<SigId>,
     noting: usize,
@@ -43,7 +44,7 @@ impl Signals {
     fn noting(mut self) -> io::Result<Self> {
         let again = Arc::new(AtomicBool::new(false));
         for signal in SIGNALS {
-            // In this order: the first one finds that it is not the second.
+            // The order matters: the first handler must see that this is not yet the second signal.
             self.actions.push(flag::register_conditional_default(signal, again.clone())?);
             self.actions.push(flag::register(signal, again.clone())?);
             self.actions.push(flag::register_usize(signal, self.seen.clone(), signal as usize)?);
@@ -51,7 +52,7 @@ impl Signals {
         Ok(self)
     }
 
-    /// What asked the process to end, if anything did.
+    /// The signal that asked the process to end, if any.
     pub(crate) fn seen(&self) -> Option<&'static str> {
         match self.seen.load(Ordering::Relaxed) as i32 {
             0 => None,

@@ -1,4 +1,5 @@
-//! How a batch is cut: by its own [`MicroBatch`], or by functions for a batch of another crate's type.
+//! How a batch is cut: through its own [`MicroBatch`], or by functions for a batch type of another
+//! crate. The training loop cuts every micro-batch through a [`Splitter`].
 
 use std::ops::Range;
 
@@ -22,11 +23,11 @@ pub trait Splitter<I>: Send + Sync + 'static {
     /// The items in `range`, in order.
     fn range(&self, batch: &I, range: Range<usize>) -> I;
 
-    /// What a batch weighs in the loss: see [`MicroBatch::weight`].
+    /// The weight of a batch in the loss. See [`MicroBatch::weight`].
     fn weight(&self, batch: &I) -> f64;
 }
 
-/// Cuts batches by their own [`MicroBatch`].
+/// Cuts batches through their own [`MicroBatch`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByMicroBatch;
 
@@ -44,13 +45,17 @@ impl<I: MicroBatch> Splitter<I> for ByMicroBatch {
     }
 }
 
-/// Cuts batches by two functions: the number of items, and the items of a range. The weight is the number of items.
+/// Cuts batches with two functions: one returns the number of items, the other the items of a
+/// range. The weight is the number of items.
 ///
 /// ```
 /// use firebox_train::{ByFunctions, Splitter};
 ///
 /// struct Foreign(Vec<f32>);
-/// let splitter = ByFunctions::new(|b: &Foreign| b.0.len(), |b: &Foreign, r| Foreign(b.0[r].to_vec()));
+/// let splitter = ByFunctions::new(
+///     |b: &Foreign| b.0.len(),
+///     |b: &Foreign, r| Foreign(b.0[r].to_vec())
+/// );
 /// assert_eq!(splitter.range(&Foreign(vec![1.0, 2.0, 3.0]), 1..3).0, [2.0, 3.0]);
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +65,7 @@ pub struct ByFunctions<F, G> {
 }
 
 impl<F, G> ByFunctions<F, G> {
-    /// A splitter of two functions.
+    /// Makes a splitter from two functions.
     pub fn new<I>(items: F, range: G) -> Self
     where
         F: Fn(&I) -> usize,

@@ -1,9 +1,12 @@
-//! Running statistics of batch normalization over a batch that is run in parts: those of the whole batch.
+//! Pools the running statistics of batch normalization over a batch that is run in parts. Each
+//! micro-step calls [`Pooled`], if the user asked for it.
 //!
-//! Each micro-step begins with the statistics of before the batch, and leaves `(1 - m)·before + m·own` for a momentum `m`. Of these, the
-//! whole batch's follow: the mean of its parts' means, and by the law of total variance the mean of their variances and the variance of
-//! their means, each part weighed by its items. Sums are formed in 32 bit at least, and of how far the means are from the first part's,
-//! since large means that differ by little would cancel.
+//! Each micro-step starts with the statistics from before the batch, and leaves `(1 - m)·before +
+//! m·own` for a momentum `m`. The statistics of the whole batch follow from these results. The mean
+//! is the mean of the parts' means. By the law of total variance, the variance is the mean of their
+//! variances plus the variance of their means. Each part is weighted by its items. Sums are
+//! computed in at least 32 bit, over the differences between the means and the first part's mean,
+//! because large means that differ slightly would cancel.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +22,9 @@ const VARIANCE: &str = "running_var";
 pub(crate) struct Pooled<B: Backend> {
     momentum: f64,
     items: usize,
-    /// How many micro-steps are in it.
+    /// The number of micro-steps included so far.
     parts: usize,
-    /// By the paths of their modules.
+    /// Keyed by the paths of the modules.
     of: BTreeMap<String, OfModule<B>>,
 }
 
@@ -29,16 +32,16 @@ pub(crate) struct Pooled<B: Backend> {
 #[derive(Clone, Debug)]
 struct OfModule<B: Backend> {
     before: Pair<B>,
-    /// The mean behind the first micro-step.
+    /// The mean after the first micro-step.
     first: Option<Tensor<B, 1>>,
-    /// The sum over the micro-steps, each times its share of the items: of how far the mean is from the first one, its square, and the
-    /// variance.
+    /// Sums over the micro-steps, each term weighted by its share of the items: the difference of
+    /// the mean from the first mean, its square, and the variance.
     moved: Tensor<B, 1>,
     squares: Tensor<B, 1>,
     variance: Tensor<B, 1>,
 }
 
-/// The mean and the variance that a module has.
+/// The mean and the variance of a module.
 #[derive(Clone, Debug)]
 struct Pair<B: Backend> {
     mean: Tensor<B, 1>,
@@ -46,12 +49,12 @@ struct Pair<B: Backend> {
 }
 
 impl<B: Backend> Pooled<B> {
-    /// For a batch of `items` items.
+    /// Starts pooling for a batch of `items` items.
     pub(crate) fn new(momentum: f64, items: usize) -> Self {
         Self { momentum, items, parts: 0, of: BTreeMap::new() }
     }
 
-    /// Before a micro-step: it begins with what was there before the batch.
+    /// Called before a micro-step. Resets the module to the statistics from before the batch.
     pub(crate) fn begin<M: Module<B>>(&mut self, module: &M) {
         if self.of.is_empty() {
             let of_module = |before: Pair<B>| {
@@ -67,7 +70,7 @@ impl<B: Backend> Pooled<B> {
         }
     }
 
-    /// Behind a micro-step on so many items.
+    /// Called after a micro-step on `items` items.
     pub(crate) fn end<M: Module<B>>(&mut self, module: &M, items: usize) {
         self.parts += 1;
         let share = items as f64 / self.items as f64;
@@ -81,7 +84,7 @@ impl<B: Backend> Pooled<B> {
         }
     }
 
-    /// Behind the batch. One that ran whole has its statistics already.
+    /// Called after the batch. A batch that ran whole already has its statistics.
     pub(crate) fn finish<M: Module<B>>(self, module: &M) {
         if self.parts < 2 {
             return;
@@ -98,12 +101,12 @@ impl<B: Backend> Pooled<B> {
     }
 }
 
-/// A tensor in 32 bit, or as it is.
+/// Casts a tensor to 32 bit, unless it is in 64 bit.
 fn wide<B: Backend>(tensor: Tensor<B, 1>) -> Tensor<B, 1> {
     if tensor.dtype() == DType::F64 { tensor } else { tensor.cast(DType::F32) }
 }
 
-/// Where a module visitor is.
+/// The current position of a module visitor.
 #[derive(Debug, Default)]
 struct Place(Vec<(String, bool)>);
 
@@ -116,7 +119,8 @@ impl Place {
         self.0.pop();
     }
 
-    /// The path of the batch normalization that the tensor visited is a statistic of, and which.
+    /// If the visited tensor is a statistic of a batch normalization: the path of that module, and
+    /// the name of the statistic.
     fn statistic(&self) -> Option<(String, &str)> {
         let ((name, of_batch_norm), above) = self.0.split_last()?;
         let path: Vec<&str> = above.iter().map(|(name, _)| name.as_str()).collect();
@@ -125,7 +129,7 @@ impl Place {
     }
 }
 
-/// The statistics of a module, by the paths of its batch normalizations.
+/// Reads the statistics of a module, keyed by the paths of its batch normalizations.
 fn read<B: Backend, M: Module<B>>(module: &M) -> BTreeMap<String, Pair<B>> {
     struct Read<B: Backend> {
         place: Place,
@@ -153,14 +157,14 @@ fn read<B: Backend, M: Module<B>>(module: &M) -> BTreeMap<String, Pair<B>> {
         }
     }
 
-    // What is pending for this thread comes in when a record is made.
+    // Making a record applies this thread's pending updates.
     drop(module.clone().into_record());
     let mut read = Read { place: Place::default(), mean: None, found: BTreeMap::new() };
     module.visit(&mut read);
     read.found
 }
 
-/// Gives a module these statistics.
+/// Writes statistics into a module.
 fn write<B: Backend, M: Module<B>>(module: &M, statistics: BTreeMap<String, Pair<B>>) {
     struct Write<B: Backend> {
         place: Place,

@@ -1,9 +1,10 @@
-//! What batches and micro-batches weigh in the loss.
+//! The weights of batches and micro-batches in the loss. The training loop scales gradients by
+//! them.
 
 use crate::error::TrainError;
 use crate::gradients::Reduction;
 
-/// The weight of a batch; none if nothing in it counts, so that no mean can be taken over it.
+/// The weight of a batch. `None` if nothing in it counts, so that it has no mean.
 pub(crate) fn of_batch(weight: f64, reduction: Reduction) -> Result<Option<f64>, TrainError> {
     match reduction {
         _ if !weight.is_finite() => Err(TrainError::Weight { weight }),
@@ -13,8 +14,8 @@ pub(crate) fn of_batch(weight: f64, reduction: Reduction) -> Result<Option<f64>,
     }
 }
 
-/// What the gradient of a micro-batch is multiplied with; none if nothing in it counts (its mean is over nothing, and so not a
-/// number).
+/// The factor for the gradient of a micro-batch. `None` if nothing in it counts: its mean is over
+/// nothing and therefore not a number.
 pub(crate) fn scale(weight: f64, reference: f64, reduction: Reduction) -> Option<f64> {
     match reduction {
         Reduction::Sum => Some(1.0),
@@ -23,17 +24,18 @@ pub(crate) fn scale(weight: f64, reference: f64, reduction: Reduction) -> Option
     }
 }
 
-/// What a sum of gradients relative to `reference` is multiplied with at its end, when all that it holds weighs `weight`. One where
-/// they differ by rounding alone, as a sum over parts does: a batch that is run whole is trained on as it is.
+/// The final factor for a sum of gradients relative to `reference`, whose summands weigh `weight`
+/// in total. It is one if the two differ only by rounding, as a sum over parts does. A batch that
+/// is run whole is therefore trained on unchanged.
 pub(crate) fn rest(reference: f64, weight: f64, reduction: Reduction) -> f64 {
     let rest = reference / weight;
     let is_one = reduction == Reduction::Sum || (rest - 1.0).abs() < f64::from(f32::EPSILON);
     if is_one { 1.0 } else { rest }
 }
 
-/// Whether the parts of a batch of `items` items weigh something else than the whole. A weight that is a sum over a tensor is
-/// rounded, in 32 bit by up to an epsilon for each item, in 16 bit by more; the gradient is divided by the sum over the parts, and
-/// does not depend on that.
+/// Whether the weights of the parts of a batch of `items` items differ from the weight of the
+/// whole. A weight that sums a tensor is rounded: in 32 bit by up to an epsilon per item, in 16 bit
+/// by more. The gradient does not depend on that, because it is divided by the sum over the parts.
 pub(crate) fn differ(parts: f64, whole: f64, items: usize) -> bool {
     let tolerance = (items as f64 * f64::from(f32::EPSILON)).clamp(1e-4, 1e-2);
     !parts.is_finite() || (parts - whole).abs() > tolerance * whole

@@ -1,19 +1,20 @@
-//! Outputs of a whole batch for metrics, joined from those of its micro-batches.
+//! Joins the outputs of micro-batches into the output of their batch, for metrics. The strategy and
+//! the rehearsal both use it, so that the plan counts the same outputs.
 
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::Arc;
 
-use firebox_trace::{Bytes, Step, Trace};
+use firebox_trace::{Bytes, Mark, Step, Trace};
 
-use crate::beside::{earlier_outputs, outputs_alive};
 use crate::gradients::Reduction;
-use crate::labels::{ITERATION_END, MICRO_STEP};
+use crate::planner::overhead::{earlier_outputs, outputs_alive};
 
-/// Makes one output of those of the micro-batches, each with its share in the loss of the batch.
+/// Joins the outputs of micro-batches into one. Each comes with its share in the batch's loss.
 pub(crate) type Join<T> = Box<dyn Fn(Vec<(T, f64)>) -> T + Send + Sync>;
 
-/// How outputs are joined, by their type; those of other types go to the metrics one by one.
+/// The functions that join outputs, by output type. Outputs of other types go to the metrics one by
+/// one.
 #[derive(Clone, Default)]
 pub(crate) struct Joins(Vec<(TypeId, Arc<dyn Any + Send + Sync>)>);
 
@@ -28,7 +29,7 @@ impl Joins {
         self
     }
 
-    /// How outputs of this type are joined, if they are.
+    /// The function that joins outputs of this type, if there is one.
     pub(crate) fn of<T: 'static>(&self) -> Option<&Join<T>> {
         let (_, join) = self.0.iter().find(|(of, _)| *of == TypeId::of::<T>())?;
         join.downcast_ref()
@@ -41,7 +42,8 @@ impl fmt::Debug for Joins {
     }
 }
 
-/// The output of a batch, of those of its micro-batches with what they weigh; none if it has none. A single one stays as it is.
+/// Joins the outputs of a batch from those of its micro-batches and their weights. `None` if there
+/// are none. A single output is returned unchanged.
 pub(crate) fn joined<T>(
     join: &Join<T>,
     reduction: Reduction,
@@ -58,15 +60,16 @@ pub(crate) fn joined<T>(
     Some(join(parts.into_iter().map(|(output, weight)| (output, share(weight))).collect()))
 }
 
-/// Adds to a rehearsal what the outputs of `missing` micro-batches of a batch take, which it does not run: as parts and joined.
+/// Adds to a rehearsal the memory of the outputs of `missing` micro-batches that it does not run:
+/// once as parts, once joined.
 pub(crate) fn add_outputs_of_others(trace: &mut Trace, missing: usize) {
-    let is_end = |step: &Step| step.is_mark(ITERATION_END);
+    let is_end = |step: &Step| step.is_mark(&Mark::IterationEnd);
     let ends = trace.steps.iter().enumerate().filter(|(_, step)| is_end(step));
     let ends: Vec<usize> = ends.map(|(at, _)| at).collect();
     // The last iteration, or all of a validation.
     let begin = ends.len().checked_sub(2).map_or(0, |last| ends[last]);
     let marks = trace.steps.iter().enumerate().skip(begin);
-    let marks = marks.filter(|(_, step)| step.is_mark(MICRO_STEP));
+    let marks = marks.filter(|(_, step)| step.is_mark(&Mark::MicroStep));
     let alive: Vec<Bytes> = marks.map(|(at, _)| outputs_alive(trace, at)).collect();
     let part = alive.windows(2).map(|two| two[1] - two[0]).max().unwrap_or_default();
     let others = earlier_outputs(part * missing as u64 * 2);

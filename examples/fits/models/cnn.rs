@@ -1,4 +1,4 @@
-//! A small CNN: two convolutions with batch normalization, pooling, two linear layers.
+//! A small CNN: two convolutions with batch normalization, pooling, and two linear layers.
 
 use std::marker::PhantomData;
 
@@ -11,14 +11,14 @@ use burn::tensor::backend::AutodiffBackend;
 use super::cross_entropy;
 use crate::search::Subject;
 
-/// Grey images of one size.
+/// Batches of grey images, all of one size.
 pub struct Cnn<B> {
     pixels: usize,
     backend: PhantomData<fn() -> B>,
 }
 
 impl<B> Cnn<B> {
-    /// The model for images of `pixels` × `pixels` pixels.
+    /// Creates the model for images of `pixels` × `pixels` pixels.
     pub fn new(pixels: usize) -> Self {
         Self { pixels, backend: PhantomData }
     }

@@ -1,4 +1,4 @@
-//! A GPT of burn's own modules: twelve layers, 768 wide, twelve heads, a vocabulary of 8,192.
+//! A GPT made of burn's own modules: 12 layers, 768 wide, 12 heads, a vocabulary of 8,192.
 
 use std::marker::PhantomData;
 
@@ -17,14 +17,14 @@ const VOCABULARY: usize = 8192;
 const LAYERS: usize = 12;
 const WIDTH: usize = 768;
 
-/// Texts of one length.
+/// Batches of texts, all of one length.
 pub struct Gpt<B> {
     tokens: usize,
     backend: PhantomData<fn() -> B>,
 }
 
 impl<B> Gpt<B> {
-    /// The model for texts of `tokens` tokens.
+    /// Creates the model for texts of `tokens` tokens.
     pub fn new(tokens: usize) -> Self {
         Self { tokens, backend: PhantomData }
     }
@@ -41,7 +41,7 @@ pub struct Layers<B: Backend> {
 
 impl<B: AutodiffBackend> Subject<B> for Gpt<B> {
     type Model = Layers<B>;
-    /// Texts, and the same texts moved on by one token.
+    /// Texts, and the same texts shifted by one token.
     type Batch = (Tensor<B, 2, Int>, Tensor<B, 1, Int>);
 
     fn title(&self) -> String {

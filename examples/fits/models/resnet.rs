@@ -1,4 +1,5 @@
-//! ResNet-18, as in table 1 of "Deep Residual Learning for Image Recognition" (He and others, 2015).
+//! ResNet-18, as in table 1 of "Deep Residual Learning for Image Recognition" (He and others,
+//! 2015).
 
 use std::marker::PhantomData;
 
@@ -11,14 +12,14 @@ use burn::tensor::backend::AutodiffBackend;
 use super::cross_entropy;
 use crate::search::Subject;
 
-/// Colour images of one size, a thousand classes.
+/// Batches of colour images, all of one size, with a thousand classes.
 pub struct ResNet<B> {
     pixels: usize,
     backend: PhantomData<fn() -> B>,
 }
 
 impl<B> ResNet<B> {
-    /// The model for images of `pixels` × `pixels` pixels.
+    /// Creates the model for images of `pixels` × `pixels` pixels.
     pub fn new(pixels: usize) -> Self {
         Self { pixels, backend: PhantomData }
     }
@@ -34,14 +35,14 @@ pub struct Layers<B: Backend> {
     relu: Relu,
 }
 
-/// A convolution without bias, and batch normalization.
+/// A convolution without bias, followed by batch normalization.
 #[derive(Module, Debug)]
 struct Normed<B: Backend> {
     conv: Conv2d<B>,
     norm: BatchNorm<B>,
 }
 
-/// Two convolutions and a way around them.
+/// Two convolutions with a shortcut around them.
 #[derive(Module, Debug)]
 struct Block<B: Backend> {
     first: Normed<B>,

@@ -19,9 +19,9 @@ use burn::tensor::{Int, Tensor, TensorData};
 use firebox_lazy::{Lazy, LazyBackend, Recorder, initialize, mark};
 use firebox_trace::Trace;
 
-/// A model and what it is trained on.
+/// A model and its training data.
 pub trait Task<B: Backend>: Module<B> {
-    /// The model, with every parameter in place.
+    /// The model, with every parameter initialized.
     fn new(device: &B::Device) -> Self;
 
     /// The loss on a batch of host data.
@@ -51,7 +51,7 @@ where
     M: Task<Autodiff<Lazy<L>>> + burn::module::AutodiffModule<Autodiff<Lazy<L>>>,
 {
     let model = M::new(device);
-    // Not a rehearsal, which would keep the running statistics to give them back.
+    // Not a rehearsal: that would keep the running statistics in order to restore them.
     let recording = Recorder::new().refuse_reads().record::<L, _>(|| {
         mark::<L>("begin");
         train(&model, items, device);

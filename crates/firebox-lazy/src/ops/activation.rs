@@ -1,4 +1,4 @@
-//! Activations: recorded whole, with their decomposition as description.
+//! Activations: each is recorded as one call and described by its decomposition.
 
 use burn_backend::ops::ActivationOps;
 use burn_backend::tensor::FloatTensor;

@@ -6,15 +6,15 @@ use burn_backend::{Backend, ExecutionError, Scalar, TensorData, TensorMetadata};
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
-use crate::call::CallFrame;
-use crate::deferred;
-use crate::handover::Held;
 use crate::kind::{Bool, Int};
-use crate::loaders::upload;
 use crate::ops::{create, forward, into_data, move_to};
-use crate::session;
-use crate::streams::{on_stream, poll_on_stream};
+use crate::record::call::CallFrame;
+use crate::record::session;
 use crate::tensor::LazyTensor;
+use crate::threads::deferred;
+use crate::threads::handover::Held;
+use crate::threads::loaders::upload;
+use crate::threads::streams::{on_stream, poll_on_stream};
 
 impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
     fn bool_from_data(data: TensorData, device: &Device<Self>) -> BoolTensor<Self> {
@@ -31,7 +31,7 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
         move_to!(bool_to_device, tensor, device)
     }
 
-    /// The number of results depends on the values: inside a recording the tensor is read.
+    /// Inside a recording the tensor is read, because the number of results depends on its values.
     fn bool_argwhere(
         tensor: BoolTensor<Self>,
         out_dtype: IntDType,
@@ -96,7 +96,7 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
     }
 }
 
-/// Reads `tensor` inside a recording and finds its non-zero elements at once.
+/// Reads `tensor` inside a recording and finds its non-zero elements immediately.
 fn argwhere_now<B: Backend>(
     tensor: LazyTensor<B, Bool>,
     out_dtype: IntDType,

@@ -6,12 +6,12 @@ use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, Te
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
-use crate::deferred::is_later;
 use crate::kind::Float;
-use crate::loaders::upload;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
-use crate::streams::on_stream;
 use crate::tensor::LazyTensor;
+use crate::threads::deferred::is_later;
+use crate::threads::loaders::upload;
+use crate::threads::streams::on_stream;
 
 impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {

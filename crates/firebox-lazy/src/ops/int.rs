@@ -9,8 +9,8 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
 use crate::kind::Int;
-use crate::loaders::upload;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
+use crate::threads::loaders::upload;
 
 impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
     fn int_from_data(data: TensorData, device: &Device<Self>) -> IntTensor<Self> {

@@ -1,8 +1,9 @@
-//! The operations of the decorator: each runs at once on the backend, or, inside a recording, becomes a call of the
-//! trace and of the program.
+//! The operations of the decorator. Each runs immediately on the backend or, inside a recording,
+//! becomes a call of the trace and of the program.
 //!
-//! The methods are listed by their signatures; the macros below write their bodies. A test compares the lists with
-//! the traits of burn, so that no method falls back to a decomposition that the backend does not use.
+//! The methods are listed by signature, and the macros below write their bodies. A test compares
+//! the lists with burn's traits, so that no method falls back to a decomposition that the backend
+//! does not use.
 
 mod activation;
 mod bool;
@@ -12,27 +13,28 @@ mod module;
 mod quantized;
 mod transaction;
 
-/// Methods that the describing router knows: called on the backend, or described by the router and recorded.
+/// Methods that the describing router knows. Called on the backend, or described by the router and
+/// recorded.
 macro_rules! forward {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
-            let Some(_until_done) = $crate::deferred::begin::<B>() else {
-                return <$ret as $crate::forms::Returned<B>>::wrap($crate::streams::on_stream::<B, _>(|| {
-                    B::$name($(<$ty as $crate::forms::Argument<B>>::plain($arg)),*)
+            let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
+                return <$ret as $crate::record::forms::Returned<B>>::wrap($crate::threads::streams::on_stream::<B, _>(|| {
+                    B::$name($(<$ty as $crate::record::forms::Argument<B>>::plain($arg)),*)
                 }));
             };
-            let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
-            $(let $arg = <$ty as $crate::forms::Argument<B>>::take($arg, &mut frame);)*
+            let mut frame = $crate::record::call::CallFrame::<B>::open(stringify!($name));
+            $(let $arg = <$ty as $crate::record::forms::Argument<B>>::take($arg, &mut frame);)*
             let known = frame.known();
             let described = known.is_none().then(|| {
                 frame.describe();
-                $crate::describe::Describer::<B>::$name(
-                    $(<$ty as $crate::forms::Argument<B>>::describe(&$arg, &mut frame)),*
+                $crate::record::describe::Describer::<B>::$name(
+                    $(<$ty as $crate::record::forms::Argument<B>>::describe(&$arg, &mut frame)),*
                 )
             });
-            let run = move |values: &mut $crate::values::Values<B>| {
+            let run = move |values: &mut $crate::record::values::Values<B>| {
                 $(let mut $arg = $arg;)*
-                B::$name($($crate::forms::Slot::<B>::fetch(&mut $arg, values)),*)
+                B::$name($($crate::record::forms::Slot::<B>::fetch(&mut $arg, values)),*)
             };
             match (known, described) {
                 (Some(known), _) => frame.close_known::<$ret>(known, run),
@@ -43,35 +45,35 @@ macro_rules! forward {
     )*};
 }
 
-/// Methods that the describing router does not know, or only by reading values: described by the shapes and element
-/// types of their results.
+/// Methods that the describing router does not know, or knows only by reading values. Described by
+/// the shapes and element types of their results.
 macro_rules! by_shape {
     ($(
         fn $name:ident($first:ident: $first_ty:ty $(, $arg:ident: $ty:ty)*) -> $ret:ty => $shapes:expr;
     )*) => {$(
         fn $name($first: $first_ty $(, $arg: $ty)*) -> $ret {
-            let Some(_until_done) = $crate::deferred::begin::<B>() else {
-                return <$ret as $crate::forms::Returned<B>>::wrap($crate::streams::on_stream::<B, _>(|| {
+            let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
+                return <$ret as $crate::record::forms::Returned<B>>::wrap($crate::threads::streams::on_stream::<B, _>(|| {
                     B::$name(
-                        <$first_ty as $crate::forms::Argument<B>>::plain($first)
-                        $(, <$ty as $crate::forms::Argument<B>>::plain($arg))*
+                        <$first_ty as $crate::record::forms::Argument<B>>::plain($first)
+                        $(, <$ty as $crate::record::forms::Argument<B>>::plain($arg))*
                     )
                 }));
             };
             let shapes = $shapes;
             let device = $first.device();
             let parameters = $crate::ops::parameters(&[$(&$crate::ops::Described(&$arg)),*]);
-            let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
-            let $first = <$first_ty as $crate::forms::Argument<B>>::take($first, &mut frame);
-            $(let $arg = <$ty as $crate::forms::Argument<B>>::take($arg, &mut frame);)*
+            let mut frame = $crate::record::call::CallFrame::<B>::open(stringify!($name));
+            let $first = <$first_ty as $crate::record::forms::Argument<B>>::take($first, &mut frame);
+            $(let $arg = <$ty as $crate::record::forms::Argument<B>>::take($arg, &mut frame);)*
             let described = frame.describe_by_shape(parameters, &device, shapes);
             let described = $crate::ops::FromShapes::from_shapes(described);
             frame.close::<$ret>(described, move |values| {
                 let mut $first = $first;
                 $(let mut $arg = $arg;)*
                 B::$name(
-                    $crate::forms::Slot::<B>::fetch(&mut $first, values)
-                    $(, $crate::forms::Slot::<B>::fetch(&mut $arg, values))*
+                    $crate::record::forms::Slot::<B>::fetch(&mut $first, values)
+                    $(, $crate::record::forms::Slot::<B>::fetch(&mut $arg, values))*
                 )
             })
         }
@@ -90,16 +92,16 @@ macro_rules! create {
         }
     )*};
     ($kind:ident: $name:ident, $device:ident, ($($before:ident),*; $dtype:ident), |$values:ident| $run:expr) => {{
-        let Some(_until_done) = $crate::deferred::begin::<B>() else {
-            $crate::streams::meet::<B>($device);
-            return $crate::tensor::LazyTensor::<B, $kind>::new($crate::streams::on_stream::<B, _>(|| {
+        let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
+            $crate::threads::streams::meet::<B>($device);
+            return $crate::tensor::LazyTensor::<B, $kind>::new($crate::threads::streams::on_stream::<B, _>(|| {
                 B::$name($($before),*, $device, $dtype)
             }));
         };
-        let frame = $crate::call::CallFrame::<B>::open(stringify!($name));
+        let frame = $crate::record::call::CallFrame::<B>::open(stringify!($name));
         frame.describe();
         let described =
-            $crate::describe::Describer::<B>::$name($($before.clone()),*, $device, $dtype);
+            $crate::record::describe::Describer::<B>::$name($($before.clone()),*, $device, $dtype);
         let $device = $device.clone();
         frame.close::<$crate::tensor::LazyTensor<B, $kind>>(described, move |$values| $run)
     }};
@@ -111,11 +113,11 @@ macro_rules! into_data {
         fn $name(
             tensor: $tensor<Self>,
         ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-            let zeros = $crate::limits::Zeros::of(&tensor);
-            let read = $crate::session::read(tensor).map(|tensor| {
-                let held = $crate::handover::Held::take::<B>();
-                let data = $crate::streams::on_stream::<B, _>(|| B::$name(tensor));
-                $crate::streams::poll_on_stream::<B, _>(held, data)
+            let zeros = $crate::record::limits::Zeros::of(&tensor);
+            let read = $crate::record::session::read(tensor).map(|tensor| {
+                let held = $crate::threads::handover::Held::take::<B>();
+                let data = $crate::threads::streams::on_stream::<B, _>(|| B::$name(tensor));
+                $crate::threads::streams::poll_on_stream::<B, _>(held, data)
             });
             async move {
                 match read {
@@ -127,27 +129,27 @@ macro_rules! into_data {
     };
 }
 
-/// Moves to a device: nothing to record where the tensor is there already.
+/// Moves a tensor to a device. Records nothing if the tensor is already there.
 macro_rules! move_to {
     ($name:ident, $tensor:ident, $device:ident) => {{
-        if $crate::deferred::is_later::<B>() && &$tensor.device() == $device {
+        if $crate::threads::deferred::is_later::<B>() && &$tensor.device() == $device {
             return $tensor;
         }
-        let Some(_until_done) = $crate::deferred::begin::<B>() else {
-            return $crate::tensor::LazyTensor::new($crate::streams::on_stream::<B, _>(|| {
-                B::$name($tensor.into_inner(), $device)
-            }));
+        let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
+            return $crate::tensor::LazyTensor::new($crate::threads::streams::on_stream::<B, _>(
+                || B::$name($tensor.into_inner(), $device),
+            ));
         };
         let shape = (
             burn_backend::TensorMetadata::shape(&$tensor),
             burn_backend::TensorMetadata::dtype(&$tensor),
         );
-        let mut frame = $crate::call::CallFrame::<B>::open(stringify!($name));
+        let mut frame = $crate::record::call::CallFrame::<B>::open(stringify!($name));
         let mut slot = frame.input($tensor);
         let [described] = frame.describe_by_shape(String::new(), $device, [shape]);
         let $device = $device.clone();
         frame.close(described, move |values| {
-            B::$name($crate::forms::Slot::<B>::fetch(&mut slot, values), &$device)
+            B::$name($crate::record::forms::Slot::<B>::fetch(&mut slot, values), &$device)
         })
     }};
 }
@@ -158,10 +160,11 @@ use forward;
 use into_data;
 use move_to;
 
-/// A parameter of a call as its description shows it; tensors are shown by the trace already.
+/// A parameter of a call, as its description shows it. Tensors are left out, because the trace
+/// shows them.
 struct Described<'a, T>(&'a T);
 
-/// What is left of a [`Described`] when its type is forgotten.
+/// A [`Described`] without its type.
 trait Show {
     fn show(&self) -> Option<String>;
 }
@@ -172,7 +175,7 @@ impl<T: Parameter> Show for Described<'_, T> {
     }
 }
 
-/// Arguments of methods that are described by their shapes.
+/// An argument of a method that is described by the shapes of its results.
 trait Parameter {
     fn text(&self) -> Option<String>;
 }
@@ -199,21 +202,21 @@ fn parameters(parameters: &[&dyn Show]) -> String {
     parameters.iter().filter_map(|parameter| parameter.show()).collect::<Vec<_>>().join(", ")
 }
 
-/// The described results of a call from the list of its described tensors.
+/// Turns the list of a call's described tensors into the described results.
 trait FromShapes<B: burn_backend::Backend, const N: usize> {
-    fn from_shapes(described: [crate::describe::Described<B>; N]) -> Self;
+    fn from_shapes(described: [crate::record::describe::Described<B>; N]) -> Self;
 }
 
-impl<B: burn_backend::Backend> FromShapes<B, 1> for crate::describe::Described<B> {
-    fn from_shapes([described]: [crate::describe::Described<B>; 1]) -> Self {
+impl<B: burn_backend::Backend> FromShapes<B, 1> for crate::record::describe::Described<B> {
+    fn from_shapes([described]: [crate::record::describe::Described<B>; 1]) -> Self {
         described
     }
 }
 
 impl<B: burn_backend::Backend> FromShapes<B, 2>
-    for (crate::describe::Described<B>, crate::describe::Described<B>)
+    for (crate::record::describe::Described<B>, crate::record::describe::Described<B>)
 {
-    fn from_shapes([first, second]: [crate::describe::Described<B>; 2]) -> Self {
+    fn from_shapes([first, second]: [crate::record::describe::Described<B>; 2]) -> Self {
         (first, second)
     }
 }

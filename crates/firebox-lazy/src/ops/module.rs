@@ -86,7 +86,8 @@ impl<B: Backend> ModuleOps<Self> for Lazy<B> {
     }
 }
 
-/// The shape of the spectrum of a real signal: half of the (zero-padded) length plus one along `dim`.
+/// The shape of the spectrum of a real signal: along `dim`, half of the (zero-padded) length plus
+/// one.
 fn spectrum_shape<B: Backend>(
     signal: &FloatTensor<Lazy<B>>,
     dim: usize,
@@ -97,7 +98,8 @@ fn spectrum_shape<B: Backend>(
     shape
 }
 
-/// The shape of the signal of a half spectrum: twice its length less two along `dim`, unless `n` says otherwise.
+/// The shape of the signal of a half spectrum: along `dim`, `n`, or twice the spectrum's length
+/// minus two.
 fn signal_shape<B: Backend>(
     spectrum: &FloatTensor<Lazy<B>>,
     dim: usize,

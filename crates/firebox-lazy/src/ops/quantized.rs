@@ -1,4 +1,4 @@
-//! Operations on quantized tensors: they run at once and cannot be recorded.
+//! Operations on quantized tensors. They run immediately and cannot be recorded.
 
 use burn_backend::ops::QTensorOps;
 use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
@@ -7,14 +7,14 @@ use burn_backend::{Backend, ExecutionError, Scalar, TensorData, TensorPrimitive}
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use crate::Lazy;
-use crate::handover::Held;
 use crate::kind::Kind;
-use crate::session;
-use crate::streams::meet;
-use crate::streams::{on_stream, poll_on_stream};
+use crate::record::session;
 use crate::tensor::LazyTensor;
+use crate::threads::handover::Held;
+use crate::threads::streams::meet;
+use crate::threads::streams::{on_stream, poll_on_stream};
 
-/// Passes methods on to the backend; inside a recording they refuse.
+/// Forwards methods to the backend. Inside a recording they panic.
 macro_rules! eager {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
@@ -26,9 +26,11 @@ macro_rules! eager {
     )*};
 }
 
+/// Panics inside a recording.
+///
 /// # Panics
 ///
-/// If this thread records.
+/// If this thread is recording operations of `Lazy<B>`.
 fn refuse_recording<B: Backend>(name: &str) {
     assert!(
         !session::records::<B>(),

@@ -1,15 +1,15 @@
-//! Reads of several tensors at once.
+//! Reads of several tensors in one call.
 
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 use burn_backend::{Backend, ExecutionError};
 
 use crate::Lazy;
-use crate::handover::Held;
 use crate::kind::Kind;
-use crate::limits::Zeros;
-use crate::session::read;
-use crate::streams::{on_stream, poll_on_stream};
+use crate::record::limits::Zeros;
+use crate::record::session::read;
 use crate::tensor::LazyTensor;
+use crate::threads::handover::Held;
+use crate::threads::streams::{on_stream, poll_on_stream};
 
 impl<B: Backend> TransactionOps<Self> for Lazy<B> {
     fn tr_execute(
@@ -41,7 +41,7 @@ impl<B: Backend> TransactionOps<Self> for Lazy<B> {
     }
 }
 
-/// The values of tensors, if none of them is refused, and what stands for them if one is.
+/// Reads the tensors. The values are `None` if a read is refused; the zeros then stand in for them.
 fn read_all<B: Backend, K: Kind<B>>(
     tensors: Vec<LazyTensor<B, K>>,
 ) -> (Option<Vec<K::Primitive>>, Vec<Zeros>) {

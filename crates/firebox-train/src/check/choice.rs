@@ -1,10 +1,10 @@
-//! The items that are compared: such that differ in every tensor of the batch.
+//! Chooses the items that the check compares, so that they differ in every tensor of the batch.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::tensor::TensorData;
 
-/// Of how many items the first ones are looked at.
+/// How many of the first items are candidates.
 pub(super) const CANDIDATES: usize = 48;
 
 /// Items to compare.
@@ -12,42 +12,44 @@ pub(super) const CANDIDATES: usize = 48;
 pub(super) struct Choice {
     /// Their rows.
     pub(super) rows: Vec<usize>,
-    /// Whether they stand one behind the other, so that a splitter can cut them off as they are.
+    /// Whether they are consecutive, so that a splitter can cut them off as they are.
     pub(super) in_a_row: bool,
-    /// Whether they differ in every tensor. Where they do not, a wrong weight is not seen.
+    /// Whether they differ in every tensor. If they do not, a wrong weight would not show.
     pub(super) differ: bool,
-    /// Whether they differ in every mark, too.
+    /// Whether they also differ in every mark.
     pub(super) differ_in_marks: bool,
 }
 
-/// What is known of the candidates: a number for each of them, equal where they are alike.
+/// What is known of the candidates: one number each per tensor, equal for equal candidates.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Candidates {
     pub(super) count: usize,
-    /// In each tensor, and in what they weigh.
+    /// Numbers for each tensor, and for the weights.
     pub(super) tensors: Vec<Vec<u64>>,
-    /// How often the smallest and the largest number of a tensor occur in them: padding, ignored classes and masks are such.
+    /// How often the smallest and the largest number of a tensor occur in each candidate. Padding,
+    /// ignored classes and masks are such numbers.
     pub(super) marks: Vec<Vec<u64>>,
 }
 
 impl Candidates {
-    /// So many, of which nothing is known.
+    /// `count` candidates of which nothing is known.
     pub(super) fn unknown(count: usize) -> Self {
         Self { count, ..Self::default() }
     }
 
-    /// Adds a tensor with a row for each of them.
+    /// Adds a tensor with one row per candidate.
     pub(super) fn add(&mut self, data: &TensorData) {
         self.tensors.push(hashes(data, self.count));
         self.marks.extend(marks(data, self.count));
     }
 
-    /// Adds what each of them weighs. Where all weigh the same, a weight is right or wrong for any of them.
+    /// Adds the weight of each candidate. Does nothing if all weigh the same, because then a weight
+    /// is right or wrong for all of them.
     pub(super) fn add_weights(&mut self, weights: Vec<u64>) {
         self.tensors.extend(varies(&weights).then_some(weights));
     }
 
-    /// The first `count`.
+    /// The first `count` candidates.
     pub(super) fn first(&self, count: usize) -> Choice {
         let rows: Vec<usize> = (0..count.min(self.count)).collect();
         let differ = self.differ(&rows);
@@ -64,8 +66,9 @@ impl Candidates {
         self.marks.iter().all(|of| distinct(of, rows) > 1)
     }
 
-    /// Chooses `count` of them: the first that stand in a row and differ in every tensor and mark; or else such that they differ in
-    /// as many as possible; or else the first.
+    /// Chooses `count` candidates: the first consecutive ones that differ in every tensor and mark.
+    /// If there are none, those that differ in as many as possible. If these do not differ in every
+    /// tensor, the first ones.
     pub(super) fn choose(&self, count: usize) -> Choice {
         let count = count.min(self.count);
         let in_a_row = |start: usize| -> Vec<usize> { (start..start + count).collect() };
@@ -76,13 +79,13 @@ impl Candidates {
         {
             return Choice { rows, in_a_row: true, differ: true, differ_in_marks: true };
         }
-        // One item after the other: the next is the first that brings the most new values.
+        // Adds one item after the other: each time the first one that brings the most new values.
         let mut rows: Vec<usize> = vec![0];
         while rows.len() < count {
             let gain = |row: usize| {
                 let with: Vec<usize> = rows.iter().copied().chain([row]).collect();
                 let new = all().map(|of| distinct(of, &with)).sum::<usize>();
-                // What all others share so far counts most.
+                // Tensors and marks in which all chosen items are still alike count most.
                 let alike = all().filter(|of| distinct(of, &with) == 1).count();
                 (usize::MAX - alike, new, usize::MAX - row)
             };
@@ -97,7 +100,7 @@ impl Candidates {
     }
 }
 
-/// How many different numbers some of the candidates have.
+/// How many different numbers the candidates `rows` have.
 fn distinct(of: &[u64], rows: &[usize]) -> usize {
     let mut values: Vec<u64> = rows.iter().map(|row| of[*row]).collect();
     values.sort_unstable();
@@ -109,8 +112,8 @@ fn varies(of: &[u64]) -> bool {
     of.windows(2).any(|two| two[0] != two[1])
 }
 
-/// How often each row holds the smallest number of a tensor, and how often the largest, where that differs and more than one row
-/// holds it.
+/// Counts how often each row holds the smallest number of a tensor, and how often the largest.
+/// Keeps only counts that vary, and marks that more than one row holds.
 fn marks(data: &TensorData, rows: usize) -> Vec<Vec<u64>> {
     let size = (data.num_elements() / rows.max(1)).max(1);
     let smallest = data.iter::<f64>().fold(f64::INFINITY, f64::min);
@@ -125,7 +128,7 @@ fn marks(data: &TensorData, rows: usize) -> Vec<Vec<u64>> {
     counts.filter(|of| varies(of) && of.iter().filter(|count| **count > 0).count() > 1).collect()
 }
 
-/// A number for each row of a tensor: equal rows have equal numbers.
+/// One number per row of a tensor. Equal rows have equal numbers.
 fn hashes(data: &TensorData, rows: usize) -> Vec<u64> {
     let bytes = data.as_bytes();
     let size = bytes.len() / rows.max(1);
@@ -157,7 +160,7 @@ mod tests {
         };
         let choice = of(&[inputs.clone(), classes], &[]).choose(3);
         assert_eq!(choice, found(&[3, 4, 5], true));
-        // No three in a row differ in both.
+        // No three consecutive items differ in both.
         let lengths = vec![7, 7, 7, 8, 8, 8, 8, 8, 8, 8, 8, 8];
         let masks = vec![1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2];
         let choice = of(&[lengths.clone(), masks.clone()], &[]).choose(3);
@@ -165,7 +168,7 @@ mod tests {
         let same = vec![4; 12];
         let choice = of(&[inputs.clone(), same.clone()], &[]).choose(3);
         assert!(choice.rows == [0, 1, 2] && choice.in_a_row && !choice.differ);
-        // Padding is in the last of them.
+        // The last three items have padding.
         let choice = of(std::slice::from_ref(&inputs), &[masks]).choose(3);
         assert_eq!(choice, found(&[7, 8, 9], true));
         let choice = of(std::slice::from_ref(&inputs), &[same]).choose(3);

@@ -1,7 +1,9 @@
-//! Where the items of a batch first depend on each other: the first operation that gives some items other values together with others.
+//! Finds where the items of a batch first depend on each other: the first operation that gives some
+//! items other values when they are together with others. The error about a coupled batch names it.
 //!
-//! A step on some items and one on more of them are computed on the host, and compared call by call. What has a row for each item
-//! is compared by its rows, which may differ by the share of the weight, as losses of items do that are divided by their number.
+//! A step on some items and a step on more items are computed on the host and compared call by
+//! call. Tensors with a row for each item are compared by rows. The rows may differ by the share of
+//! the weight, like losses of items that are divided by their number.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,10 +21,10 @@ use super::verdict::Weighed;
 use super::{Check, Failure, Rows};
 use crate::splitter::Splitter;
 
-/// What is told from rounding, relative to the largest number of a tensor.
+/// The difference that counts as rounding, relative to the largest number of a tensor.
 const TOLERANCE: f32 = 1e-3;
 
-/// What a call of the smaller step made.
+/// The result of a call in the smaller step.
 struct Seen {
     name: Cow<'static, str>,
     made: Option<Made>,
@@ -34,7 +36,7 @@ struct Made {
 }
 
 impl Made {
-    /// What a call made, if it made one tensor of floats.
+    /// The result of a call, if it is a single tensor of floats.
     fn of(trace: &Trace, call: &Call, read: &dyn Fn(TensorIndex) -> TensorData) -> Option<Self> {
         let [tensor] = call.outputs[..] else { return None };
         trace.tensor(tensor).dtype.is_float().then(|| {
@@ -43,8 +45,9 @@ impl Made {
         })
     }
 
-    /// Whether the first rows of `whole`, of `groups` times as many items, are these, or these times `share`. What has no row for each
-    /// item says nothing; what has a column for each as well compares items with each other.
+    /// Whether the first rows of `whole`, which has `groups` times as many items, equal these rows
+    /// or these rows times `share`. A tensor without a row for each item says nothing. A tensor
+    /// that also has a column for each item compares items with each other.
     fn is_in(&self, whole: &Self, groups: usize, share: f32) -> bool {
         let more = |dim: usize| whole.shape[dim] == groups * self.shape[dim];
         let has_rows = self.shape.len() == whole.shape.len() && !self.shape.is_empty() && more(0);
@@ -73,8 +76,9 @@ where
     M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
     S: Splitter<I>,
 {
-    /// The first operation that gives the first of `groups` groups of `size` items other values than by themselves, where the first
-    /// weighs `share` of them. None if there is none before the loss, or the host cannot compute the step.
+    /// The first operation that gives the first of `groups` groups of `size` items other values
+    /// than the group has alone. The first group weighs `share` of all. `None` if there is no such
+    /// operation before the loss, or if the host cannot compute the step.
     pub(super) fn first_difference(
         &self,
         (groups, size): (usize, usize),
@@ -92,7 +96,7 @@ where
         let run = |range: Range<usize>, observe: &mut Observe<'_>| -> Result<Weighed, Failure> {
             self.gradient_by(range, &rows, |range| self.run_on_host(&host, range, &rows, observe))
         };
-        // What the smaller step made is kept to compare with, in a quarter of what may be used.
+        // Keeps the results of the smaller step for comparison, in at most a quarter of the budget.
         let most = self.budget.scale(0.25).get() as usize / size_of::<f32>();
         let (mut seen, mut kept) = (Vec::new(), 0);
         run(0..size, &mut |trace, call, read| {
@@ -123,7 +127,7 @@ where
                 let behind = module.as_ref().map(|module| format!(" behind `{module}`"));
                 first = Some(format!("`{}`{}", call.name, behind.unwrap_or_default()));
             }
-            // Where the backward pass begins, with the gradient of the loss.
+            // The backward pass begins here, with the gradient of the loss.
             is_backward = call.name == "float_ones"
                 && call.outputs.iter().all(|made| is_number(trace, *made));
         })

@@ -1,5 +1,6 @@
-//! The gradients of a few items of a batch that lies on a GPU, computed on the host: no kernel of the model is compiled or tuned for
-//! it, and none of its memory is taken there. The recorded step is run by burn's interpreter of recorded operations.
+//! Computes the gradients of a few items on the host when the batch is on a GPU. No kernel of the
+//! model is compiled or tuned for the check, and it takes none of the device's memory. burn's
+//! interpreter of recorded operations runs the recorded step.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,26 +19,26 @@ use firebox_trace::{Bytes, Call, TensorIndex, Trace};
 use super::sketch::{of_zeros, sketch};
 use super::verdict::Weighed;
 use super::{Check, Failure, Rows};
-use crate::labels::label_parameters;
+use crate::planner::labels::label_parameters;
 use crate::splitter::Splitter;
 
-/// How long the host may compute in all.
+/// The total time that the host may compute.
 const TIME: Duration = Duration::from_secs(20);
-/// How large the parameters may be that are brought to the host.
+/// The most bytes of parameters that are brought to the host.
 const MOST: Bytes = Bytes::gib(2);
 
-/// Is told of a call of a trace, with what reads its results.
+/// A callback for each call of a trace, with a function that reads its results.
 pub(super) type Observe<'a> = dyn FnMut(&Trace, &Call, &dyn Fn(TensorIndex) -> TensorData) + 'a;
 
-/// What the gradients of a check have in common.
+/// What all gradients of one check share.
 pub(crate) struct Host {
     deadline: Instant,
-    /// The values of parameters and what else is no tensor of the batch.
+    /// The values of parameters and of all other tensors that do not belong to the batch.
     values: RefCell<HashMap<u64, TensorData>>,
 }
 
 impl Host {
-    /// From now on.
+    /// Starts the time limit.
     pub(crate) fn new() -> Self {
         Self { deadline: Instant::now() + TIME, values: RefCell::default() }
     }
@@ -47,7 +48,7 @@ impl Host {
         if dtype == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    /// The value of a tensor, read from the device once.
+    /// The value of a tensor. It is read from the device only once.
     fn value(&self, id: u64, read: impl FnOnce() -> Option<TensorData>) -> Option<TensorData> {
         if let Some(data) = self.values.borrow().get(&id) {
             return Some(data.clone());
@@ -67,7 +68,7 @@ where
     M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
     S: Splitter<I>,
 {
-    /// Runs the items in `range` of the chosen ones on the host, and tells `observe` of each call.
+    /// Runs the chosen items in `range` on the host, and calls `observe` for each call.
     pub(super) fn run_on_host(
         &self,
         host: &Host,
@@ -75,7 +76,7 @@ where
         rows: &Rows<'_>,
         observe: &mut Observe<'_>,
     ) -> Result<Weighed, Failure> {
-        // A weight may be read from the batch; that of a number of items asks nobody.
+        // A weight may be read from the batch. If it is the number of items, nothing is read.
         let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
         let weight = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
             self.splitter.weight(&self.splitter.range(self.batch, range.clone()))
@@ -146,7 +147,7 @@ fn numbers(data: &TensorData) -> Vec<f64> {
     sketch(data.num_elements(), data.iter::<f64>())
 }
 
-/// Some rows of a tensor.
+/// Selects rows of a tensor.
 fn select(data: &TensorData, rows: &[usize]) -> TensorData {
     let mut shape = data.shape.clone();
     let bytes = data.as_bytes();
@@ -157,7 +158,8 @@ fn select(data: &TensorData, rows: &[usize]) -> TensorData {
     TensorData::from_bytes_vec(selected, shape, data.dtype)
 }
 
-/// The gradients of a model's parameters by their numbers in the trace, or the number of elements of a parameter without.
+/// The gradients of a model's parameters by their index in the trace. For a parameter without a
+/// gradient, its number of elements.
 struct Found<'a> {
     grads: &'a GradientsParams,
     tensors: Vec<Result<TensorIndex, usize>>,

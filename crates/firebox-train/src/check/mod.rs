@@ -1,9 +1,12 @@
-//! Whether the gradient of a batch is the sum over its parts, found out before a batch is split for the first time.
+//! Finds out, before a batch is split for the first time, whether its gradient is the sum over its
+//! parts. The training loop asks; the result decides whether a plan may split batches.
 //!
-//! A few items of the batch are run together, in two parts and one by one, with the same model, nothing random, and running
-//! statistics given back; nothing of it is learned from. The items are chosen to differ in every tensor of the batch: with equal
-//! classes a wrong weight is not seen. Where a model normalizes over the batch, whose gradients differ from part to part anyway, all
-//! items get the inputs of one, so that statistics agree, and only what is no number of the input differs.
+//! A few items of the batch are run together, in two parts, and one by one. They run with the same
+//! model and without random numbers. Running statistics are restored, and nothing is learned from
+//! the runs. The items are chosen to differ in every tensor of the batch, because equal classes
+//! would hide a wrong weight. If a model normalizes over the batch, gradients differ between parts
+//! anyway. Then all items get the float inputs of one item, so that statistics agree, and only
+//! tensors of other types differ.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -15,14 +18,14 @@ use std::time::Instant;
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 use burn::train::{Learner, LearningComponentsTypes, TrainStep};
 use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, SavedStates, rehearsing, restore};
 use firebox_trace::{Bytes, MemoryModel, Trace};
 
 use crate::error::{TrainError, panic_message};
 use crate::gradients::{Reduction, has_untrained};
-use crate::rehearsal::recording_bytes;
+use crate::planner::rehearsal::recording_bytes;
 use crate::share::with_share;
 use crate::splitter::Splitter;
 
@@ -30,133 +33,94 @@ mod choice;
 mod first;
 mod host;
 mod pace;
+mod rows;
 mod sketch;
 mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
 pub(crate) use self::host::Host;
 pub(crate) use self::pace::Pace;
+use self::rows::{OfBatch, Rows};
 use self::sketch::{of_zeros, sketch};
 pub use self::verdict::{Coupling, SplitCheck};
 use self::verdict::{Gradient, Gradients, Precision, Verdict, Weighed};
 
-/// The groups of items that are run together and apart.
+/// The number of groups of items that are run together and separately.
 const GROUPS: usize = 3;
-/// The sizes of a group that are tried: a part may be too small for a loss that is sound, such as a variance.
+/// The group sizes that are tried. A group may be too small for a sound loss, such as a variance.
 const SIZES: [usize; 3] = [1, 2, 4];
 
-/// Why nothing can be said of a model that normalizes over the batch, wherever it is computed.
+/// Why a model that normalizes over the batch cannot be checked on any device.
 pub(crate) const OF_STATISTICS: &str =
     "batch normalization makes the gradient of an item depend on the others";
 
-/// Why it is not known whether weights are right.
+/// Why it is unknown whether weights are right.
 pub(crate) const HIDDEN_WEIGHTS: &str = "what the items weigh does not show in their gradients";
 
-/// How much of a batch is looked at to choose items.
+/// How much of a batch is read to choose items.
 const MOST_READ: Bytes = Bytes::mib(32);
 
-/// What came out.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
     /// The gradients agree, on items that differ.
     Agrees {
-        /// What each of them weighs, if it is the same for all.
+        /// The weight of each item, if all weigh the same.
         each: Option<f64>,
     },
-    /// Nothing speaks against it, and the items show too little to be sure.
+    /// No evidence against splitting, but the items show too little to be sure.
     NotEstablished(&'static str),
-    /// It cannot be found out.
+    /// The check is not possible.
     NotCheckable(String),
-    /// They differ.
+    /// The gradients differ.
     Differs {
-        /// Why.
+        /// The reason.
         coupling: Coupling,
-        /// By how much, relative to the gradient of the parameter.
+        /// The difference, relative to the gradient of the parameter.
         by: f64,
         /// The path of the parameter that differs most.
         parameter: String,
-        /// The first operation that differs, where it could be found.
+        /// The first operation that differs, if one was found.
         first: Option<String>,
     },
 }
 
-/// What is compared.
+/// The inputs of a check.
 pub(crate) struct Check<'a, LC: LearningComponentsTypes, S, I> {
     pub(crate) learner: &'a Learner<LC>,
     pub(crate) splitter: &'a S,
     pub(crate) batch: &'a I,
     pub(crate) items: usize,
-    /// What they weigh.
+    /// The total weight of the items.
     pub(crate) weight: f64,
     pub(crate) reduction: Reduction,
     pub(crate) memory: Arc<dyn MemoryModel>,
-    /// What a run of some items may need.
+    /// The most memory that a run of some items may need.
     pub(crate) budget: Bytes,
-    /// The most that one needed.
+    /// The most memory that such a run needed.
     pub(crate) needed: Cell<Bytes>,
-    /// How long steps took on the device of the batch.
+    /// The times of steps on the batch's device.
     pub(crate) pace: RefCell<Pace>,
-    /// What threads keep for good after what has run.
+    /// What threads keep permanently after what has run.
     pub(crate) kept: Arc<AtomicU64>,
     /// Whether the model has running statistics.
     pub(crate) normalizes: bool,
-    /// Where it is computed if not on the device of the batch, on which kernels would be compiled and tuned for a few items.
+    /// The host, if gradients are computed there instead of on the batch's device. On the device,
+    /// kernels would be compiled and tuned for a few items.
     pub(crate) host: Option<Host>,
 }
 
 /// Why there is no gradient.
 enum Failure {
-    /// The step panicked, or its gradient is no number.
+    /// The step panicked, or its gradient is not a number.
     Undefined(String),
-    /// It does not fit, or cannot be recorded.
+    /// The step does not fit or cannot be recorded.
     Impossible(String),
 }
 
 impl From<RecordError> for Failure {
     fn from(error: RecordError) -> Self {
         Self::Impossible(error.to_string())
-    }
-}
-
-/// A tensor of the batch.
-#[derive(Clone, Debug)]
-struct OfBatch {
-    input: Input,
-    /// The values of its first rows, the candidates, where they can be read.
-    candidates: Option<TensorData>,
-    /// Whether all items have the row of the first.
-    same: bool,
-}
-
-/// Which items of a batch are compared.
-#[derive(Clone, Copy, Debug)]
-struct Rows<'a> {
-    tensors: &'a [OfBatch],
-    /// Their rows. Where they are in a row, they are cut off by the splitter, and nothing stands for anything else: a batch may hold
-    /// more than tensors.
-    chosen: &'a [usize],
-    in_a_row: bool,
-    /// The row that all items have in tensors that are to be the same.
-    same: usize,
-}
-
-impl Rows<'_> {
-    /// The rows that stand for those of a tensor from the first on; none if it stays what it is.
-    fn of(&self, tensor: &OfBatch) -> Option<Vec<usize>> {
-        match (tensor.same, self.in_a_row) {
-            (true, _) => Some(vec![self.same; self.first() + self.chosen.len()]),
-            (false, false) => Some(self.chosen.to_vec()),
-            (false, true) => None,
-        }
-    }
-
-    fn selected(&self) -> impl Iterator<Item = (u64, Vec<usize>)> {
-        self.tensors.iter().filter_map(|tensor| Some((tensor.input.id, self.of(tensor)?)))
-    }
-
-    /// Where the items begin that a splitter is to cut off.
-    fn first(&self) -> usize {
-        if self.in_a_row { self.chosen.first().copied().unwrap_or(0) } else { 0 }
     }
 }
 
@@ -169,7 +133,8 @@ where
     M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
     S: Splitter<I>,
 {
-    /// Finds out, on few items first and then, if they agree, on more: what sorts or picks items may do so alike in few of them.
+    /// Checks a few items first and, if they agree, more. A loss that sorts or picks items may
+    /// treat a few of them alike.
     pub(crate) fn run(&self) -> Result<Outcome, TrainError> {
         let sizes: Vec<usize> = SIZES.into_iter().filter(|size| self.items / size >= 2).collect();
         let most = sizes.iter().map(|size| GROUPS.min(self.items / size) * size).max();
@@ -186,7 +151,7 @@ where
             }
             match self.compare(groups, *size, &tensors, &choice)? {
                 Outcome::Agrees { each } if !is_last => {
-                    // Groups of more items, where a few agree.
+                    // If a few items agree, checks groups of more items.
                     let size = sizes[sizes.len() - 1];
                     let groups = GROUPS.min(self.items / size);
                     let choice = candidates.choose(groups * size);
@@ -196,7 +161,7 @@ where
                 // A loss may only need more items, and more items may show more.
                 outcome @ Outcome::NotEstablished(_) => found = Some(outcome),
                 outcome @ Outcome::Differs { by: f64::INFINITY, .. } => found = Some(outcome),
-                // So many do not fit. Fewer may.
+                // This many do not fit. Fewer may.
                 Outcome::NotCheckable(why) => {
                     let (Some((groups, size, choice)), None) = (skipped, &found) else {
                         return Ok(found.unwrap_or(Outcome::NotCheckable(why)));
@@ -209,7 +174,8 @@ where
         Ok(found.unwrap_or(Outcome::NotEstablished("there are too few items")))
     }
 
-    /// The same on the device of the batch, where the host cannot compute it: with a micro-batch and its thirds, and two of them together.
+    /// Checks on the batch's device, if the host cannot compute the step. Compares a micro-batch
+    /// with its thirds, and with two of them together.
     pub(crate) fn run_in_thirds(&self, micro_batch: usize) -> Result<Outcome, TrainError> {
         let groups = GROUPS.min(micro_batch.max(2));
         let size = (micro_batch / groups).max(1);
@@ -284,11 +250,11 @@ where
         let precision = Precision::of(dtype);
         let precision = if self.normalizes { precision.behind_equal_items() } else { precision };
         let is_mean = self.reduction == Reduction::Mean;
-        // Weights that differ by less make no difference that would be seen.
+        // Weights that differ by less make no visible difference.
         let least = (10.0 * precision.tolerance).min(0.02) * weights[0].abs();
         let is_same = weights.iter().all(|weight| (weight - weights[0]).abs() <= least);
         let each = (is_mean && is_same).then(|| weights[0]);
-        // In 16 bit no gradient tells weights apart.
+        // In 16 bit no gradient shows different weights.
         let hides_weights = is_mean
             && precision.tolerance <= 0.01
             && match is_same {
@@ -296,7 +262,8 @@ where
                 false => !gradients.depends_on_weights(precision),
             };
         Ok(match gradients.verdict(self.reduction, precision) {
-            // That is what it does, and items of one input may be told apart by other tensors.
+            // A normalizing model couples items anyway, and items with one input can still differ
+            // in other tensors.
             Verdict::Differs { coupling: Coupling::Items, .. } if self.normalizes => {
                 Outcome::NotCheckable(OF_STATISTICS.to_owned())
             }
@@ -316,7 +283,8 @@ where
         })
     }
 
-    /// The tensors of the batch, and what is known of its first items, `count` of them at least. Keeps the values of these, if asked to.
+    /// Finds the tensors of the batch, and reads at least the first `count` items. Keeps their
+    /// values if `keeps` is set.
     fn look(&self, count: usize, keeps: bool) -> (Vec<OfBatch>, Candidates) {
         let recorder = Recorder::new().refuse_reads();
         let cut = catch_unwind(AssertUnwindSafe(|| {
@@ -326,7 +294,7 @@ where
         }));
         let recording = match cut {
             Ok(Ok(recording)) => recording,
-            // What is wrong with a splitter is told where the batch is cut to be run.
+            // Errors and panics of a splitter are reported when the batch is cut to be run.
             Ok(Err(_)) | Err(_) => return (Vec::new(), Candidates::unknown(self.items)),
         };
         let of_items = |input: &Input| input.shape.first() == Some(&self.items);
@@ -354,7 +322,7 @@ where
         (tensors, candidates)
     }
 
-    /// What each of the first items weighs by itself, if that can be asked.
+    /// The weight of each of the first items on its own, if it can be asked for.
     fn weights(&self, candidates: usize) -> Option<Vec<u64>> {
         let of = |item| self.splitter.weight(&self.splitter.range(self.batch, item..item + 1));
         let weigh = || (0..candidates).map(|item| of(item).to_bits()).collect::<Vec<u64>>();
@@ -365,7 +333,7 @@ where
         Some(weights)
     }
 
-    /// The gradient of the items in `range` of the chosen ones.
+    /// The gradient of the chosen items in `range`.
     fn gradient(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
         self.gradient_by(range, rows, |range| match &self.host {
             None => self.run_there(range, rows),
@@ -373,7 +341,8 @@ where
         })
     }
 
-    /// The same, as `run` computes it.
+    /// The gradient of the chosen items in `range`, as `run` computes it. Restores the model and
+    /// hidden states.
     fn gradient_by(
         &self,
         range: Range<usize>,
@@ -400,14 +369,14 @@ where
             Err(panic) => return Err(Failure::Undefined(panic_message(&*panic))),
         };
         let is_number = weighed.gradient.iter().flatten().all(|value| value.is_finite());
-        // The mean over nothing is no number, and does not count.
+        // The mean over nothing is not a number, and does not count.
         match is_number || weighed.weight == 0.0 {
             true => Ok(weighed),
             false => Err(Failure::Undefined("it is no number".to_owned())),
         }
     }
 
-    /// Runs them on the device of the batch.
+    /// Runs the items on the batch's device.
     fn run_there(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
         let (begin, items) = (Instant::now(), range.len());
         let memory = self.memory.clone();
@@ -423,7 +392,7 @@ where
         let trace = recording.trace();
         let footprint = self.memory.footprint(trace);
         let to_record = recording_bytes(&*self.memory, trace, trace.calls().count());
-        // What threads keep is there for good, and was not before.
+        // What threads keep stays permanently, so only what is new counts.
         let kept = Bytes::new(self.kept.load(Relaxed));
         let needed = footprint.growth() + to_record + (footprint.stays - kept);
         if needed > self.budget {
@@ -441,17 +410,18 @@ where
     }
 }
 
-/// What is known of items that weigh `each` and agree, once more of them were compared.
+/// Combines agreement on a few items, of weight `each`, with the result for more items.
 fn confirmed(each: Option<f64>, more: Outcome) -> Outcome {
     match more {
         differs @ Outcome::Differs { .. } => differs,
-        // Weights were seen where either has seen some that differ.
+        // Weights are covered if either check saw different ones.
         Outcome::Agrees { each: more } => Outcome::Agrees { each: each.and(more) },
         Outcome::NotEstablished(_) | Outcome::NotCheckable(_) => Outcome::Agrees { each },
     }
 }
 
-/// The [sketches](sketch) of gradients, in the order of the model; zeros for a parameter without.
+/// Collects [sketches](sketch) of gradients, in the order of the model. A parameter without a
+/// gradient gets zeros.
 struct Values {
     grads: GradientsParams,
     gradient: Gradient,
@@ -467,7 +437,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Values {
     }
 }
 
-/// The paths of the parameters of a model, in its order, and the coarsest of their types.
+/// The paths of a model's parameters, in order, and the coarsest of their types.
 fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> (Vec<String>, DType) {
     struct Paths {
         path: Vec<String>,

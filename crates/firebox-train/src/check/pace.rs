@@ -1,13 +1,14 @@
-//! How much longer a batch takes in parts, by how long a few of its items took.
+//! Estimates how much longer a batch takes in parts, from the time that a few of its items took.
+//! The check warns if it is much.
 
 use std::time::Duration;
 
-/// How long steps on few items took, at least.
+/// The shortest times of steps, by number of items.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pace(Vec<(usize, Duration)>);
 
 impl Pace {
-    /// A step on `items` items took so long.
+    /// Notes that a step on `items` items took `took`.
     pub(super) fn add(&mut self, items: usize, took: Duration) {
         match self.0.iter_mut().find(|(of, _)| *of == items) {
             Some((_, least)) => *least = (*least).min(took),
@@ -15,8 +16,9 @@ impl Pace {
         }
     }
 
-    /// How many times as long as a batch of `items` items its parts of `part` items take, if steps take a fixed time and one for each
-    /// item; none where steps of one size alone were seen.
+    /// The time of a batch of `items` items in parts of `part` items, divided by the time of the
+    /// whole batch. Assumes that a step takes a fixed time plus a time per item. `None` if only
+    /// steps of one size were seen.
     pub(crate) fn slowdown(&self, items: usize, part: usize) -> Option<f64> {
         let (few, of_few) = self.0.iter().min()?;
         let (many, of_many) = self.0.iter().max()?;
@@ -40,7 +42,7 @@ mod tests {
     fn a_fixed_time_of_a_step_makes_small_parts_slow() {
         let mut pace = Pace::default();
         assert_eq!(pace.slowdown(256, 1), None);
-        // A millisecond a step, and a tenth of one an item; the first run is slow.
+        // A millisecond per step plus a tenth of one per item. The first run is slow.
         for (items, micros) in [(3, 9_000), (3, 1_300), (1, 1_100), (12, 2_200)] {
             pace.add(items, Duration::from_micros(micros));
         }

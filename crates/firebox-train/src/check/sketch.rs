@@ -1,13 +1,16 @@
-//! A few numbers that stand for a gradient, so that several gradients of a large model take no memory to speak of.
+//! Represents a gradient by a few numbers, so that several gradients of a large model take little
+//! memory. The check compares these sketches.
 //!
-//! A count sketch (Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", 2002): each element is added to one of
-//! some buckets with a sign, both by a hash of its place. That is linear, so that a sum of gradients has the sum of their sketches,
-//! and it keeps lengths and distances to some hundredths.
+//! It is a count sketch (Charikar, Chen and Farach-Colton, "Finding frequent items in data
+//! streams", 2002). Each element is added to one of a few buckets with a sign; a hash of its index
+//! determines both. The sketch is linear, so a sum of gradients has the sum of their sketches. It
+//! preserves lengths and distances to within a few hundredths.
 
-/// How many numbers stand for the gradient of a parameter; fewer elements stand for themselves.
+/// How many numbers represent the gradient of a parameter. A parameter with at most this many
+/// elements is not reduced.
 const BUCKETS: usize = 1024;
 
-/// The sketch of so many elements.
+/// The sketch of `elements` elements.
 pub(super) fn sketch(elements: usize, values: impl Iterator<Item = f64>) -> Vec<f64> {
     if elements <= BUCKETS {
         return values.collect();
@@ -26,7 +29,8 @@ pub(super) fn of_zeros(elements: usize) -> Vec<f64> {
     vec![0.0; elements.min(BUCKETS)]
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+/// The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// generators", 2014).
 fn scatter(at: u64) -> u64 {
     let mut hash = at.wrapping_add(0x9e37_79b9_7f4a_7c15);
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -46,7 +50,7 @@ mod tests {
     fn lengths_are_kept_and_sums_are_sums() {
         const ELEMENTS: usize = 200_000;
         let first: Vec<f64> = (0..ELEMENTS).map(|at| (at as f64 * 0.7).sin()).collect();
-        // As in an embedding, of which few rows are used.
+        // Like an embedding with few used rows.
         let second: Vec<f64> =
             (0..ELEMENTS).map(|at| if at % 4096 < 8 { 1.5 } else { 0.0 }).collect();
         let of = |values: &[f64]| sketch(values.len(), values.iter().copied());

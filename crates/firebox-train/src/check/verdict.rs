@@ -1,4 +1,5 @@
-//! From gradients of a few items, together and in parts, to what couples them.
+//! Judges the gradients of a few items, together and in parts: whether they agree, and if not, what
+//! couples the items.
 
 use std::fmt;
 
@@ -6,19 +7,21 @@ use burn::tensor::DType;
 
 use crate::gradients::Reduction;
 
-/// What makes the gradient of a split batch another one than the whole batch's. Displays as what it is and what helps.
+/// Why the gradient of a split batch differs from the whole batch's. Displays as the cause and what
+/// helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Coupling {
-    /// The loss is a sum over the items, or a sum over a fixed number, where a mean is expected.
+    /// The loss is a sum over the items, or a sum divided by a fixed number, where a mean is
+    /// expected.
     Sum,
     /// The loss is a mean over the items where a sum is expected.
     Mean,
-    /// The loss is a mean in which items weigh otherwise than the batch says.
+    /// The loss is a mean in which items have other weights than the batch states.
     Weights,
-    /// A part of the loss is there once for each batch, and is counted once for each micro-batch.
+    /// A part of the loss occurs once per batch, and is counted once per micro-batch.
     Penalty,
-    /// The loss of an item depends on the others.
+    /// The loss of an item depends on the other items.
     Items,
 }
 
@@ -43,42 +46,44 @@ impl fmt::Display for Coupling {
     }
 }
 
-/// What is known, at the end of training, of whether the gradients of split batches were the whole batches'.
+/// Whether the gradients of split batches equal the whole batches', as known at the end of
+/// training.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SplitCheck {
     /// No batch was split.
     #[default]
     NotNeeded,
-    /// They agree, on items of this training.
+    /// The gradients agree, on items from this training.
     Agrees,
-    /// They differ, and batches were split all the same, as `.split_although(..)` says.
+    /// The gradients differ, and batches were split because of `.split_although(..)`.
     Accepted(Coupling),
-    /// It could not be found out, for this reason.
+    /// It could not be determined, for this reason.
     Unknown(String),
 }
 
-/// A gradient, or its [sketch](super::sketch): one vector for each parameter, in the order of the model.
+/// A gradient, or its [sketch](super::sketch): one vector per parameter, in the order of the model.
 pub(super) type Gradient = Vec<Vec<f64>>;
 
-/// A gradient, and what its items weigh.
+/// A gradient, and the weight of its items.
 #[derive(Clone, Debug)]
 pub(super) struct Weighed {
     pub(super) gradient: Gradient,
     pub(super) weight: f64,
 }
 
-/// The gradients of three groups of items: together, the first two together, and each by itself. With two items, of two groups.
+/// The gradients of three groups of items: all together, the first two together, and each alone.
+/// With two items there are two groups and no pair.
 #[derive(Clone, Debug)]
 pub(super) struct Gradients {
     pub(super) whole: Weighed,
     pub(super) pair: Option<Weighed>,
     pub(super) singles: Vec<Weighed>,
-    /// The items together, in another order.
+    /// All items together, in another order.
     pub(super) permuted: Gradient,
 }
 
-/// What gradients tell.
+/// The verdict on gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Verdict {
     Equal,
@@ -86,29 +91,30 @@ pub(super) enum Verdict {
     Nothing,
     Differs {
         coupling: Coupling,
-        /// By how much, relative to the gradient.
+        /// The difference, relative to the gradient.
         by: f64,
-        /// The number of the parameter that differs most.
+        /// The index of the parameter that differs most.
         parameter: usize,
     },
 }
 
-/// What rounding does to a gradient.
+/// The effect of rounding on a gradient.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Precision {
-    /// What may differ, relative to the largest summand.
+    /// The difference that is tolerated, relative to the largest summand.
     pub(super) tolerance: f64,
-    /// The distance of one to the next number.
+    /// The distance from one to the next larger number.
     epsilon: f64,
-    /// What is a gradient at all: one below that is what rounding leaves of zeros.
+    /// The smallest norm of a gradient. Anything below it is what rounding leaves of zeros.
     least: f64,
 }
 
 impl Precision {
-    /// Of the gradients of a type.
+    /// The precision of gradients of a type.
     pub(super) fn of(dtype: DType) -> Self {
         let (tolerance, epsilon) = match dtype {
-            // burn's autodiff divides by reciprocals of 32 bit, and normalizations behind normalizations magnify that.
+            // burn's autodiff divides by 32-bit reciprocals, and successive normalizations magnify
+            // the error.
             DType::F64 => (1e-4, f64::EPSILON),
             DType::F32 => (1e-3, f64::from(f32::EPSILON)),
             DType::F16 | DType::Flex32 => (0.05, 2f64.powi(-10)),
@@ -117,22 +123,22 @@ impl Precision {
         Self { tolerance, epsilon, least: epsilon.min(f64::from(f32::EPSILON)) }
     }
 
-    /// The same behind a normalization over equal items: rounding, where their variance is zero, is divided by the root of what the
-    /// normalization adds to it (1e-5, in burn).
+    /// The precision after a normalization over equal items. Their variance is zero, so rounding is
+    /// divided by the root of what the normalization adds to it (1e-5 in burn).
     pub(super) fn behind_equal_items(self) -> Self {
         Self { epsilon: self.epsilon * 1e3, ..self }
     }
 }
 
-/// Ten times what another order of the items changes is not told from rounding.
+/// A difference below ten times what another order of the items changes counts as rounding.
 const ABOVE_PERMUTATION: f64 = 10.0;
 
-/// What another order of the items changes by rounding, at most, relative to the gradient: normalizations behind normalizations
-/// magnify it.
+/// The most that another order of the items changes by rounding, relative to the gradient.
+/// Successive normalizations magnify rounding.
 const MOST_ROUNDING: f64 = 0.01;
 
 impl Gradients {
-    /// Compares the whole with its parts, two and one, and one by one.
+    /// Compares the gradient of the whole with its parts: with two and one, and with one by one.
     pub(super) fn verdict(&self, reduction: Reduction, precision: Precision) -> Verdict {
         let scales = self.scales();
         let most = scales.iter().copied().fold(0.0, f64::max);
@@ -148,7 +154,8 @@ impl Gradients {
         }
     }
 
-    /// Whether the gradient would be another if all parts counted alike. If not, a wrong weight does not show.
+    /// Whether the gradient would differ if all parts had equal weight. If not, a wrong weight does
+    /// not show.
     pub(super) fn depends_on_weights(&self, precision: Precision) -> bool {
         let alike: Vec<Weighed> =
             self.singles.iter().map(|single| Weighed { weight: 1.0, ..single.clone() }).collect();
@@ -156,18 +163,20 @@ impl Gradients {
         self.worst(&[mean], precision).is_some()
     }
 
-    /// By how much a gradient differs most from the `expected`, relative to its size, and in which parameter; none where it is no
-    /// more than rounding.
+    /// The largest difference from the `expected` gradients, relative to the size of the gradient,
+    /// and its parameter. `None` if it is no more than rounding.
     fn worst(&self, expected: &[Gradient], precision: Precision) -> Option<(f64, usize)> {
         let Precision { tolerance, epsilon, .. } = precision;
         let scales = self.scales();
         let most = scales.iter().copied().fold(0.0, f64::max);
         let mut worst = None;
         for (at, scale) in scales.into_iter().enumerate() {
-            // A parameter whose gradient is rounding alone, such as a bias in front of a normalization, tells nothing.
+            // A parameter whose gradient is only rounding, such as a bias before a normalization,
+            // tells nothing.
             let scale = scale.max(10.0 * epsilon / tolerance * most);
             let apart = |other: &Gradient| apart(&self.whole.gradient[at], &other[at]) / scale;
-            // What differs by more is no rounding: a batch may have an order, or more than tensors.
+            // A larger difference is not rounding: a batch may have an order, or hold more than
+            // tensors.
             let permuted =
                 Some(apart(&self.permuted)).filter(|apart| *apart <= MOST_ROUNDING.max(tolerance));
             let permuted = permuted.unwrap_or(0.0) * ABOVE_PERMUTATION;
@@ -183,13 +192,13 @@ impl Gradients {
         (0..self.whole.gradient.len()).map(|at| self.scale(at)).collect()
     }
 
-    /// The most that any of the gradients of a parameter is: rounding is relative to that.
+    /// The largest norm of a parameter's gradients. Rounding is relative to it.
     fn scale(&self, parameter: usize) -> f64 {
         let all = std::iter::once(&self.whole).chain(&self.pair).chain(&self.singles);
         all.map(|weighed| norm(&weighed.gradient[parameter])).fold(0.0, f64::max)
     }
 
-    /// What the whole gradient has to be by its parts.
+    /// What the gradient of the whole must be, according to its parts.
     fn expected(&self, reduction: Reduction) -> Vec<Gradient> {
         let singles: Vec<&Weighed> = self.singles.iter().collect();
         let mut expected = vec![joined(&singles, reduction)];
@@ -199,7 +208,7 @@ impl Gradients {
         expected
     }
 
-    /// Which of the known couplings explains the gradients.
+    /// The known coupling that explains the gradients.
     fn coupling(&self, reduction: Reduction, tolerance: f64, most: f64) -> Coupling {
         let near = |a: &Gradient, b: &Gradient| apart(&a.concat(), &b.concat()) <= tolerance * most;
         let is =
@@ -213,7 +222,8 @@ impl Gradients {
         }
     }
 
-    /// Whether each part has the same summand once: the whole then lacks it twice where three parts have it.
+    /// Whether each part has the same summand once. With three parts, their sum then has it three
+    /// times and the whole once, so the whole lacks it twice.
     fn is_penalty(&self, near: impl Fn(&Gradient, &Gradient) -> bool) -> bool {
         let (Some(pair), [first, second, _]) = (&self.pair, &self.singles[..]) else {
             return false;
@@ -225,7 +235,8 @@ impl Gradients {
         near(&self.whole.gradient, &combined(&[(&sum, 1.0), (&penalty, -2.0)]))
     }
 
-    /// Whether the whole is a mean of the parts with other weights, of which none is zero: a maximum is no mean.
+    /// Whether the whole is a mean of the parts with other weights, none of them zero. A maximum is
+    /// not such a mean.
     fn is_weighted(&self, tolerance: f64, most: f64) -> bool {
         let fits = |target: &Gradient, parts: [&Gradient; 2]| {
             let parts = parts.map(|part| part.concat());
@@ -240,7 +251,8 @@ impl Gradients {
                 shares.iter().all(|share| *share > 1e-4) && (total - 1.0).abs() < tolerance / 30.0;
             is_mean && apart(&sum, &target) <= tolerance * most
         };
-        // The first two, and both of them with the third: three gradients of one input may depend on each other, two hardly.
+        // Fits the first two, and then that pair with the third. Three gradients of one input may
+        // be linearly dependent, but two hardly are.
         match (&self.pair, &self.singles[..]) {
             (Some(pair), [first, second, third]) => {
                 fits(&pair.gradient, [&first.gradient, &second.gradient])
@@ -258,7 +270,7 @@ fn norm(values: &[f64]) -> f64 {
     values.iter().map(|value| value * value).sum::<f64>().sqrt()
 }
 
-/// The distance of two vectors; infinite where a value is none.
+/// The distance between two vectors. Infinite if a value is not a number.
 fn apart(a: &[f64], b: &[f64]) -> f64 {
     let squares: f64 = a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum();
     if squares.is_finite() { squares.sqrt() } else { f64::INFINITY }
@@ -274,7 +286,7 @@ fn combined(summands: &[(&Gradient, f64)]) -> Gradient {
     sum
 }
 
-/// The gradient of parts together, as the Learner adds them up.
+/// The joint gradient of parts, added up the way the Learner does.
 fn joined(parts: &[&Weighed], reduction: Reduction) -> Gradient {
     let total: f64 = parts.iter().map(|part| part.weight).sum();
     let counts = |part: &&&Weighed| reduction == Reduction::Sum || part.weight != 0.0;
@@ -290,7 +302,8 @@ fn joined(parts: &[&Weighed], reduction: Reduction) -> Gradient {
     combined(&summands)
 }
 
-/// The coefficients with which a sum of `parts` is closest to `target`, by the normal equations; none if parts are alike.
+/// The coefficients for which the sum of `parts` is closest to `target`, by the normal equations.
+/// `None` if parts are alike.
 fn least_squares(parts: &[Vec<f64>], target: &[f64]) -> Option<Vec<f64>> {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let count = parts.len();
@@ -324,14 +337,14 @@ mod tests {
     const EXACT: Precision =
         Precision { tolerance: 1e-6, epsilon: f64::EPSILON, least: f64::EPSILON };
 
-    /// What an item adds to the gradient of two parameters.
+    /// What each item adds to the gradient of two parameters.
     const ITEMS: [[f64; 6]; 3] = [
         [1.0, -2.0, 0.5, 3.0, 0.1, -0.7],
         [0.4, 1.0, -1.5, 0.2, 2.0, 0.9],
         [-0.3, 0.6, 1.1, -1.0, 0.8, 2.5],
     ];
 
-    /// The gradients of a loss that makes of items, by their numbers, one gradient.
+    /// The gradients of a loss. `of` returns the gradient for a list of items.
     fn gradients(of: impl Fn(&[usize]) -> [f64; 6], weight: impl Fn(usize) -> f64) -> Gradients {
         let weighed = |items: &[usize]| {
             let values = of(items);
@@ -421,7 +434,7 @@ mod tests {
         let noisy = |by| ordered(gradients(root(1e-3), one), by);
         check(&noisy(1e-3), Reduction::Mean, None);
         check(&noisy(1e-5), Reduction::Mean, Some(Coupling::Items));
-        // So much is no rounding: the loss depends on the order of the items.
+        // This much is not rounding: the loss depends on the order of the items.
         check(&ordered(gradients(root(0.02), one), 0.5), Reduction::Mean, Some(Coupling::Items));
     }
 
@@ -442,7 +455,8 @@ mod tests {
 
     #[test]
     fn weights_show_only_where_parts_of_another_weight_have_a_gradient() {
-        // The last alone has a gradient, and weighs what it would in a mean over the items.
+        // Only the last item has a gradient, and its weight is the one it would have in a mean over
+        // the items.
         let last = |items: &[usize]| {
             weighted(items, |item| f64::from(u8::from(item == 2)), items.len() as f64)
         };

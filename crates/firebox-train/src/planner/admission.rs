@@ -1,45 +1,46 @@
-//! Whether a micro-step may run: what it needs, against what is left beside what is held.
+//! Admission: whether a micro-step may run, given what it needs and what is left of the budget.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_trace::{Bytes, Trace};
 
 use super::{Known, Planned, Planner};
-use crate::beside::BesideBytes;
 use crate::error::{Phase, TrainError};
-use crate::pages::{OpenPages, pages_of};
-use crate::rehearsal::recording_bytes;
-use crate::shape::Shape;
+use crate::planner::overhead::BesideBytes;
+use crate::planner::pages::{OpenPages, pages_of};
+use crate::planner::rehearsal::recording_bytes;
+use crate::planner::shape::Shape;
 
-/// A micro-step that asks to be run.
+/// A micro-step that asks to run.
 pub(crate) struct Applicant<'a> {
     pub(crate) phase: Phase,
     pub(crate) trace: &'a Trace,
-    /// The batch that it is a part of.
+    /// The shape of the batch it belongs to.
     pub(crate) shape: Shape,
-    /// What is alive beside it.
+    /// What is alive while it runs, apart from itself.
     pub(crate) held: Bytes,
-    /// Its items.
+    /// The number of its items.
     pub(crate) items: usize,
-    /// Whether the plan for its batch was made on this very batch.
+    /// Whether the plan for its batch was made on this same batch.
     pub(crate) rehearsed: bool,
 }
 
-/// What may run.
+/// How a micro-step or batch may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     Runs,
-    /// It has no room beside the pages that others have left, and runs once those are given back.
+    /// It does not fit next to the pages that others left. It runs once those are given back.
     RunsOnceGivenBack,
 }
 
 impl Planner {
-    /// What is alive beside a micro-step of the batch that is run now. A batch that is larger than the one that was planned, as one of
-    /// longer sequences, is there whole and once more in parts.
+    /// What is alive next to a micro-step of the current batch. If this batch is larger than the
+    /// planned one, for example because its sequences are longer, the excess counts once whole and
+    /// once more in parts.
     pub(crate) fn held(&self, planned: &Planned) -> Bytes {
         let more = self.batch - planned.batch;
         let parts = planned.plan.len() as f64;
-        // What loaders have prepared and what metrics hold is as much longer.
+        // The batches of loaders and the outputs of metrics grow in the same ratio.
         let BesideBytes { queued, outputs, .. } = planned.rehearsed.beside;
         let beside = match planned.batch {
             Bytes::ZERO => Bytes::ZERO,
@@ -49,7 +50,8 @@ impl Planner {
         planned.held + self.kept_since(planned) + self.remembers + more
     }
 
-    /// What threads keep for good since a plan was made: batches of other shapes have had them do so.
+    /// What threads have begun to keep permanently since a plan was made, because of batches of
+    /// other shapes.
     pub(super) fn kept_since(&self, planned: &Planned) -> Bytes {
         self.kept() - planned.rehearsed.kept
     }
@@ -58,8 +60,9 @@ impl Planner {
         Bytes::new(self.kept.load(Relaxed))
     }
 
-    /// Notes that a micro-step of the batch that is run now did not fit, although it was planned so. Where the batch is larger than the
-    /// one that was planned, as one of longer sequences, those that are as large are planned anew.
+    /// Notes that a planned micro-step of the current batch did not fit. If this batch is larger
+    /// than the planned one, for example because its sequences are longer, batches at least as
+    /// large get a new plan.
     pub(crate) fn outgrow(&mut self, phase: Phase, shape: Shape) {
         let planned = self.planned(phase, shape);
         if planned.is_some_and(|planned| self.batch > planned.batch) {
@@ -67,16 +70,19 @@ impl Planner {
         }
     }
 
-    /// The bytes of the largest batch of `items` items that did not fit as it was planned, and is no larger than the one that is run now.
+    /// The bytes of the largest batch of `items` items that outgrew its plan and is no larger than
+    /// the current batch.
     pub(crate) fn outgrown(&self, phase: Phase, items: usize) -> Bytes {
         let outgrown = self.outgrown.get(&(phase, items));
         let last = outgrown.and_then(|outgrown| outgrown.range(..=self.batch).next_back());
         last.copied().unwrap_or_default()
     }
 
-    /// Whether a micro-step fits beside what is held. Its needs are looked up by its structure, and found out once.
+    /// Whether a micro-step fits in addition to what is held. Its need is computed once and then
+    /// looked up by its structure.
     ///
-    /// What a micro-step needs by itself that was rehearsed is what later ones are compared with, where pages count.
+    /// Where pages count, the standalone need of a rehearsed micro-step is the measure for later
+    /// ones.
     pub(crate) fn admit(&mut self, step: &Applicant) -> Result<Admission, TrainError> {
         let Applicant { phase, trace, shape, held, items, rehearsed } = *step;
         let memory = self.memory.as_ref();
@@ -88,7 +94,7 @@ impl Planner {
             Known { needed, stays, pages: pages_of(&footprint) }
         });
         let Known { needed, stays, pages } = known.clone();
-        // Threads keep more than the batch was told of, or will.
+        // Threads keep, or will keep, more than was counted when the batch began.
         let kept = self.kept().max(stays);
         let held = held + (kept - self.kept_in_held);
         let planned = self.plans.get_mut(&(phase, shape)).expect("a batch runs that is planned");
@@ -102,7 +108,7 @@ impl Planner {
             return Err(TrainError::GrewTooLarge { phase, needed, budget });
         }
         self.kept.fetch_max(kept.get(), Relaxed);
-        // Larger than what was planned, it may need more.
+        // A micro-step larger than planned may need more than predicted.
         if pages.is_none() && (self.batch > planned.batch || kept > planned.rehearsed.kept) {
             self.predicted = self.predicted.max(held + needed);
         }
@@ -117,7 +123,7 @@ impl Planner {
             self.predicted = self.predicted.max(together);
             return Ok(Admission::Runs);
         }
-        // The pages of other batches go; those of this one may still be needed.
+        // The pages of other batches go. The pages of this batch may still be needed.
         let mut alone = OpenPages::default();
         alone.open(&own);
         let needed = alone.with(&pages);

@@ -1,13 +1,15 @@
-//! From rehearsals to what the search for a plan asks for, in parallel, and from its errors to those of training.
+//! Turns rehearsals into the needs that the search for a plan asks for, in parallel, and turns the
+//! search's errors into training errors.
 
+use firebox_heap::Heap;
 use firebox_lazy::Rehearsal;
 use firebox_plan::{Need, PlanError, Role, Split};
-use firebox_trace::{Category, Heap, MemoryModel, Trace};
+use firebox_trace::{Category, MemoryModel, Trace};
 
 use crate::error::{Phase, TrainError};
-use crate::rehearsal::{Conditions, Rehearsed, assess};
+use crate::planner::rehearsal::{Conditions, Rehearsed, assess};
 
-/// Rehearses one split after the other, and assesses each meanwhile.
+/// Rehearses the splits one after the other, and assesses each while the next is rehearsed.
 pub(super) fn assess_all(
     splits: &[Split],
     mut rehearse: impl FnMut(Split) -> Result<Rehearsal, TrainError>,
@@ -41,15 +43,16 @@ fn assess_alone(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
     }
 }
 
-/// The trace of a single rehearsal, if others will follow because its tensors alone are larger than the budget. A device without
-/// memory is slow at the first trace, as burn's fusion learns; a second device can learn from this one meanwhile.
+/// The trace of a single rehearsal, if more rehearsals will follow because its tensors alone exceed
+/// the budget. The device without memory is slow at its first trace, because burn's fusion learns
+/// from it. A second device can learn from this trace meanwhile.
 fn lesson(rehearsal: &Rehearsal, conditions: &Conditions) -> Option<Trace> {
     let alone = conditions.memory.is_on_host() || rayon::current_num_threads() < 2;
     let is_too_large = || Heap::simple().footprint(&rehearsal.trace).peak > conditions.budget;
     (!alone && is_too_large()).then(|| rehearsal.trace.clone())
 }
 
-/// What a rehearsal tells the search.
+/// The need that a rehearsal found, as the search takes it.
 pub(super) fn need_of(rehearsed: &Rehearsed) -> Need {
     let footprint = &rehearsed.footprint;
     let mut need = Need::new(footprint.peak, footprint.estimate);
@@ -80,7 +83,7 @@ pub(super) fn need_of(rehearsed: &Rehearsed) -> Need {
     need
 }
 
-/// The errors of rehearsals come out as they are, those of planning with their phase.
+/// Passes errors of rehearsals through unchanged, and adds the phase to planning errors.
 pub(super) fn failed(phase: Phase, cause: PlanError<TrainError>) -> TrainError {
     match cause {
         PlanError::EmptyBatch => TrainError::EmptyBatch { phase },

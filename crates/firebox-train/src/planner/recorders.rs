@@ -1,4 +1,4 @@
-//! The recorders of rehearsals and of micro-steps: what they let a model read.
+//! The recorders of rehearsals and micro-steps. They decide what a model may read.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -6,10 +6,10 @@ use firebox_lazy::Recorder;
 use firebox_trace::{Bytes, Footprint};
 
 use super::Planner;
-use crate::own_pool::TrainingPool;
+use crate::device::own_pool::TrainingPool;
 
 impl Planner {
-    /// The recorder for rehearsals and for micro-steps that are not known yet.
+    /// The recorder for rehearsals.
     pub(super) fn recorder(&self, budget: Bytes) -> Recorder {
         let memory = self.memory.clone();
         let mut recorder = Recorder::new().substitute_random();
@@ -35,8 +35,8 @@ impl Planner {
         }
     }
 
-    /// The recorder for a micro-step that will run: a read may run what comes before it if that fits beside what is
-    /// held.
+    /// The recorder for a micro-step that will run. A read may run the operations before it if they
+    /// fit in addition to what is held.
     pub(crate) fn step_recorder(&self, held: Bytes) -> Recorder {
         let (memory, known) = (self.memory.clone(), self.prefixes.clone());
         Recorder::new().limit_reads(self.budget - held, move |trace| {
@@ -47,8 +47,8 @@ impl Planner {
     }
 }
 
-/// Has the pages that a part of a step needs, where they lie on a pool of ours. Gives the bytes of all pages then, which are beyond any
-/// budget if these cannot be had.
+/// Prepares the pages that a part of a step needs, if they lie on a pool of our own. Returns the
+/// bytes of all pages then, or [`Bytes::MAX`] if the pages cannot be had.
 fn prepared(pool: Option<&TrainingPool>, footprint: &Footprint) -> Bytes {
     let pages = footprint.paging.as_ref().and_then(|paging| paging.pool);
     let Some((pool, pages)) = pool.zip(pages) else { return Bytes::ZERO };

@@ -1,20 +1,25 @@
-//! Plans behind plans, in a memory of which all is known: each trace has one tensor, and one page for it.
+//! Tests of plans that follow other plans, on a memory model that is fully known: each trace has
+//! one tensor, and one page for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Shape as TensorShape};
-use firebox_trace::{Category, Footprint, Heap, Origin, Paging, TensorType};
+use firebox_heap::Heap;
+use firebox_plan::{Need, PlanOptions};
+use firebox_trace::{Category, Footprint, Items, Origin, Paging, TensorType};
 
 use super::*;
 
-/// Pages hold multiples of this.
+/// Page sizes are multiples of this many MiB.
 const PAGE: u64 = 10;
 
-/// One page for all tensors of a trace. What ran before has its own, which stays open, and is used where it is as large.
+/// One page for all tensors of a trace. Earlier traces have pages of their own, which stay open and
+/// are used again if they have the same size.
 #[derive(Debug, Default)]
 struct Pool {
-    /// How many more footprints are those of kernels that are not chosen yet, which need twice as much.
+    /// While this is above zero, footprints count kernels that are not chosen yet, which need twice
+    /// as much.
     untuned: AtomicUsize,
 }
 
@@ -63,7 +68,7 @@ impl MemoryModel for Pool {
     }
 }
 
-/// A rehearsal of micro-batches of one MiB for each item.
+/// A rehearsal of micro-batches with one MiB per item.
 fn rehearsal(split: Split) -> Rehearsal {
     let rows = TensorShape::new([split.largest().get(), 1 << 18]);
     let ty = TensorType { shape: rows, dtype: DType::F32 };
@@ -76,7 +81,8 @@ fn planner(budget: u64) -> Planner {
     Planner::new(Arc::new(Pool::default()), Bytes::mib(budget), Sizing::Even, None)
 }
 
-/// Plans batches of so many items, and tells the plan, the splits that were rehearsed for it, and what has to be done first.
+/// Plans batches of `items` items. Returns the plan, the splits that were rehearsed for it, and
+/// what must be done first.
 fn run(planner: &mut Planner, items: usize) -> (String, Vec<String>, Admission) {
     let (phase, shape) = (Phase::Training, Shape::of_items(items));
     let mut asked = Vec::new();
@@ -105,7 +111,7 @@ fn pages_are_given_back_for_fewer_steps() {
     let (split, _, admission) = run(&mut planner, 60);
     assert_eq!((split.as_str(), admission), ("1 x 60", Admission::RunsOnceGivenBack));
     assert_eq!(planner.predicted, Bytes::mib(100));
-    // And back again: its pages went for those of the other.
+    // And back again: its pages were given back for the other shape.
     let first = (Phase::Training, Shape::of_items(100));
     assert_eq!(planner.begin(first.0, first.1), Admission::RunsOnceGivenBack);
     assert_eq!(planner.begin(first.0, first.1), Admission::Runs);
@@ -128,7 +134,8 @@ fn a_failure_in_a_rehearsal_that_may_gain_is_no_reason_to_stop() {
     let mut planner = planner(120);
     run(&mut planner, 10);
     let mut asked = 0;
-    // The search needs to know of it, and then asks once more whether it fits without the pages of the other batch.
+    // The search needs this split. It is then asked for once more, to see whether it fits without
+    // the other batch's pages.
     let rehearse = |split: Split, _: &Recorder| {
         asked += usize::from(split.to_string() == "2 x 150");
         let fails = asked > 1 && split.to_string() == "2 x 150";
@@ -180,7 +187,7 @@ fn fewer_steps_are_tried_by_the_next_split_and_the_next_of_one_size() {
     assert_eq!(asked(&plan, Sizing::Even, "4 x 16"), (both.to_vec(), true));
     assert_eq!(asked(&plan, Sizing::Even, &both[0]), (both[..1].to_vec(), true));
     assert_eq!(asked(&plan, Sizing::Fixed(Items::new(11)), "1 x 64"), (Vec::new(), false));
-    // Eleven items fit behind the others as well, and need far more than ten.
+    // Eleven items also fit after the others, and need far more than ten.
     let plan = plan_of(10, Cliffs::Avoid);
     assert_eq!(plan.split().to_string(), "1 x 10 + 6 x 9");
     assert_eq!(asked(&plan, Sizing::Even, "none").0, both);
@@ -191,7 +198,7 @@ fn a_share_of_the_budget_is_kept_free_once_more_was_measured() {
     let mut planner = planner(100);
     assert_eq!(run(&mut planner, 100).0, "1 x 100");
     planner.be_cautious(0.9);
-    // What is planned already runs as it is.
+    // An existing plan still runs unchanged.
     assert_eq!(planner.begin(Phase::Training, Shape::of_items(100)), Admission::Runs);
     let mut planner = self::planner(100);
     planner.be_cautious(0.9);
@@ -262,7 +269,7 @@ fn what_is_chosen_stays_open_when_others_are_planned_again() {
     let mut planner = Planner::new(pool.clone(), Bytes::mib(200), Sizing::Even, None);
     let (first, other) = (Shape::of_items(60), Shape::of_items(40));
     let phase = Phase::Training;
-    // Both have tuned twice, and the first is planned again.
+    // Both have tuned for two batches, and the first is planned again.
     for shape in [first, other] {
         run(&mut planner, shape.items);
         planner.has_run(phase);
@@ -271,7 +278,7 @@ fn what_is_chosen_stays_open_when_others_are_planned_again() {
     }
     pool.untuned.store(0, Ordering::Relaxed);
     assert_eq!(run(&mut planner, 60).2, Admission::RunsOnceGivenBack);
-    // So is the other, behind it: the pages that it opened to tune go.
+    // So is the other, after it: the pages that it opened for tuning are given back.
     let (split, _, admission) = run(&mut planner, 40);
     assert_eq!((split.as_str(), admission), ("1 x 40", Admission::RunsOnceGivenBack));
     for shape in [first, other, first] {

@@ -1,53 +1,57 @@
-//! What is known of the kernels that a plan's batches run on: whether burn's tuner has chosen them.
+//! Tracks whether burn's tuner has chosen the kernels that a plan's batches run on. The planner
+//! replans a batch once it has.
 
 use super::{Planned, Planner};
 
-/// How many batches run before the tuner has chosen: burn's fusion runs the second one in another way than the first, with kernels of
-/// its own.
+/// How many batches run before the tuner has chosen. burn's fusion runs the second batch
+/// differently from the first, with kernels of its own.
 const TUNING_BATCHES: usize = 2;
 
-/// What is known of the kernels of a plan.
+/// Whether the kernels of a plan are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tuning {
-    /// All were chosen when it was made, or are as good as chosen.
+    /// All were chosen when the plan was made, or are treated as chosen.
     Chosen,
-    /// Some were not: those that need the most memory were counted. So many batches have run since.
+    /// Some were not chosen, and the candidates that need the most memory were counted. `ran`
+    /// batches have run since.
     Open {
         ran: usize,
-        /// Whether one has begun.
+        /// Whether a batch has begun.
         begun: bool,
     },
 }
 
 impl Tuning {
-    /// What is known when a plan is made.
+    /// The state when a plan is made.
     pub(super) fn new(tunes: bool) -> Self {
         if tunes { Self::Open { ran: 0, begun: false } } else { Self::Chosen }
     }
 
-    /// A batch begins.
+    /// Notes that a batch begins.
     pub(super) fn begin(&mut self) {
         if let Self::Open { begun, .. } = self {
             *begun = true;
         }
     }
 
-    /// What has begun has run to its end.
+    /// Notes that the batch that began has run to its end.
     pub(super) fn has_run(&mut self) {
         if let Self::Open { ran, begun } = self {
             *ran += usize::from(std::mem::take(begun));
         }
     }
 
-    /// Whether a batch may fit in fewer micro-batches than planned, as all kernels are chosen by now.
+    /// Whether a batch may fit in fewer micro-batches than planned, because all kernels are chosen
+    /// by now.
     pub(super) fn is_over(self) -> bool {
         matches!(self, Self::Open { ran, .. } if ran >= TUNING_BATCHES)
     }
 }
 
 impl Planner {
-    /// Forgets what has run with kernels that were not chosen, if anything ran with chosen ones; says whether. What it has opened
-    /// is given back before the next batch runs, as what stays is of a new group.
+    /// If anything ran with chosen kernels, forgets what ran with others and returns `true`. The
+    /// pages of what is forgotten are given back before the next batch runs, because the plans that
+    /// stay form a new group.
     pub(super) fn keep_what_is_chosen(&mut self) -> bool {
         let plans = &mut self.plans;
         let is_chosen = |planned: &Planned| planned.tuning == Tuning::Chosen;

@@ -1,0 +1,459 @@
+//! The memory model of GPU backends: replays a trace on a dry device.
+//!
+//! `replay/program.rs` turns the trace into instructions and `replay/execute.rs` runs them on the
+//! twin. This file repeats the trace in rounds and replays, and turns what the device measured into
+//! a footprint. Backends with a pool of ours are replayed by `replay/pooled.rs`.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn_backend::{Backend, DType};
+use burn_router::Runner;
+use cubecl::ir::DeviceProperties;
+use firebox_heap::Heap;
+use firebox_trace::{
+    Bytes, Category, CategoryBytes, Estimate, Footprint, MemoryModel, Moment, OpIndex, Origin,
+    Paging, Step, TensorIndex, Trace,
+};
+
+use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked};
+use crate::replay::execute::{execute, is_drain, is_settle, upload};
+use crate::replay::program::{Begin, End, Leftovers, Program, Templates, unaccounted};
+use crate::replay::translate::Types;
+use crate::server::usage::Usage;
+use crate::target::Target;
+use crate::twin::DryTwin;
+
+/// What running a trace reserves on a GPU, for the GPU backend `B`.
+///
+/// The trace is replayed on the [twin](DryTwin::Twin) of `B`: first what existed before it, then
+/// its steps. It may have been recorded on another backend; element types are translated.
+/// [`Footprint::peak`] is the bytes of all pages of the allocator, which the card must have.
+/// [`Footprint::paging`] says how they are used.
+///
+/// burn's fusion learns from what it has run. A trace is therefore replayed until fusion learns
+/// nothing more or two replays in a row reserve the same, at most [`MOST_REPLAYS`] times. If
+/// neither happens, the largest replay is reported, as a heuristic; for a backend with a pool of
+/// ours, the last one.
+///
+/// In [`Footprint::timeline`], `peak` is the bytes of all pages, and `live` is the bytes of the
+/// buffers as of the latest mark. burn runs operations later than the program requests them, so a
+/// page is opened at or after the step that needs it.
+///
+/// Excludes what the driver keeps for itself ([`Card::context`](crate::Card::context)) and what
+/// other threads have reserved apart from the tensors of the trace.
+pub struct Dry<B: DryTwin> {
+    name: String,
+    properties: Arc<DeviceProperties>,
+    types: Types,
+    tuned: Option<String>,
+    replays: AtomicUsize,
+    backend: PhantomData<fn() -> B>,
+}
+
+/// The maximum number of replays of a trace.
+pub const MOST_REPLAYS: usize = 6;
+
+/// The minimum number of rounds in which the traces of a process follow each other.
+const LEAST_ROUNDS: usize = 2;
+
+/// The maximum number of additional rounds, run until no page is opened any more. Where a buffer is
+/// placed depends on the gaps that earlier steps have left.
+const MORE_ROUNDS: usize = 2;
+
+/// The factor by which the guess for a failed replay is widened. The measured factor between
+/// tensors and what the allocator reserves for them was up to 2.4.
+const WIDENING: f64 = 3.0;
+
+/// Why there is no replay.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplayError {
+    /// There was no dry device.
+    #[error(transparent)]
+    NoDevice(#[from] LeaseError),
+    /// burn panicked at an operation of the trace.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
+}
+
+impl<B: DryTwin> Dry<B> {
+    /// The model for a device with known properties: those of a [`Card`](crate::Card), or those
+    /// that a real device reports.
+    pub fn new(properties: DeviceProperties) -> Self {
+        let name = format!("dry ({})", <B::Target as Target>::NAME.trim_start_matches("dry-"));
+        let types = Types { bools: B::bool_store(), instead: Vec::new() };
+        let (properties, replays) = (Arc::new(properties), AtomicUsize::new(0));
+        Self { name, properties, types, tuned: None, replays, backend: PhantomData }
+    }
+
+    /// Sets the default integer type of the backend that traces come from to `dtype`, such as `I64`
+    /// on CPU backends. It is replaced by the default integer type of `B`. Default: integers keep
+    /// their type.
+    pub fn with_traces_of_ints(mut self, dtype: DType) -> Self {
+        let ours = <B::IntElem as burn_backend::Element>::dtype();
+        self.types.instead.extend((dtype != ours).then_some((dtype, ours)));
+        self
+    }
+
+    /// With burn's autotune: chooses what the tuner has on disk for a real device. `tuned` is the
+    /// device's name as CubeCL's `CubeTuneId` is written. What is not on disk is tuned and counted,
+    /// as the real device would have to. Default: everything is tuned.
+    pub fn with_choices_of(mut self, tuned: impl Into<String>) -> Self {
+        self.tuned = Some(tuned.into());
+        self
+    }
+
+    /// The number of replays this model has run so far: the cost of its footprints.
+    pub fn replays(&self) -> usize {
+        self.replays.load(Ordering::Relaxed)
+    }
+
+    /// The footprint of `trace`. [`MemoryModel::footprint`] guesses instead of failing.
+    ///
+    /// # Errors
+    ///
+    /// If there is no dry device, or if burn panicked. A trace that contradicts itself also ends in
+    /// [`ReplayError::Panicked`]; [`Trace::check`] says how it contradicts itself.
+    pub fn replay(&self, trace: &Trace) -> Result<Footprint, ReplayError> {
+        self.replay_after(&[], trace)
+    }
+
+    /// The footprint of `trace` in a process that has run the traces of `before`. Their pages stay
+    /// open and count. The traces run in turn until they open no more pages. A parameter or a part
+    /// of the optimizer's state that one of them leaves is what the next one finds under the same
+    /// label.
+    ///
+    /// # Errors
+    ///
+    /// As [`replay`](Self::replay).
+    pub fn replay_after(&self, before: &[&Trace], trace: &Trace) -> Result<Footprint, ReplayError> {
+        let traces = [before, &[trace]].concat();
+        self.replay_until(Life::new(traces, &self.types, false), Bytes::MAX)
+    }
+
+    /// The footprint of the last trace of a life. A replay ends at the first round that reserves
+    /// more than `enough`.
+    fn replay_until(&self, mut life: Life, enough: Bytes) -> Result<Footprint, ReplayError> {
+        let trace = life.last();
+        if B::POOLED {
+            return self.replay_on_pool(trace);
+        }
+        let lease = Lease::<B::Target>::take(&self.properties)?;
+        let mut lease = lease.with_choices_of(self.tuned.as_deref());
+        let mut last: Option<Replay> = None;
+        let mut most: Option<Replay> = None;
+        for _ in 0..MOST_REPLAYS {
+            self.replays.fetch_add(1, Ordering::Relaxed);
+            let replay = life.run::<B>(&mut lease, enough)?;
+            let is_same = |last: &Replay| last.usage.peak == replay.usage.peak;
+            if replay.settled || last.as_ref().is_some_and(is_same) {
+                return Ok(self.report(trace, replay, Estimate::UpperBound));
+            }
+            if most.as_ref().is_none_or(|most| most.usage.peak < replay.usage.peak) {
+                most = Some(replay.clone());
+            }
+            last = Some(replay);
+        }
+        let most = most.expect("a trace is replayed at least once");
+        Ok(self.report(trace, most, Estimate::Heuristic))
+    }
+
+    pub(crate) fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    pub(crate) fn types(&self) -> &Types {
+        &self.types
+    }
+
+    pub(crate) fn tuned(&self) -> Option<&str> {
+        self.tuned.as_deref()
+    }
+
+    pub(crate) fn count_replay(&self) {
+        self.replays.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn report(&self, trace: &Trace, replay: Replay, estimate: Estimate) -> Footprint {
+        let unaccounted = unaccounted(trace);
+        let Replay { baseline, timeline, usage, .. } = replay;
+        let page = match B::POOLED && !<B::Target as Target>::LIMITS_BINDINGS {
+            true => u64::MAX,
+            false => self.properties.memory.max_page_size,
+        };
+        let alignment = self.properties.memory.alignment;
+        let paging = Paging {
+            reserved: usage.peak,
+            in_use: usage.most_in_use,
+            pages: usage.pages,
+            full: usage.full,
+            largest_buffer: usage.largest,
+            largest_page: Bytes::new(page / alignment * alignment),
+            tunes: usage.tuned > 0,
+            pool: None,
+        };
+        let peak = if paging.is_refused() { Bytes::MAX } else { usage.peak };
+        // If pages are larger than any step was found to need, they count at the step that needs
+        // most.
+        let most = timeline.iter().map(|moment| moment.peak).max().unwrap_or_default();
+        let most = most.min(usage.peak);
+        let first = timeline.iter().position(|moment| moment.peak >= most).unwrap_or(0);
+        let at = OpIndex(first as u32);
+        Footprint {
+            peak,
+            at,
+            op: trace.steps.get(first).map(|step| step.name().to_owned()).unwrap_or_default(),
+            baseline,
+            kept: Bytes::ZERO,
+            stays: Bytes::ZERO,
+            categories: self.categories(trace, at, peak),
+            timeline,
+            estimate: if unaccounted.is_empty() { estimate } else { Estimate::Heuristic },
+            unaccounted,
+            paging: Some(paging),
+        }
+    }
+
+    /// What the pages at the peak are for. Tensors that are alive there count by their labels;
+    /// everything else, including the space between them, counts as temporaries.
+    fn categories(&self, trace: &Trace, at: OpIndex, peak: Bytes) -> CategoryBytes {
+        let mut categories = CategoryBytes::default();
+        let mut left = peak;
+        for tensor in trace.alive_before(OpIndex(at.0 + 1)) {
+            let Some(category) = category(trace, tensor) else { continue };
+            let info = trace.tensor(tensor);
+            let dtype = self.types.translate(info.dtype);
+            let bytes = Bytes::of_elements(&info.shape, dtype).min(left);
+            categories.add(category, bytes);
+            left -= bytes;
+        }
+        categories.add(Category::Temporary, left);
+        categories
+    }
+}
+
+impl<B: DryTwin> MemoryModel for Dry<B> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn footprint(&self, trace: &Trace) -> Footprint {
+        self.footprint_after(&[], trace, Bytes::MAX)
+    }
+
+    fn keeps_pages(&self) -> bool {
+        !B::POOLED
+    }
+
+    fn footprint_after(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
+        let life = Life::new([before, &[trace]].concat(), &self.types, false);
+        self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
+    }
+
+    fn footprint_given_back(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
+        let life = Life::new([before, &[trace]].concat(), &self.types, true);
+        self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
+    }
+}
+
+/// The widened footprint on a heap, used when a replay failed.
+fn guess(trace: &Trace, error: &ReplayError) -> Footprint {
+    let mut footprint = Heap::simple().footprint(trace);
+    let widened = footprint.peak.scale(WIDENING);
+    footprint.categories.add(Category::Temporary, widened - footprint.peak);
+    footprint.peak = widened;
+    footprint.estimate = Estimate::Heuristic;
+    footprint.unaccounted.push(error.to_string());
+    footprint
+}
+
+/// What one replay measured.
+#[derive(Clone)]
+pub(crate) struct Replay {
+    /// The bytes of the buffers that existed before the trace.
+    pub(crate) baseline: Bytes,
+    pub(crate) timeline: Vec<Moment>,
+    pub(crate) usage: Usage,
+    /// Whether every round made the same number of calls: fusion had nothing to learn.
+    pub(crate) settled: bool,
+}
+
+/// The life of a process: traces that run one after the other, round after round, as training and
+/// validation alternate.
+struct Life<'a> {
+    types: &'a Types,
+    /// Each trace with its descriptions.
+    traces: Vec<(&'a Trace, Templates)>,
+    /// Whether unused pages are given back before each trace.
+    gives_back: bool,
+}
+
+impl<'a> Life<'a> {
+    /// The life of at least one trace.
+    fn new(traces: Vec<&'a Trace>, types: &'a Types, gives_back: bool) -> Self {
+        let traces = traces.into_iter().map(|trace| (trace, Templates::new())).collect();
+        Self { types, traces, gives_back }
+    }
+
+    fn last(&self) -> &'a Trace {
+        self.traces.last().expect("a life has a trace").0
+    }
+
+    /// Runs one life: [`LEAST_ROUNDS`] rounds, then at most [`MORE_ROUNDS`] more. Ends after the
+    /// first round that does not raise the peak, or earlier if more than `enough` is reserved. If
+    /// pages are given back, only what is open while the last trace runs counts.
+    ///
+    /// The device takes requests in batches, and a batch begins anew after each answer. Other
+    /// threads, such as the metrics thread, may or may not read where the program drains its queue,
+    /// and each read is an answer. The rounds cover both. In the first round every drain is
+    /// followed by an answer. In every later round drains are followed by an answer only from the
+    /// middle drain of the trace on (see [`middle`]).
+    fn run<B: DryTwin>(
+        &mut self,
+        lease: &mut Lease<B::Target>,
+        enough: Bytes,
+    ) -> Result<Replay, Panicked> {
+        let ((baseline, timeline, most, settled), usage) = lease.run(|device| {
+            let monitor = Monitor::of(device);
+            let runner = Runner::<B::Twin>::new(device.clone());
+            let mut memory = (Bytes::ZERO, Vec::new());
+            let mut latest = (Bytes::ZERO, Vec::new());
+            let mut rounds: Vec<Vec<u64>> = Vec::new();
+            let mut left = Leftovers::default();
+            // The largest usage over all rounds that counts for the last trace.
+            let mut most = Usage::default();
+            for round in 0..LEAST_ROUNDS + MORE_ROUNDS {
+                // Room matters once the pools have stopped growing, which is never in the first
+                // round.
+                if round > 0 && <B::Target as Target>::SMALL_PAGE_VARIES {
+                    monitor.look_for_room();
+                }
+                let mut calls = Vec::new();
+                let mut open = Bytes::ZERO;
+                let last = self.traces.len() - 1;
+                for (at, (trace, templates)) in self.traces.iter_mut().enumerate() {
+                    if self.gives_back {
+                        B::Twin::memory_cleanup(device);
+                        // The pages of earlier traces are gone.
+                        if at == last {
+                            monitor.forget_peak();
+                        }
+                    }
+                    open = monitor.usage().peak;
+                    let program = Program::new(trace, self.types, templates, left);
+                    let answers = if round == 0 { 0 } else { middle(trace) };
+                    let passed = pass::<B>(device, &runner, &monitor, trace, answers, program);
+                    left = passed.left;
+                    calls.push(passed.calls);
+                    latest = (passed.baseline, passed.timeline);
+                }
+                let usage = monitor.usage();
+                let has_grown = usage.peak > most.peak;
+                let grew = has_grown && usage.peak > open;
+                memory = (latest.0, merge(memory.1, std::mem::take(&mut latest.1), grew));
+                rounds.push(calls);
+                if has_grown {
+                    most = usage;
+                }
+                if most.peak > enough || round + 1 >= LEAST_ROUNDS && !has_grown {
+                    break;
+                }
+            }
+            drop(runner);
+            B::Twin::sync(device).expect("a dry device does not fail");
+            let settled = rounds.windows(2).all(|rounds| rounds[0] == rounds[1]);
+            (memory.0, memory.1, most, settled)
+        })?;
+        let most_in_use = most.most_in_use.max(usage.most_in_use);
+        let usage = Usage { peak: most.peak, pages: most.pages, most_in_use, ..usage };
+        Ok(Replay { baseline, timeline, usage, settled })
+    }
+}
+
+/// Live bytes come from the latest round. Pages come from the latest round that opened one, since
+/// it shows where the page was opened.
+fn merge(earlier: Vec<Moment>, latest: Vec<Moment>, opened: bool) -> Vec<Moment> {
+    if opened || earlier.is_empty() {
+        return latest;
+    }
+    let moments = earlier.into_iter().zip(latest);
+    moments.map(|(earlier, latest)| Moment { live: latest.live, peak: earlier.peak }).collect()
+}
+
+/// What one program did to the memory.
+struct Passed {
+    /// The bytes of what existed before.
+    baseline: Bytes,
+    /// The memory at each step.
+    timeline: Vec<Moment>,
+    /// The number of requests made to the device.
+    calls: u64,
+    left: Leftovers,
+}
+
+/// The position of the middle drain of a trace, or its first step if it has no drain. In a trace of
+/// two iterations, the second one begins there.
+fn middle(trace: &Trace) -> usize {
+    let drains = trace.steps.iter().enumerate().filter(|(_, step)| is_drain(step));
+    let drains: Vec<usize> = drains.map(|(at, _)| at).collect();
+    drains.get(drains.len() / 2).copied().unwrap_or_default()
+}
+
+/// Runs a program. From step `others` on, another thread reads wherever the program drains its
+/// queue.
+fn pass<B: DryTwin>(
+    device: &DryDevice<B::Target>,
+    runner: &Runner<B::Twin>,
+    monitor: &Monitor<B::Target>,
+    trace: &Trace,
+    others: usize,
+    (mut program, begin): (Program, Begin),
+) -> Passed {
+    begin.discarded.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+    begin.existing.iter().for_each(|tensor| upload(runner, tensor));
+    B::Twin::sync(device).expect("a dry device does not fail");
+    let (baseline, before) = (monitor.usage().in_use, monitor.calls());
+    let mut timeline = Vec::with_capacity(trace.steps.len());
+    let mut live = baseline;
+    for (at, step) in trace.steps.iter().enumerate() {
+        let answers = at >= others;
+        let instructions = program.step(step);
+        // Work that waits for the device is miscounted: new buffers are missing, and freed ones
+        // still count.
+        if instructions.is_empty() && answers {
+            live = monitor.usage().in_use;
+        }
+        instructions.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+        if is_settle(step) || answers && is_drain(step) {
+            B::Twin::sync(device).expect("a dry device does not fail");
+            live = monitor.usage().in_use;
+        }
+        timeline.push(Moment { live, peak: monitor.reserved() });
+    }
+    B::Twin::sync(device).expect("a dry device does not fail");
+    let calls = monitor.calls() - before;
+    // What burn had queued belongs to the last step.
+    if let Some(last) = timeline.last_mut() {
+        *last = Moment { live: monitor.usage().in_use, peak: monitor.reserved() };
+    }
+    let End { freed, left } = program.end(OpIndex(trace.steps.len() as u32));
+    freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+    B::Twin::sync(device).expect("a dry device does not fail");
+    Passed { baseline, timeline, calls, left }
+}
+
+fn category(trace: &Trace, tensor: TensorIndex) -> Option<Category> {
+    let info = trace.tensor(tensor);
+    if let Some(label) = &info.label {
+        return Some(label.category);
+    }
+    match info.origin {
+        Origin::Existing => Some(Category::Input),
+        Origin::Made(at) => match &trace.steps[at.0 as usize] {
+            Step::Upload { .. } => Some(Category::Input),
+            Step::Call(call) if call.is_view() => None,
+            _ => Some(Category::Activation),
+        },
+    }
+}

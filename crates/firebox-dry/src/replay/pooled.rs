@@ -1,0 +1,257 @@
+//! The memory model of backends with a pool of ours: the same pool in front of a dry device, with
+//! pages that have no end.
+//!
+//! What is used of a page is the size that the page must have. The real device's pool places the
+//! same requests in the same order in the same way. `model.rs` calls this file for such backends.
+
+use burn_backend::Backend;
+use burn_router::Runner;
+use firebox_pool::{Control, Fit, Lifetime, Packing, Pages, Region, SMALL, pack};
+use firebox_trace::{
+    Bytes, Category, Estimate, Footprint, Label, Mark, Moment, OpIndex, PoolPages, Step,
+    TensorIndex, Trace,
+};
+
+use crate::device::{DryDevice, Lease, Monitor, STREAM};
+use crate::replay::execute::{execute, is_drain, is_settle, upload};
+use crate::replay::model::{Dry, MOST_REPLAYS, Replay, ReplayError};
+use crate::replay::program::{Begin, End, Leftovers, Program, Templates};
+use crate::runtime::DryRuntime;
+use crate::server::usage::Usage;
+use crate::target::Target;
+use crate::twin::DryTwin;
+
+/// The margin of the page of steps, as a divisor: a fourth of the page. It applies if the real
+/// device may not run the same operations in the same order, so that later buffers lie elsewhere:
+///
+/// - While kernels are chosen. A real device tries all candidates, and may choose another than the
+///   one counted here. Up to 0.18 of the page was missing.
+/// - In models that read values. Their steps are planned in parts. Up to 0.25 was missing.
+///
+/// The page for small buffers always has this margin, and room for two more buffers of [`SMALL`]
+/// bytes. Small buffers are many, and cost little.
+const UNSURE_SHARE: u64 = 4;
+
+/// How often a trace runs in one life. From the second time on, what the trace leaves lies where
+/// steps have placed it.
+const ROUNDS: usize = 2;
+
+impl<B: DryTwin> Dry<B> {
+    /// The footprint of `trace`, replayed on a pool until fusion learns nothing more or two replays
+    /// need the same pages.
+    pub(crate) fn replay_on_pool(&self, trace: &Trace) -> Result<Footprint, ReplayError> {
+        let lease = Lease::<B::Target>::take(self.properties())?;
+        let mut lease = lease.with_choices_of(self.tuned());
+        let alignment = self.properties().memory.alignment.max(1);
+        let mut templates = Templates::new();
+        let reads = trace.steps.iter().any(|step| matches!(step, Step::Read(_)));
+        let mut last: Option<(Lived, Usage)> = None;
+        let mut estimate = Estimate::Heuristic;
+        for _ in 0..MOST_REPLAYS {
+            self.count_replay();
+            let (lived, below) = lease.run(|device| self.live(device, trace, &mut templates))?;
+            let is_same = last.as_ref().is_some_and(|(last, _)| last.high == lived.high);
+            let settled = lived.settled;
+            last = Some((lived, below));
+            if settled || is_same {
+                estimate = Estimate::Exact;
+                break;
+            }
+        }
+        let (lived, below) = last.expect("a trace is replayed at least once");
+        let largest_page = B::Target::largest_page(self.properties());
+        let (replay, high) = lived.with(below, reads, alignment, largest_page);
+        let bytes = |region| Bytes::new(high.of(region));
+        let pool = PoolPages {
+            lasting: bytes(Region::Lasting),
+            step: bytes(Region::Step),
+            small: bytes(Region::Small),
+            beside: bytes(Region::Beside),
+            below: replay.usage.peak - Bytes::new(high.total()),
+            step_from: Bytes::new(high.step_from),
+        };
+        let mut footprint = self.report(trace, replay, estimate);
+        if let Some(paging) = &mut footprint.paging {
+            paging.pool = Some(pool);
+        }
+        Ok(footprint)
+    }
+
+    /// The places and lifetimes of the buffers of `trace` when it runs twice in a row, for backends
+    /// with a pool of ours ([`DryTwin::POOLED`]). Empty for others. Places are those of best fit on
+    /// pages without an end.
+    ///
+    /// # Errors
+    ///
+    /// As [`replay`](Self::replay).
+    pub fn lifetimes(&self, trace: &Trace) -> Result<Vec<Lifetime>, ReplayError> {
+        if !B::POOLED {
+            return Ok(Vec::new());
+        }
+        let lease = Lease::<B::Target>::take(self.properties())?;
+        let mut lease = lease.with_choices_of(self.tuned());
+        let mut lifetimes = Vec::new();
+        let mut templates = Templates::new();
+        for _ in 0..MOST_REPLAYS {
+            let (lived, _) = lease.run(|device| self.live(device, trace, &mut templates))?;
+            lifetimes = lived.lifetimes;
+            if lived.settled {
+                break;
+            }
+        }
+        Ok(lifetimes)
+    }
+
+    fn live(
+        &self,
+        device: &DryDevice<B::Target>,
+        trace: &Trace,
+        templates: &mut Templates,
+    ) -> Lived {
+        let pool = B::pool(device).expect("the twin has a pool");
+        pool.measure();
+        pool.begin(STREAM, u64::MAX, B::Target::largest_page(self.properties()));
+        let monitor = Monitor::of(device);
+        let runner = Runner::<B::Twin>::new(device.clone());
+        let mut left = Leftovers::default();
+        let mut rounds = Vec::new();
+        let has_stepped = trace.steps.iter().any(|step| step.is_mark(&Mark::SteppedBefore));
+        let (mut baseline, mut timeline) = (Bytes::ZERO, Vec::new());
+        let (mut high, mut most_in_use) = (Pages::default(), 0);
+        for round in 0..ROUNDS {
+            let (program, begin) = Program::new(trace, self.types(), templates, left);
+            let before = monitor.calls();
+            let passed = pass::<B>(device, &runner, &pool, trace, round == 0, (program, begin));
+            (baseline, timeline, left) = passed;
+            rounds.push(monitor.calls() - before);
+            let mut of_round = pool.high();
+            if round == 0 && has_stepped {
+                // An uploaded tensor has another layout than one that a step made.
+                of_round.lasting = 0;
+            }
+            high = high.max(of_round);
+            most_in_use = most_in_use.max(pool.memory().most_in_use);
+        }
+        drop(runner);
+        B::Twin::sync(device).expect("a dry device does not fail");
+        let settled = rounds.windows(2).all(|rounds| rounds[0] == rounds[1]);
+        Lived {
+            baseline,
+            timeline,
+            settled,
+            high,
+            most_in_use: Bytes::new(most_in_use),
+            largest: Bytes::new(pool.memory().largest),
+            lifetimes: pool.lifetimes(),
+        }
+    }
+}
+
+/// What one life measured of the pool.
+struct Lived {
+    baseline: Bytes,
+    timeline: Vec<Moment>,
+    settled: bool,
+    high: Pages,
+    most_in_use: Bytes,
+    largest: Bytes,
+    lifetimes: Vec<Lifetime>,
+}
+
+impl Lived {
+    /// Adds what the runtime below has reserved, and the margins. The page for steps is the
+    /// smallest on which a way to place the buffers was found.
+    fn with(self, below: Usage, reads: bool, alignment: u64, largest_page: u64) -> (Replay, Pages) {
+        let Self { baseline, mut timeline, settled, mut high, most_in_use, largest, lifetimes } =
+            self;
+        let Packing { page, fit } = pack(&lifetimes, Region::Step, alignment);
+        if let Fit::TwoEnded { from } = fit
+            && page < high.step
+            && page <= largest_page
+        {
+            (high.step, high.step_from) = (page, from);
+        }
+        if below.tuned > 0 || reads {
+            high.step += high.step / UNSURE_SHARE;
+        }
+        high.small += high.small / UNSURE_SHARE + 2 * SMALL;
+        for region in [Region::Step, Region::Small] {
+            *high.of_mut(region) = high.of(region).next_multiple_of(alignment);
+        }
+        let peak = Bytes::new(high.total()) + below.peak;
+        timeline.iter_mut().for_each(|moment| moment.peak = moment.peak.min(peak));
+        let most_in_use = most_in_use + below.most_in_use;
+        let usage = Usage { reserved: peak, peak, most_in_use, largest, ..below };
+        (Replay { baseline, timeline, usage, settled }, high)
+    }
+}
+
+type Passed = (Bytes, Vec<Moment>, Leftovers);
+
+/// Runs a program up to the end of its last iteration. Before it, puts the lasting buffers in
+/// order, as when training begins.
+fn pass<B: DryTwin>(
+    device: &DryDevice<B::Target>,
+    runner: &Runner<B::Twin>,
+    pool: &Control<DryRuntime<B::Target>>,
+    trace: &Trace,
+    is_first: bool,
+    (mut program, begin): (Program, Begin),
+) -> Passed {
+    begin.discarded.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+    let existing = trace.existing().filter(|tensor| !program.is_taken_over(*tensor));
+    for (index, tensor) in existing.zip(&begin.existing) {
+        pool.enter(if lasts(trace, index) { Region::Lasting } else { Region::Step });
+        upload(runner, tensor);
+    }
+    pool.enter(Region::Step);
+    B::Twin::sync(device).expect("a dry device does not fail");
+    pool.settle(match is_first {
+        true => &[Region::Lasting, Region::Small],
+        false => &[Region::Lasting],
+    });
+    let baseline = Bytes::new(pool.memory().in_use);
+    let mut timeline = Vec::with_capacity(trace.steps.len());
+    let mut live = baseline;
+    // A rehearsal drops its model after the last iteration, but a run keeps it.
+    let end = trace.steps.iter().rposition(|step| step.is_mark(&Mark::IterationEnd));
+    let end = end.map_or(trace.steps.len(), |at| at + 1);
+    for step in &trace.steps[..end] {
+        let instructions = program.step(step);
+        instructions.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+        if is_settle(step) || is_drain(step) {
+            B::Twin::sync(device).expect("a dry device does not fail");
+            live = Bytes::new(pool.memory().in_use);
+        }
+        if step.is_mark(&Mark::OptimizerStep) {
+            pool.enter(Region::Lasting);
+        } else if step.is_mark(&Mark::IterationEnd) {
+            pool.enter(Region::Step);
+        }
+        timeline.push(Moment { live, peak: Bytes::new(pool.high().total()) });
+    }
+    B::Twin::sync(device).expect("a dry device does not fail");
+    // What burn had queued belongs to the last step.
+    if let Some(last) = timeline.last_mut() {
+        last.live = Bytes::new(pool.memory().in_use);
+        last.peak = Bytes::new(pool.high().total());
+    }
+    if let Some(last) = timeline.last().copied() {
+        timeline.resize(trace.steps.len(), last);
+    }
+    let End { freed, left } = program.end(OpIndex(end as u32));
+    freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+    pool.enter(Region::Step);
+    B::Twin::sync(device).expect("a dry device does not fail");
+    (baseline, timeline, left)
+}
+
+/// Whether a tensor that exists before a step existed before training, or is kept from step to
+/// step.
+fn lasts(trace: &Trace, tensor: TensorIndex) -> bool {
+    let label = trace.tensor(tensor).label.as_deref();
+    label.is_some_and(|Label { category, name }| {
+        matches!(category, Category::Parameter | Category::OptimizerState)
+            || **name == *Label::BEING_SAVED
+    })
+}

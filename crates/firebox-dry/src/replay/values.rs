@@ -1,0 +1,186 @@
+//! Computes a trace on the host, to inspect the numbers of a device's step without running a kernel
+//! on the device.
+//!
+//! Element types become those in which Flex computes. 16-bit floats become 32-bit ones, so a
+//! comparison does not compare rounding.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use burn_backend::{Distribution, TensorData};
+use burn_flex::{Flex, FlexDevice};
+use burn_ir::{
+    FloatOperationIr, NumericOperationIr, OperationIr, RandomOpIr, TensorIr, TensorStatus,
+};
+use burn_router::{Runner, RunnerClient};
+use burn_std::future::block_on;
+use burn_std::{BoolStore, DType};
+use firebox_trace::{Call, Step, TensorIndex, Trace};
+
+use crate::device::panic_message;
+use crate::replay::program::{Instruction, Leftovers, Program, Templates, unaccounted};
+use crate::replay::translate::Types;
+
+/// Why a trace was not computed on the host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotComputed {
+    /// burn's interpreter of recorded operations does not know these calls.
+    #[error("the host cannot compute {}", .0.join(", "))]
+    Unknown(Vec<String>),
+    /// The value of a tensor that existed before, or was made from host data, is missing.
+    #[error("the value of tensor {} is not on the host", .0.0)]
+    NoValue(TensorIndex),
+    /// The deadline has passed.
+    #[error("the host needs too long for it")]
+    TooLong,
+    /// An operation panicked.
+    #[error("on the host: {0}")]
+    Panicked(String),
+}
+
+/// Called with each computed call and a function that reads the tensors that the call made.
+pub type Observer<'a> = dyn FnMut(&Call, &dyn Fn(TensorIndex) -> TensorData) + 'a;
+
+/// What is needed to compute a trace.
+pub struct HostValues<'a> {
+    /// The value of a tensor that existed before the trace, or that the trace makes from host data.
+    pub value: &'a mut dyn FnMut(TensorIndex) -> Option<TensorData>,
+    /// The number that fills every draw from a distribution.
+    pub draw: &'a dyn Fn(Distribution, DType) -> f32,
+    /// When to give up. Checked between steps.
+    pub deadline: Instant,
+}
+
+impl HostValues<'_> {
+    /// Computes `trace` on Flex and returns the tensors `wanted`, which must be alive at its end.
+    ///
+    /// # Errors
+    ///
+    /// If a call is unknown, a value is missing, the deadline passes, or an operation panics, as
+    /// operations of Flex do on inputs that they do not support. A trace that contradicts itself,
+    /// or a wanted tensor that is gone at its end, also ends in [`NotComputed::Panicked`].
+    ///
+    /// # Panics
+    ///
+    /// If a call names a description that the trace does not have.
+    pub fn compute(
+        self,
+        trace: &Trace,
+        wanted: &[TensorIndex],
+    ) -> Result<Vec<TensorData>, NotComputed> {
+        self.compute_observed(trace, wanted, &mut |_, _| ())
+    }
+
+    /// As [`compute`](Self::compute). Also calls `observe` after each call is done, with a function
+    /// that reads the tensors that the call made.
+    ///
+    /// # Errors
+    ///
+    /// As [`compute`](Self::compute).
+    ///
+    /// # Panics
+    ///
+    /// As [`compute`](Self::compute).
+    pub fn compute_observed(
+        mut self,
+        trace: &Trace,
+        wanted: &[TensorIndex],
+        observe: &mut Observer<'_>,
+    ) -> Result<Vec<TensorData>, NotComputed> {
+        let unknown = unaccounted(trace);
+        if !unknown.is_empty() {
+            return Err(NotComputed::Unknown(unknown));
+        }
+        match catch_unwind(AssertUnwindSafe(|| self.run(trace, wanted, observe))) {
+            Ok(result) => result,
+            Err(panic) => Err(NotComputed::Panicked(panic_message(&*panic))),
+        }
+    }
+
+    fn run(
+        &mut self,
+        trace: &Trace,
+        wanted: &[TensorIndex],
+        observe: &mut Observer<'_>,
+    ) -> Result<Vec<TensorData>, NotComputed> {
+        let types = host_types();
+        let mut templates = Templates::new();
+        let runner = Runner::<Flex>::new(FlexDevice);
+        let none = Leftovers::default();
+        let (mut program, begin) = Program::new(trace, &types, &mut templates, none);
+        let existing: Vec<TensorIndex> = trace.existing().collect();
+        for (tensor, made) in existing.into_iter().zip(begin.existing) {
+            self.upload(&runner, &made, tensor)?;
+        }
+        for step in &trace.steps {
+            if Instant::now() > self.deadline {
+                return Err(NotComputed::TooLong);
+            }
+            for instruction in program.step(step) {
+                match instruction {
+                    Instruction::Run(operation) => self.execute(&runner, *operation),
+                    Instruction::Upload(made) => {
+                        let tensor = TensorIndex(made.id.value() as u32);
+                        self.upload(&runner, &made, tensor)?;
+                    }
+                    // The value was read while recording. What was done with it is in the trace.
+                    Instruction::Read(tensor) if tensor.status == TensorStatus::ReadWrite => {
+                        runner.register_op(OperationIr::Drop(tensor));
+                    }
+                    Instruction::Read(_) | Instruction::Drain => {}
+                }
+            }
+            if let Step::Call(call) = step {
+                observe(call, &|tensor| read(&runner, program.made(tensor)));
+            }
+        }
+        Ok(wanted.iter().map(|tensor| read(&runner, program.made(*tensor))).collect())
+    }
+
+    fn upload(
+        &mut self,
+        runner: &Runner<Flex>,
+        made: &TensorIr,
+        tensor: TensorIndex,
+    ) -> Result<(), NotComputed> {
+        let data = (self.value)(tensor).ok_or(NotComputed::NoValue(tensor))?;
+        runner.register_tensor_data_id(made.id, data.convert_dtype(made.dtype));
+        Ok(())
+    }
+
+    fn execute(&self, runner: &Runner<Flex>, operation: OperationIr) {
+        match drawn(&operation) {
+            Some(RandomOpIr { out, distribution }) => {
+                let shape = out.shape.clone();
+                let number = (self.draw)(*distribution, out.dtype);
+                let data = TensorData::full(shape, number).convert_dtype(out.dtype);
+                runner.register_tensor_data_id(out.id, data);
+            }
+            None => runner.register_op(operation),
+        }
+    }
+}
+
+fn read(runner: &Runner<Flex>, mut made: TensorIr) -> TensorData {
+    made.status = TensorStatus::ReadOnly;
+    block_on(runner.read_tensor_async(made)).expect("the host can be read")
+}
+
+/// The draw of random numbers that an operation is, if it is one.
+fn drawn(operation: &OperationIr) -> Option<&RandomOpIr> {
+    match operation {
+        OperationIr::Float(_, FloatOperationIr::Random(random))
+        | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)) => Some(random),
+        _ => None,
+    }
+}
+
+fn host_types() -> Types {
+    let instead = vec![
+        (DType::F16, DType::F32),
+        (DType::BF16, DType::F32),
+        (DType::Flex32, DType::F32),
+        (DType::I32, DType::I64),
+    ];
+    Types { bools: BoolStore::Native, instead }
+}

@@ -1,0 +1,13 @@
+//! Recording: `session.rs` holds the recording of a thread, `call.rs` records one call, and
+//! `recording.rs` is what users call.
+
+pub(crate) mod call;
+pub(crate) mod describe;
+pub(crate) mod draws;
+pub(crate) mod forms;
+pub(crate) mod inputs;
+pub(crate) mod known;
+pub(crate) mod limits;
+pub(crate) mod recording;
+pub(crate) mod session;
+pub(crate) mod values;

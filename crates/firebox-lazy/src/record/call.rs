@@ -1,0 +1,290 @@
+//! One call while it is recorded: takes the inputs, looks the call up or describes it, and promises
+//! the results.
+//!
+//! `ops` opens a frame for every call of `Lazy<B>` that is recorded. Closing the frame adds the
+//! call to the session.
+
+use std::any::TypeId;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use burn_backend::Backend;
+use burn_ir::{
+    BaseOperationIr, CustomOpIr, OperationIr, ShapeOpIr, TensorId, TensorIr, TensorStatus,
+};
+use firebox_trace::{Bytes, Call, Description, DescriptionIndex, TensorIndex, Use};
+use rustc_hash::FxHasher;
+use smallvec::SmallVec;
+
+use crate::kind::Kind;
+use crate::record::describe::{Described, DescriptionClient};
+use crate::record::forms::{Returned, TensorSlot};
+use crate::record::known::{Form, Known, Sign};
+use crate::record::session::{self, Session};
+use crate::record::values::Values;
+use crate::tensor::LazyTensor;
+
+/// A call being recorded.
+pub struct CallFrame<B: Backend> {
+    name: &'static str,
+    inputs: SmallVec<[Use; 2]>,
+    outputs: SmallVec<[TensorIndex; 2]>,
+    /// The device of the first input.
+    pub(crate) device: Option<B::Device>,
+    /// The hash of the backend, the method, its parameters, and the shapes, element types and
+    /// ownership of its inputs.
+    signature: FxHasher,
+    /// Whether the call was looked up by its signature.
+    looked_up: bool,
+    /// The forms of the results.
+    pub(crate) results: Vec<Option<Form>>,
+    /// The numbers of the outputs in the description.
+    local_outputs: Vec<u64>,
+    /// Second owners of described inputs, so that the description sees an input the call does not
+    /// own as shared.
+    shared: Vec<Described<B>>,
+}
+
+fn session<B: Backend, R>(f: impl FnOnce(&mut Session<B>) -> R) -> R {
+    session::with(f).expect("calls are recorded inside a recording")
+}
+
+impl<B: Backend> CallFrame<B> {
+    /// Starts recording a call.
+    pub(crate) fn open(name: &'static str) -> Self {
+        let mut signature = FxHasher::default();
+        TypeId::of::<B>().hash(&mut signature);
+        name.hash(&mut signature);
+        Self {
+            name,
+            inputs: SmallVec::new(),
+            outputs: SmallVec::new(),
+            device: None,
+            signature,
+            looked_up: false,
+            results: Vec::new(),
+            local_outputs: Vec::new(),
+            shared: Vec::new(),
+        }
+    }
+
+    /// Takes a tensor as the next input.
+    pub(crate) fn input<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> TensorSlot<K> {
+        tensor.settle();
+        if self.device.is_none() {
+            self.device = Some(tensor.device());
+        }
+        let number = self.inputs.len() as u32;
+        let signature = &mut self.signature;
+        let used = session::<B, _>(|session| {
+            let used = session.take(tensor);
+            let info = session.trace.tensor(used.tensor);
+            info.shape.hash(signature);
+            info.dtype.hash(signature);
+            used.last.hash(signature);
+            used
+        });
+        self.inputs.push(used);
+        TensorSlot { used, number, kind: std::marker::PhantomData }
+    }
+
+    /// Takes a parameter that is not a tensor.
+    pub(crate) fn parameter<T: Sign + ?Sized>(&mut self, parameter: &T) {
+        parameter.sign(&mut self.signature);
+    }
+
+    /// The same call, if it was described before.
+    pub(crate) fn known(&mut self) -> Option<(DescriptionIndex, Arc<Known>)> {
+        self.looked_up = true;
+        let signature = self.signature.finish();
+        session::<B, _>(|session| {
+            let found = session.known_call(signature)?;
+            let alike = |(input, (form, last)): (&Use, &(Form, bool))| {
+                let info = session.trace.tensor(input.tensor);
+                input.last == *last && info.shape == form.0 && info.dtype == form.1
+            };
+            let same = found.1.name == self.name
+                && found.1.inputs.len() == self.inputs.len()
+                && self.inputs.iter().zip(&found.1.inputs).all(alike);
+            same.then_some(found)
+        })
+    }
+
+    /// Starts describing the call.
+    pub(crate) fn describe(&self) {
+        session::<B, _>(|session| session.open_call(self.inputs.len()));
+    }
+
+    /// An input in the form the describing router takes.
+    pub(crate) fn described<K>(&mut self, slot: &TensorSlot<K>) -> Described<B> {
+        let device = self.device.clone().expect("there is an input");
+        let (shape, dtype) = session::<B, _>(|session| session.form(slot.used.tensor));
+        let id = TensorId::new(slot.number.into());
+        let described = Described::new(id, shape, dtype, DescriptionClient::new(device));
+        if !slot.used.last {
+            self.shared.push(described.clone());
+        }
+        described
+    }
+
+    /// Adds a described tensor as the next output.
+    pub(crate) fn output<K: Kind<B>>(
+        &mut self,
+        described: Described<B>,
+    ) -> (LazyTensor<B, K>, TensorIndex) {
+        let device = described.client.device.clone();
+        let mut ir = described.into_ir();
+        if ir.id.value() < self.inputs.len() as u64 {
+            // The description returns an input unchanged. The result is a tensor of its own all the
+            // same.
+            session::<B, _>(|session| {
+                let shape = ir.shape.clone();
+                let alias = ShapeOpIr::reshape(ir.clone(), shape, || session.next_local());
+                ir = alias.out.clone();
+                session.describe(OperationIr::BaseFloat(BaseOperationIr::Reshape(alias)));
+            });
+        }
+        self.local_outputs.push(ir.id.value());
+        self.results.push(Some((ir.shape.clone(), ir.dtype)));
+        self.promise((ir.shape, ir.dtype), device)
+    }
+
+    /// Adds a new tensor as the next output.
+    pub(crate) fn promise<K: Kind<B>>(
+        &mut self,
+        form: Form,
+        device: B::Device,
+    ) -> (LazyTensor<B, K>, TensorIndex) {
+        let (tensor, index) = session::<B, _>(|session| session.promise(form, device, self.name));
+        self.outputs.push(index);
+        (tensor, index)
+    }
+
+    /// Ends a described call. `run` will run it on the backend.
+    pub(crate) fn close<R: Returned<B>>(
+        mut self,
+        described: R::Described,
+        run: impl FnOnce(&mut Values<B>) -> R::Plain + Send + 'static,
+    ) -> R {
+        let (result, slots) = R::adopt(described, &mut self);
+        session::<B, _>(|session| {
+            session.place_described(&self.local_outputs, &self.outputs);
+            let description = session.close_call(std::mem::take(&mut self.local_outputs));
+            if self.looked_up {
+                let known = Arc::new(self.remembered(session, description));
+                session.remember_call(self.signature.finish(), description, known);
+            }
+            self.finish::<R>(session, description, slots, run);
+        });
+        drop(self.shared);
+        result
+    }
+
+    fn remembered(&mut self, session: &Session<B>, description: DescriptionIndex) -> Known {
+        Known {
+            name: self.name,
+            inputs: self.forms_of_inputs(session),
+            description: session.trace.descriptions[description.0 as usize].clone(),
+            results: std::mem::take(&mut self.results),
+        }
+    }
+
+    /// Ends a known call.
+    pub(crate) fn close_known<R: Returned<B>>(
+        mut self,
+        (description, known): (DescriptionIndex, Arc<Known>),
+        run: impl FnOnce(&mut Values<B>) -> R::Plain + Send + 'static,
+    ) -> R {
+        let (result, slots) = R::promise(&mut known.results.iter(), &mut self);
+        session::<B, _>(|session| self.finish::<R>(session, description, slots, run));
+        result
+    }
+
+    fn finish<R: Returned<B>>(
+        &mut self,
+        session: &mut Session<B>,
+        description: DescriptionIndex,
+        slots: R::Slots,
+        run: impl FnOnce(&mut Values<B>) -> R::Plain + Send + 'static,
+    ) {
+        let call = Call {
+            name: self.name.into(),
+            inputs: std::mem::take(&mut self.inputs),
+            outputs: std::mem::take(&mut self.outputs),
+            description,
+        };
+        session.push_call(call, move |values| {
+            let plain = run(values);
+            R::store(slots, plain, values);
+        });
+    }
+
+    fn forms_of_inputs(&self, session: &Session<B>) -> Vec<(Form, bool)> {
+        let inputs = self.inputs.iter();
+        inputs.map(|input| (session.form(input.tensor), input.last)).collect()
+    }
+
+    /// Ends a call of the user's own. `workspace` is what it takes while it runs, if known.
+    pub(crate) fn close_custom(
+        self,
+        parameters: String,
+        outputs: Vec<Form>,
+        workspace: Option<Bytes>,
+        run: impl FnOnce(&mut Values<B>) + Send + 'static,
+    ) {
+        self.describe();
+        session::<B, _>(|session| {
+            let operation = self.custom(session, &parameters, outputs);
+            let outputs = operation.outputs.iter().map(|output| output.id.value()).collect();
+            let operations = vec![OperationIr::Custom(operation)];
+            let description = session.share(Description { operations, outputs, workspace });
+            let Self { name, inputs, outputs, .. } = self;
+            session.push_call(Call { name: name.into(), inputs, outputs, description }, run);
+        });
+    }
+
+    /// The call as an operation that burn-ir does not have.
+    fn custom(
+        &self,
+        session: &mut Session<B>,
+        parameters: &str,
+        outputs: impl IntoIterator<Item = Form>,
+    ) -> CustomOpIr {
+        let inputs = self.forms_of_inputs(session).into_iter().enumerate();
+        let inputs = inputs.map(|(number, ((shape, dtype), last))| TensorIr {
+            id: TensorId::new(number as u64),
+            shape,
+            status: if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly },
+            dtype,
+        });
+        let outputs = outputs.into_iter().map(|(shape, dtype)| {
+            let id = session.next_local();
+            TensorIr::uninit(id, shape, dtype)
+        });
+        CustomOpIr {
+            id: format!("{}({parameters})", self.name),
+            inputs: inputs.collect(),
+            outputs: outputs.collect(),
+        }
+    }
+
+    /// Describes a call that burn-ir has no operation for by the shapes of its results.
+    pub(crate) fn describe_by_shape<const N: usize>(
+        &mut self,
+        parameters: String,
+        device: &B::Device,
+        outputs: [Form; N],
+    ) -> [Described<B>; N] {
+        self.describe();
+        let outputs = session::<B, _>(|session| {
+            let operation = self.custom(session, &parameters, outputs);
+            let outputs = operation.outputs.clone();
+            session.describe(OperationIr::Custom(operation));
+            outputs
+        });
+        let outputs: [TensorIr; N] = outputs.try_into().expect("as many as were given");
+        outputs.map(|ir| {
+            Described::new(ir.id, ir.shape, ir.dtype, DescriptionClient::new(device.clone()))
+        })
+    }
+}

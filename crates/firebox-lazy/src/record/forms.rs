@@ -1,0 +1,371 @@
+//! The forms that arguments and results of a backend's methods take.
+//!
+//! Every argument has three: *plain* (what the backend takes), *described* (what the describing
+//! router takes) and a *slot* (what the program keeps until it runs). Every result has the same
+//! three. `call.rs` is generic over them.
+
+use std::ops::Range;
+
+use burn_backend::ops::{
+    AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConv2dBackward,
+    DeformConvOptions, GridSampleOptions, InterpolateOptions, MaxPool1dBackward,
+    MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices, UnfoldOptions,
+};
+use burn_backend::tensor::IndexingUpdateOp;
+use burn_backend::{Backend, Distribution, Scalar};
+use burn_std::{BoolDType, FloatDType, IntDType, Shape};
+use firebox_trace::{TensorIndex, Use};
+
+use crate::Lazy;
+use crate::kind::Kind;
+use crate::record::call::CallFrame;
+use crate::record::describe::Described;
+use crate::record::known::{Form, Sign};
+use crate::record::values::Values;
+use crate::tensor::LazyTensor;
+
+/// An argument of a backend method.
+pub(crate) trait Argument<B: Backend> {
+    /// What the backend takes.
+    type Plain;
+    /// What the describing router takes.
+    type Described<'a>;
+    /// What the program keeps.
+    type Slot: Slot<B> + Send + 'static;
+
+    fn plain(self) -> Self::Plain;
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slot;
+    fn describe<'a>(slot: &'a Self::Slot, frame: &mut CallFrame<B>) -> Self::Described<'a>;
+}
+
+/// An argument kept by the program.
+pub(crate) trait Slot<B: Backend> {
+    /// What the backend takes.
+    type Plain<'a>
+    where
+        Self: 'a;
+
+    fn fetch<'a>(&'a mut self, values: &mut Values<B>) -> Self::Plain<'a>;
+}
+
+/// A result of a backend method.
+pub(crate) trait Returned<B: Backend>: Sized {
+    /// What the backend returns.
+    type Plain;
+    /// What the describing router returns.
+    type Described;
+    /// Where the program stores it.
+    type Slots: Send + 'static;
+
+    fn wrap(plain: Self::Plain) -> Self;
+    fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots);
+    fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots);
+    fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>);
+}
+
+/// The forms of the results of a known call.
+pub(crate) type Results<'a> = std::slice::Iter<'a, Option<Form>>;
+
+/// The slot of a tensor.
+pub(crate) struct TensorSlot<K> {
+    pub(crate) used: Use,
+    /// The tensor's position among the inputs.
+    pub(crate) number: u32,
+    pub(crate) kind: std::marker::PhantomData<fn() -> K>,
+}
+
+impl<B: Backend, K: Kind<B>> Slot<B> for TensorSlot<K> {
+    type Plain<'a> = K::Primitive;
+
+    fn fetch(&mut self, values: &mut Values<B>) -> K::Primitive {
+        K::restore(values.fetch(self.used))
+    }
+}
+
+impl<B: Backend, K: Kind<B>> Argument<B> for LazyTensor<B, K> {
+    type Plain = K::Primitive;
+    type Described<'a> = Described<B>;
+    type Slot = TensorSlot<K>;
+
+    fn plain(self) -> Self::Plain {
+        self.into_inner()
+    }
+
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
+        frame.input(self)
+    }
+
+    fn describe(slot: &Self::Slot, frame: &mut CallFrame<B>) -> Described<B> {
+        frame.described(slot)
+    }
+}
+
+impl<B: Backend, K: Kind<B>> Argument<B> for Option<LazyTensor<B, K>> {
+    type Plain = Option<K::Primitive>;
+    type Described<'a> = Option<Described<B>>;
+    type Slot = Option<TensorSlot<K>>;
+
+    fn plain(self) -> Self::Plain {
+        self.map(LazyTensor::into_inner)
+    }
+
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
+        frame.parameter(&self.is_some());
+        self.map(|tensor| frame.input(tensor))
+    }
+
+    fn describe(slot: &Self::Slot, frame: &mut CallFrame<B>) -> Option<Described<B>> {
+        slot.as_ref().map(|slot| frame.described(slot))
+    }
+}
+
+impl<B: Backend, K: Kind<B>> Slot<B> for Option<TensorSlot<K>> {
+    type Plain<'a> = Option<K::Primitive>;
+
+    fn fetch(&mut self, values: &mut Values<B>) -> Option<K::Primitive> {
+        self.as_mut().map(|slot| slot.fetch(values))
+    }
+}
+
+impl<B: Backend, K: Kind<B>> Argument<B> for Vec<LazyTensor<B, K>> {
+    type Plain = Vec<K::Primitive>;
+    type Described<'a> = Vec<Described<B>>;
+    type Slot = Many<TensorSlot<K>>;
+
+    fn plain(self) -> Self::Plain {
+        self.into_iter().map(LazyTensor::into_inner).collect()
+    }
+
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
+        frame.parameter(&self.len());
+        Many(self.into_iter().map(|tensor| frame.input(tensor)).collect())
+    }
+
+    fn describe(slot: &Self::Slot, frame: &mut CallFrame<B>) -> Vec<Described<B>> {
+        slot.0.iter().map(|slot| frame.described(slot)).collect()
+    }
+}
+
+/// The slots of several tensors.
+pub(crate) struct Many<S>(Vec<S>);
+
+impl<B: Backend, K: Kind<B>> Slot<B> for Many<TensorSlot<K>> {
+    type Plain<'a> = Vec<K::Primitive>;
+
+    fn fetch(&mut self, values: &mut Values<B>) -> Vec<K::Primitive> {
+        self.0.iter_mut().map(|slot| slot.fetch(values)).collect()
+    }
+}
+
+impl<'s, B: Backend, T: Clone + Sign + Send + 'static> Argument<B> for &'s [T] {
+    type Plain = &'s [T];
+    type Described<'a> = &'a [T];
+    type Slot = Vec<T>;
+
+    fn plain(self) -> Self::Plain {
+        self
+    }
+
+    fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
+        frame.parameter(self);
+        self.to_vec()
+    }
+
+    fn describe<'a>(slot: &'a Self::Slot, _frame: &mut CallFrame<B>) -> &'a [T] {
+        slot
+    }
+}
+
+impl<B: Backend, T: 'static> Slot<B> for Vec<T> {
+    type Plain<'a> = &'a [T];
+
+    fn fetch<'a>(&'a mut self, _values: &mut Values<B>) -> &'a [T] {
+        self
+    }
+}
+
+/// The slot of a parameter that is not a tensor.
+pub(crate) struct Parameter<T>(Option<T>);
+
+impl<B: Backend, T: 'static> Slot<B> for Parameter<T> {
+    type Plain<'a> = T;
+
+    fn fetch(&mut self, _values: &mut Values<B>) -> T {
+        self.0.take().expect("a call runs once")
+    }
+}
+
+macro_rules! parameters {
+    ($($ty:ty),* $(,)?) => {$(
+        impl<B: Backend> Argument<B> for $ty {
+            type Plain = Self;
+            type Described<'a> = Self;
+            type Slot = Parameter<Self>;
+
+            fn plain(self) -> Self {
+                self
+            }
+
+            fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
+                frame.parameter(&self);
+                Parameter(Some(self))
+            }
+
+            fn describe(slot: &Self::Slot, _frame: &mut CallFrame<B>) -> Self {
+                slot.0.clone().expect("a call is described before it runs")
+            }
+        }
+    )*};
+}
+
+parameters!(
+    bool,
+    usize,
+    f64,
+    [usize; 2],
+    Option<usize>,
+    Range<i64>,
+    Shape,
+    Scalar,
+    Distribution,
+    FloatDType,
+    IntDType,
+    BoolDType,
+    IndexingUpdateOp,
+    ConvOptions<1>,
+    ConvOptions<2>,
+    ConvOptions<3>,
+    ConvTransposeOptions<1>,
+    ConvTransposeOptions<2>,
+    ConvTransposeOptions<3>,
+    DeformConvOptions<2>,
+    UnfoldOptions,
+    InterpolateOptions,
+    GridSampleOptions,
+    AttentionModuleOptions,
+);
+
+impl<B: Backend, K: Kind<B>> Returned<B> for LazyTensor<B, K> {
+    type Plain = K::Primitive;
+    type Described = Described<B>;
+    type Slots = TensorIndex;
+
+    fn wrap(plain: Self::Plain) -> Self {
+        Self::new(plain)
+    }
+
+    fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+        frame.output(described)
+    }
+
+    fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+        let form = results.next().cloned().flatten().expect("the call makes this result");
+        let device = frame.device.clone().expect("a known call has an input");
+        frame.promise(form, device)
+    }
+
+    fn store(slot: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
+        values.store(slot, K::erase(plain));
+    }
+}
+
+impl<B: Backend, K: Kind<B>> Returned<B> for Option<LazyTensor<B, K>> {
+    type Plain = Option<K::Primitive>;
+    type Described = Option<Described<B>>;
+    type Slots = Option<TensorIndex>;
+
+    fn wrap(plain: Self::Plain) -> Self {
+        plain.map(LazyTensor::new)
+    }
+
+    fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+        if described.is_none() {
+            frame.results.push(None);
+        }
+        described.map(|described| frame.output(described)).unzip()
+    }
+
+    fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+        let form = results.next().expect("the call may make this result").clone();
+        let device = frame.device.clone().expect("a known call has an input");
+        form.map(|form| frame.promise(form, device)).unzip()
+    }
+
+    fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
+        if let (Some(slot), Some(plain)) = (slots, plain) {
+            values.store(slot, K::erase(plain));
+        }
+    }
+}
+
+impl<B: Backend, R1: Returned<B>, R2: Returned<B>> Returned<B> for (R1, R2) {
+    type Plain = (R1::Plain, R2::Plain);
+    type Described = (R1::Described, R2::Described);
+    type Slots = (R1::Slots, R2::Slots);
+
+    fn wrap(plain: Self::Plain) -> Self {
+        (R1::wrap(plain.0), R2::wrap(plain.1))
+    }
+
+    fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+        let (first, first_slots) = R1::adopt(described.0, frame);
+        let (second, second_slots) = R2::adopt(described.1, frame);
+        ((first, second), (first_slots, second_slots))
+    }
+
+    fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+        let (first, first_slots) = R1::promise(results, frame);
+        let (second, second_slots) = R2::promise(results, frame);
+        ((first, second), (first_slots, second_slots))
+    }
+
+    fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
+        R1::store(slots.0, plain.0, values);
+        R2::store(slots.1, plain.1, values);
+    }
+}
+
+/// Results that burn returns as a struct.
+macro_rules! returned_struct {
+    ($name:ident { $($field:ident: $returned:ty),* }) => {
+        impl<B: Backend> Returned<B> for $name<Lazy<B>> {
+            type Plain = $name<B>;
+            type Described = $name<crate::record::describe::Describer<B>>;
+            type Slots = ($(<$returned as Returned<B>>::Slots,)*);
+
+            fn wrap(plain: Self::Plain) -> Self {
+                Self { $($field: Returned::<B>::wrap(plain.$field)),* }
+            }
+
+            fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+                $(let $field = <$returned as Returned<B>>::adopt(described.$field, frame);)*
+                (Self { $($field: $field.0),* }, ($($field.1,)*))
+            }
+
+            fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+                $(let $field = <$returned as Returned<B>>::promise(results, frame);)*
+                (Self { $($field: $field.0),* }, ($($field.1,)*))
+            }
+
+            fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
+                let ($($field,)*) = slots;
+                $(<$returned as Returned<B>>::store($field, plain.$field, values);)*
+            }
+        }
+    };
+}
+
+type FloatTensor<B> = LazyTensor<B, crate::kind::Float>;
+type IntTensor<B> = LazyTensor<B, crate::kind::Int>;
+
+returned_struct!(MaxPool1dWithIndices { output: FloatTensor<B>, indices: IntTensor<B> });
+returned_struct!(MaxPool2dWithIndices { output: FloatTensor<B>, indices: IntTensor<B> });
+returned_struct!(MaxPool1dBackward { x_grad: FloatTensor<B> });
+returned_struct!(MaxPool2dBackward { x_grad: FloatTensor<B> });
+returned_struct!(DeformConv2dBackward {
+    x_grad: FloatTensor<B>,
+    offset_grad: FloatTensor<B>,
+    weight_grad: FloatTensor<B>,
+    mask_grad: Option<FloatTensor<B>>,
+    bias_grad: Option<FloatTensor<B>>
+});

@@ -1,0 +1,162 @@
+//! Limits of a recording: what its reads may run, and how much host memory it may take.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn_backend::{Backend, TensorData, TensorMetadata};
+use burn_ir::OperationIr;
+use burn_std::{DType, Shape};
+use firebox_trace::{Bytes, Description, OpIndex, Step, Trace};
+
+use crate::kind::Kind;
+use crate::module::read_is_refused;
+use crate::record::recording::RecordError;
+use crate::record::session::Session;
+use crate::tensor::LazyTensor;
+use crate::threads::progress;
+
+/// How many refused reads a program gets zeros for. The next one unwinds.
+const PATIENCE: usize = 64;
+/// The host memory of a recording is checked every so many operations.
+const LOOK: usize = 1024;
+
+/// The host memory of a recorded call until its recording has run. Heuristic.
+///
+/// Covers its place in the trace and in the program, the graph of automatic differentiation while
+/// it is recorded, and its result while it runs. Measured on 64-bit Linux with the LSTMs of
+/// `tests/memory`, rounded up.
+pub const HOST_BYTES_PER_CALL: Bytes = Bytes::new(416);
+
+/// The host memory of the descriptions of `trace`. Heuristic.
+///
+/// Counts them twice: in the trace, and among the calls that the thread remembers for the next
+/// step.
+pub fn host_bytes_of_descriptions(trace: &Trace) -> Bytes {
+    const REST: usize = 512;
+    let operations = |description: &Description| description.operations.len();
+    let bytes = |count: usize| 2 * (count * size_of::<OperationIr>() + REST) as u64;
+    Bytes::new(trace.descriptions.iter().map(operations).map(bytes).sum())
+}
+
+/// The host memory of `trace` while a program that never runs is recorded and its footprint is
+/// computed. Heuristic.
+///
+/// Covers the entries of operations and tensors, lists that grow, and the descriptions. Measured on
+/// 64-bit Linux with the LSTMs of `tests/memory`, rounded up.
+pub fn host_bytes_of_rehearsal(trace: &Trace) -> Bytes {
+    of_rehearsal(trace, trace.calls().count())
+}
+
+fn of_rehearsal(trace: &Trace, calls: usize) -> Bytes {
+    const PER_CALL: u64 = 288;
+    Bytes::new(PER_CALL * calls as u64) + host_bytes_of_descriptions(trace)
+}
+
+/// What a read inside a recording may run. See
+/// [`Recorder::limit_reads`](crate::Recorder::limit_reads).
+#[derive(Clone)]
+pub(crate) struct ReadLimit {
+    pub(crate) budget: Bytes,
+    pub(crate) footprint: Arc<dyn Fn(&Trace) -> Bytes + Send + Sync>,
+}
+
+impl fmt::Debug for ReadLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadLimit").field("budget", &self.budget).finish_non_exhaustive()
+    }
+}
+
+/// The panic payload that carries a refusal to [`Recorder::record`](crate::Recorder::record).
+pub(crate) struct Refused(pub(crate) RecordError);
+
+impl Refused {
+    /// Unwinds without calling the panic hook, because nothing is wrong with the program.
+    fn unwind(error: RecordError) -> ! {
+        std::panic::resume_unwind(Box::new(Self(error)))
+    }
+}
+
+/// Appends to a list that may be the largest part of a recording. The list grows by a quarter,
+/// because doubling takes three times its size.
+pub(crate) fn push<T>(list: &mut Vec<T>, item: T) {
+    if list.len() == list.capacity() {
+        list.reserve_exact((list.len() / 4).max(64));
+    }
+    list.push(item);
+}
+
+impl<B: Backend> Session<B> {
+    /// Reads a tensor of the session by running what has been recorded so far. `None` if the read
+    /// is refused.
+    pub(crate) fn read<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> Option<K::Primitive> {
+        if self.refuses_read() {
+            return None;
+        }
+        progress::running(|| self.run());
+        let used = self.take(tensor);
+        self.trace.steps.push(Step::Read(used));
+        Some(K::restore(self.values.fetch(used)))
+    }
+
+    /// Whether a read is refused because it would run more than is allowed.
+    ///
+    /// The program goes on with zeros, because it may hold a lock or be built to abort on a panic.
+    /// Nothing it records will run, and it can [tell](crate::is_rehearsal). A program that reads
+    /// over and over may be waiting for another value and is unwound.
+    fn refuses_read(&mut self) -> bool {
+        if self.refused.is_none() {
+            let Some(limit) = &self.read_limit else { return false };
+            // Computing a footprint takes time during which the program is not standing still.
+            let needed = progress::running(|| (limit.footprint)(&self.trace));
+            let budget = limit.budget;
+            if needed <= budget {
+                return false;
+            }
+            let at = OpIndex(self.trace.steps.len() as u32);
+            self.refused = Some(RecordError::ReadTooLarge { at, needed, budget });
+            read_is_refused();
+        }
+        self.refusals += 1;
+        if self.refusals > PATIENCE {
+            self.unwind_refused();
+        }
+        true
+    }
+
+    /// Unwinds if a read was refused.
+    pub(crate) fn unwind_refused(&self) {
+        if let Some(error) = &self.refused {
+            Refused::unwind(error.clone());
+        }
+    }
+
+    /// Unwinds if the recording takes more host memory than allowed. A recording whose existing
+    /// tensors alone exceed the limit goes on, because it did not cause that.
+    pub(crate) fn refuse_long_recording(&mut self) {
+        self.calls += 1;
+        if let Some(budget) = self.host_limit
+            && self.calls.is_multiple_of(LOOK)
+        {
+            let (calls, needed) =
+                (self.calls, self.existing + of_rehearsal(&self.trace, self.calls));
+            if needed > budget && self.existing <= budget {
+                Refused::unwind(RecordError::TooLong { calls, needed, budget });
+            }
+        }
+    }
+}
+
+/// Stands in for the values of a tensor that must not be computed.
+pub(crate) struct Zeros(Shape, DType);
+
+impl Zeros {
+    pub(crate) fn of(tensor: &impl TensorMetadata) -> Self {
+        Self(tensor.shape(), tensor.dtype())
+    }
+
+    pub(crate) fn data(self) -> TensorData {
+        let Self(shape, dtype) = self;
+        let bytes = Bytes::of_elements(&shape, dtype);
+        TensorData::from_bytes_vec(vec![0; bytes.get() as usize], shape, dtype)
+    }
+}

@@ -1,0 +1,497 @@
+//! The session of a recording thread: the trace so far, the program that will run, and the values
+//! that reads have already computed.
+//!
+//! Every operation of [`Lazy<B>`](crate::Lazy) asks here whether its thread is recording. Outside a
+//! recording that costs one read of a thread-local number.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use burn_backend::{Backend, TensorData, TensorMetadata};
+use burn_ir::{OperationIr, TensorId};
+use burn_std::{DType, Shape};
+use firebox_trace::{
+    Bytes, Call, Description, DescriptionIndex, Label, Mark, OpIndex, Origin, Step, TensorIndex,
+    TensorInfo, TensorType, Trace, Use,
+};
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
+
+use crate::kind::Kind;
+use crate::record::draws::Generator;
+use crate::record::inputs::{Rows, select_rows};
+use crate::record::known::{self, Form, Known};
+use crate::record::limits::{ReadLimit, push};
+use crate::record::recording::{RecordError, Recorder};
+use crate::record::values::{Instruction, Run, Values};
+use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
+use crate::threads::deferred::{Awaited, Deferred};
+use crate::threads::handover::{self, TrainingTurn};
+use crate::threads::progress;
+
+thread_local! {
+    /// The number of this thread's session. Zero outside a recording.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+    /// The number of the latest session that ran to its end on this thread.
+    static LATEST: Cell<u64> = const { Cell::new(0) };
+    static SESSION: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+}
+
+static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
+
+/// Whether this thread is recording, on any backend. What it computes now runs later, or never.
+pub fn is_recording() -> bool {
+    CURRENT.get() != 0
+}
+
+/// The number of the latest recording that this thread ran to its end. Zero if there is none.
+pub fn latest_recording() -> u64 {
+    LATEST.get()
+}
+
+/// Whether this thread is recording operations of `Lazy<B>`.
+#[inline]
+pub(crate) fn records<B: Backend>() -> bool {
+    CURRENT.get() != 0 && with::<B, _>(|_| ()).is_some()
+}
+
+/// Runs `f` on this thread's session. `None` if it is not recording operations of `Lazy<B>`.
+pub(crate) fn with<B: Backend, R>(f: impl FnOnce(&mut Session<B>) -> R) -> Option<R> {
+    if CURRENT.get() == 0 {
+        return None;
+    }
+    SESSION.with_borrow_mut(|session| session.as_mut()?.downcast_mut::<Session<B>>().map(f))
+}
+
+/// Records that the last owner of a tensor is gone.
+pub(crate) fn tensor_freed<B: Backend>(session: u64, tensor: TensorIndex) {
+    // Two cases are ignored: a thread that is ending has no session any more, and the session may
+    // be borrowed while a tensor is dropped. The trace then keeps the tensor until the end. It may
+    // live longer there than in the program, never shorter.
+    let current = CURRENT.try_with(Cell::get).unwrap_or(0);
+    if current == session {
+        let _ = SESSION.try_with(|current| {
+            if let Ok(mut current) = current.try_borrow_mut()
+                && let Some(current) = current.as_mut().and_then(|s| s.downcast_mut::<Session<B>>())
+            {
+                current.free(tensor);
+            }
+        });
+    }
+}
+
+/// Makes `session` the session of this thread until it is taken back.
+pub(crate) fn install<B: Backend>(session: Session<B>) {
+    CURRENT.set(session.id);
+    SESSION.set(Some(Box::new(session)));
+}
+
+/// Ends the session of this thread.
+pub(crate) fn take<B: Backend>() -> Session<B> {
+    CURRENT.set(0);
+    let session = SESSION.take().expect("a session was installed on this thread");
+    *session.downcast::<Session<B>>().expect("the session keeps its backend")
+}
+
+/// A recording in progress or at its end.
+pub(crate) struct Session<B: Backend> {
+    pub(crate) id: u64,
+    pub(crate) ticket: Arc<Ticket>,
+    pub(crate) trace: Trace,
+    /// The tensor types used so far, so that equal types are stored once.
+    types: FxHashSet<Arc<TensorType>>,
+    /// The instructions to run, each with its step in the trace.
+    program: Vec<(OpIndex, Instruction<B>)>,
+    pub(crate) values: Values<B>,
+    /// Tensors that existed before the session, by the id of their node. Needed where another
+    /// thread's recording has met the same tensor since.
+    pub(crate) met: FxHashMap<u64, TensorIndex>,
+    /// The tensors that wait for their values. An entry is cleared when its tensor ends, because a
+    /// weak pointer keeps the memory of its target allocated.
+    born: Vec<Option<Weak<dyn Settle<B>>>>,
+    /// The description of the call being recorded, and the next number in it.
+    operations: Vec<OperationIr>,
+    next_local: u64,
+    /// The descriptions of the trace, by hash.
+    known: FxHashMap<u64, Vec<DescriptionIndex>>,
+    /// The descriptions of known calls, by signature.
+    known_calls: FxHashMap<u64, (DescriptionIndex, Arc<Known>)>,
+    pub(crate) read_limit: Option<ReadLimit>,
+    /// Why the recording must not run, and how many reads were refused for that reason.
+    pub(crate) refused: Option<RecordError>,
+    pub(crate) refusals: usize,
+    pub(crate) host_limit: Option<Bytes>,
+    /// The calls so far, and the bytes of the tensors that existed before the session.
+    pub(crate) calls: usize,
+    pub(crate) existing: Bytes,
+    /// The program will never run and is not kept.
+    never_runs: bool,
+    salvage: bool,
+    rows: Option<Arc<Rows>>,
+    /// Host data that became tensors. `None` if it is not kept.
+    pub(crate) uploads: Option<FxHashMap<TensorIndex, TensorData>>,
+    /// The host data of the call being described, by its numbers in the description.
+    described_data: Vec<(u64, TensorData)>,
+    /// If the session holds one deferred call of a loader thread: the call, the tensors it takes,
+    /// and the bytes of its host data.
+    pub(crate) deferred: Option<Arc<Deferred<B>>>,
+    pub(crate) awaited: Vec<(TensorIndex, Arc<dyn Awaited<B>>)>,
+    pub(crate) uploaded: Bytes,
+}
+
+impl<B: Backend> Session<B> {
+    pub(crate) fn new(options: &Recorder) -> Self {
+        if !options.glances {
+            known::begin();
+        }
+        let substitute = Generator::of(options.draws);
+        Self {
+            id: NEXT_SESSION.fetch_add(1, Ordering::Relaxed),
+            ticket: Ticket::new(),
+            trace: Trace::default(),
+            types: FxHashSet::default(),
+            program: Vec::new(),
+            values: Values::drawing_from(substitute),
+            met: FxHashMap::default(),
+            born: Vec::new(),
+            operations: Vec::new(),
+            next_local: 0,
+            known: FxHashMap::default(),
+            known_calls: FxHashMap::default(),
+            read_limit: options.read_limit.clone(),
+            refused: None,
+            refusals: 0,
+            host_limit: options.host_limit,
+            calls: 0,
+            existing: Bytes::ZERO,
+            never_runs: options.never_runs,
+            salvage: options.salvage,
+            rows: options.rows.clone(),
+            uploads: options.keeps_uploads.then(FxHashMap::default),
+            described_data: Vec::new(),
+            deferred: None,
+            awaited: Vec::new(),
+            uploaded: Bytes::ZERO,
+        }
+    }
+
+    fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
+        let index = TensorIndex(self.trace.tensors.len() as u32);
+        let ty = TensorType { shape, dtype };
+        let ty = self.types.get(&ty).cloned().unwrap_or_else(|| {
+            let new = Arc::new(ty);
+            self.types.insert(new.clone());
+            new
+        });
+        push(&mut self.trace.tensors, TensorInfo::new(ty, origin));
+        self.values.add();
+        push(&mut self.born, None);
+        index
+    }
+
+    /// The number of a tensor. A tensor new to the session is added as one that existed before.
+    pub(crate) fn meet<K: Kind<B>>(&mut self, tensor: &LazyTensor<B, K>) -> TensorIndex {
+        if let Some(index) = tensor.node.index_in(self.id) {
+            return index;
+        }
+        if let Some(index) = self.met.get(&tensor.node.id()) {
+            return *index;
+        }
+        let index = self.add(tensor.shape(), tensor.dtype(), Origin::Existing);
+        let info = &mut self.trace.tensors[index.0 as usize];
+        info.prepared = tensor.is_prepared();
+        self.existing += info.bytes();
+        let has_none = self.deferred.is_some() || self.salvage && tensor.is_promise();
+        if !has_none {
+            let value = K::erase(tensor.value());
+            let rows = self.rows.as_ref().and_then(|rows| rows.get(&tensor.node.id()));
+            self.values.store(
+                index,
+                match rows {
+                    Some(rows) => select_rows(value, rows, &tensor.device()),
+                    None => value,
+                },
+            );
+        }
+        self.met.insert(tensor.node.id(), index);
+        tensor.node.enter(self.id, index);
+        index
+    }
+
+    /// Takes a tensor as an argument of a call.
+    pub(crate) fn take<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> Use {
+        let index = self.meet(&tensor);
+        if self.deferred.is_some() {
+            return Use { tensor: index, last: self.wait_for(index, tensor.node) };
+        }
+        match Arc::try_unwrap(tensor.node) {
+            Ok(node) => {
+                node.consume();
+                self.born[index.0 as usize] = None;
+                Use { tensor: index, last: true }
+            }
+            Err(_shared) => Use { tensor: index, last: false },
+        }
+    }
+
+    /// The shape and element type of a tensor.
+    pub(crate) fn form(&self, tensor: TensorIndex) -> Form {
+        let info = self.trace.tensor(tensor);
+        (info.shape.clone(), info.dtype)
+    }
+
+    /// Starts the description of a call. Its `inputs` inputs get the first numbers.
+    pub(crate) fn open_call(&mut self, inputs: usize) {
+        self.operations.clear();
+        self.next_local = inputs as u64;
+    }
+
+    /// The next free number in the description.
+    pub(crate) fn next_local(&mut self) -> TensorId {
+        self.next_local += 1;
+        TensorId::new(self.next_local - 1)
+    }
+
+    /// Adds an operation to the description of the current call.
+    pub(crate) fn describe(&mut self, operation: OperationIr) {
+        self.operations.push(operation);
+    }
+
+    /// Ends the description of a call. `outputs` are the numbers of its results.
+    pub(crate) fn close_call(&mut self, outputs: Vec<u64>) -> DescriptionIndex {
+        let operations = self.operations.drain(..).collect();
+        let description = Description { operations, outputs, workspace: None };
+        self.share(description)
+    }
+
+    /// Keeps host data that the call turns into a tensor, if uploads are kept.
+    pub(crate) fn keep_described(&mut self, local: TensorId, data: &TensorData) {
+        if self.uploads.is_some() {
+            self.described_data.push((local.value(), data.clone()));
+        }
+    }
+
+    /// Maps the results of the described call to tensors of the trace.
+    pub(crate) fn place_described(&mut self, locals: &[u64], outputs: &[TensorIndex]) {
+        let Some(uploads) = &mut self.uploads else { return };
+        for (local, data) in self.described_data.drain(..) {
+            let output = locals.iter().position(|output| *output == local);
+            if let Some(output) = output.and_then(|at| outputs.get(at)) {
+                uploads.insert(*output, data);
+            }
+        }
+    }
+
+    /// The index of a description in the trace. Equal descriptions share one index.
+    pub(crate) fn share(&mut self, description: Description) -> DescriptionIndex {
+        let mut hasher = FxHasher::default();
+        description.operations.hash(&mut hasher);
+        description.workspace.hash(&mut hasher);
+        let alike = self.known.entry(hasher.finish()).or_default();
+        let descriptions = &mut self.trace.descriptions;
+        for index in alike.iter() {
+            if descriptions[index.0 as usize] == description {
+                return *index;
+            }
+        }
+        let index = DescriptionIndex(descriptions.len() as u32);
+        descriptions.push(description);
+        alike.push(index);
+        index
+    }
+
+    /// A call described before, in this session or in another one of this thread.
+    pub(crate) fn known_call(&mut self, signature: u64) -> Option<(DescriptionIndex, Arc<Known>)> {
+        // Known calls carry no host data.
+        if self.uploads.is_some() {
+            return None;
+        }
+        if let Some(found) = self.known_calls.get(&signature) {
+            return Some(found.clone());
+        }
+        let known = known::find(signature)?;
+        let description = self.share(known.description.clone());
+        self.known_calls.insert(signature, (description, known.clone()));
+        Some((description, known))
+    }
+
+    pub(crate) fn remember_call(
+        &mut self,
+        signature: u64,
+        description: DescriptionIndex,
+        call: Arc<Known>,
+    ) {
+        self.known_calls.insert(signature, (description, call.clone()));
+        known::remember(signature, call);
+    }
+
+    /// The promise of a result of the current call.
+    pub(crate) fn promise<K: Kind<B>>(
+        &mut self,
+        (shape, dtype): Form,
+        device: B::Device,
+        call: &'static str,
+    ) -> (LazyTensor<B, K>, TensorIndex) {
+        let origin = Origin::Made(OpIndex(self.trace.steps.len() as u32));
+        let index = self.add(shape.clone(), dtype, origin);
+        let place = (self.id, index);
+        let ticket = (self.ticket.clone(), self.place_of(index));
+        let tensor = LazyTensor::promise(shape, dtype, device, call, ticket, place);
+        let settle: Arc<dyn Settle<B>> = tensor.node.clone();
+        self.born[index.0 as usize] = Some(Arc::downgrade(&settle));
+        (tensor, index)
+    }
+
+    /// Appends a call to the trace and to the program.
+    pub(crate) fn push_call(
+        &mut self,
+        call: Call,
+        run: impl FnOnce(&mut Values<B>) + Send + 'static,
+    ) {
+        self.instruct(Instruction::Run(Box::new(run)));
+        push(&mut self.trace.steps, Step::Call(Box::new(call)));
+        if self.deferred.is_none() {
+            progress::tick();
+        }
+        self.refuse_long_recording();
+    }
+
+    /// Appends work that makes no tensor, for example seeding.
+    pub(crate) fn push_effect(&mut self, run: impl FnOnce(&mut Values<B>) + Send + 'static) {
+        self.instruct(Instruction::Run(Box::new(run)));
+    }
+
+    /// Appends the instruction for the next step of the trace.
+    fn instruct(&mut self, instruction: Instruction<B>) {
+        if !self.never_runs {
+            self.program.push((OpIndex(self.trace.steps.len() as u32), instruction));
+        }
+    }
+
+    /// Turns host data into a tensor. The data stays on the host until the program runs.
+    pub(crate) fn upload<K: Kind<B>>(
+        &mut self,
+        data: TensorData,
+        device: &B::Device,
+        call: &'static str,
+    ) -> LazyTensor<B, K> {
+        let host = Bytes::new(data.bytes.len() as u64);
+        self.uploaded += host;
+        let form = (data.shape.clone(), data.dtype);
+        let (tensor, output) = self.promise(form, device.clone(), call);
+        let device = device.clone();
+        if let Some(uploads) = &mut self.uploads {
+            uploads.insert(output, data.clone());
+        }
+        self.instruct(Instruction::Run(Box::new(move |values| {
+            values.store(output, K::erase(K::from_data(data, &device)));
+        })));
+        push(&mut self.trace.steps, Step::Upload { output, host });
+        tensor
+    }
+
+    /// Appends the end of a tensor.
+    ///
+    /// Tensors freed in a row are sorted into the order in which they were made. burn keeps
+    /// gradients in hash maps, whose order changes from run to run, and the order of frees decides
+    /// where later buffers are placed.
+    fn free(&mut self, tensor: TensorIndex) {
+        self.born[tensor.0 as usize] = None;
+        self.instruct(Instruction::Free(tensor));
+        push(&mut self.trace.steps, Step::Free(tensor));
+        let steps = &mut self.trace.steps;
+        let before = steps[..steps.len() - 1].iter().rev();
+        let mut later =
+            before.take_while(|step| matches!(step, Step::Free(t) if *t > tensor)).count();
+        if !self.never_runs {
+            // Only frees at the end of the program are moved. Those that have already run, or that
+            // another instruction follows, stay in place.
+            let program = &mut self.program;
+            let before = program[..program.len() - 1].iter().rev().take(later);
+            later = before.take_while(|(_, step)| matches!(step, Instruction::Free(_))).count();
+            let from = program.len() - 1 - later;
+            let first = program[from].0.0;
+            program[from..].rotate_right(1);
+            let numbers = first..;
+            program[from..].iter_mut().zip(numbers).for_each(|(entry, at)| entry.0 = OpIndex(at));
+        }
+        let from = steps.len() - 1 - later;
+        steps[from..].rotate_right(1);
+    }
+
+    /// Runs all instructions that have not run yet.
+    pub(crate) fn run(&mut self) {
+        self.run_observed(&mut |_| ());
+    }
+
+    /// Runs all instructions that have not run yet. Calls `done` after each, with its step.
+    pub(crate) fn run_observed(&mut self, done: &mut dyn FnMut(OpIndex)) {
+        let _turn = TrainingTurn::take();
+        for (step, instruction) in self.program.drain(..) {
+            handover::tick();
+            match instruction {
+                Instruction::Run(run) => run(&mut self.values),
+                Instruction::Free(tensor) => drop(self.values.remove(tensor)),
+            }
+            done(step);
+        }
+    }
+
+    /// Hands the values to the tensors that wait for them.
+    pub(crate) fn settle(&mut self) {
+        LATEST.set(self.id);
+        for (index, waiting) in self.born.drain(..).enumerate() {
+            if let Some(waiting) = waiting.and_then(|waiting| waiting.upgrade())
+                && let Some(value) = self.values.remove(TensorIndex(index as u32))
+            {
+                waiting.settle(*value);
+            }
+        }
+    }
+
+    /// Takes the instructions out of the session, without the frees, and the tensors that wait for
+    /// values.
+    pub(crate) fn take_program(&mut self) -> (Vec<Run<B>>, Vec<Promised<B>>) {
+        let run = |(_, instruction)| match instruction {
+            Instruction::Run(run) => Some(run),
+            Instruction::Free(_) => None,
+        };
+        let promised = self.born.drain(..).enumerate();
+        let promised =
+            promised.filter_map(|(index, waiting)| Some((TensorIndex(index as u32), waiting?)));
+        (self.program.drain(..).filter_map(run).collect(), promised.collect())
+    }
+
+    /// The tensors of this session that somebody still holds.
+    pub(crate) fn survivors(&self) -> Vec<TensorIndex> {
+        let is_held = |waiting: &Weak<dyn Settle<B>>| waiting.strong_count() > 0;
+        let born = self.born.iter().enumerate();
+        born.filter(|(_, waiting)| waiting.as_ref().is_some_and(is_held))
+            .map(|(index, _)| TensorIndex(index as u32))
+            .collect()
+    }
+
+    pub(crate) fn label(&mut self, tensor: TensorIndex, label: Label) {
+        self.trace.tensors[tensor.0 as usize].label = Some(label.into());
+    }
+
+    pub(crate) fn mark(&mut self, mark: Mark) {
+        push(&mut self.trace.steps, Step::Mark(mark));
+    }
+
+    pub(crate) fn end(&self, stage: Stage) {
+        self.ticket.set(stage);
+    }
+}
+
+/// The value of a tensor. A promise of this recording is computed now, or `None` if refused.
+pub(crate) fn read<B: Backend, K: Kind<B>>(tensor: LazyTensor<B, K>) -> Option<K::Primitive> {
+    let id = CURRENT.get();
+    if id != 0 && tensor.is_promise() && tensor.node.index_in(id).is_some() {
+        with::<B, _>(|session| session.read(tensor)).expect("the tensor belongs to the session")
+    } else {
+        Some(tensor.into_inner())
+    }
+}

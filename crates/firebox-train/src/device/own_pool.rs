@@ -1,0 +1,133 @@
+//! The pool of a device whose buffers lie on pages of our own. The training loop tells it which
+//! pages to have and what buffers are for.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cubecl_common::stream_id::StreamId;
+use firebox_dry::Target;
+use firebox_pool::{Control, NoPlace, Pages, Region};
+use firebox_trace::{Bytes, PoolPages};
+
+use crate::device::RuntimeMemory;
+use crate::ready::Others;
+
+/// The pool of a device, for any runtime below it.
+pub trait OwnPool: Send + Sync {
+    /// See [`Control::begin`].
+    fn begin(&self, stream: StreamId, limit: Bytes);
+    /// The bytes of its buffers that are smaller than [`SMALL`](firebox_pool::SMALL) bytes.
+    fn small_in_use(&self) -> Bytes;
+    /// See [`Control::enter`].
+    fn enter(&self, region: Region);
+    /// See [`Control::prepare`]. Returns the bytes of all pages.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Control::prepare`].
+    fn prepare(&self, pages: Pages) -> Result<Bytes, NoPlace>;
+    /// See [`Control::end`].
+    fn end(&self);
+}
+
+impl<R: RuntimeMemory> OwnPool for Control<R> {
+    fn begin(&self, stream: StreamId, limit: Bytes) {
+        let largest_page = <R::Target as Target>::largest_page(&self.properties());
+        self.begin(stream, limit.get(), largest_page);
+    }
+
+    fn small_in_use(&self) -> Bytes {
+        Bytes::new(self.in_use_by_size()[0])
+    }
+
+    fn enter(&self, region: Region) {
+        self.enter(region);
+    }
+
+    fn prepare(&self, pages: Pages) -> Result<Bytes, NoPlace> {
+        self.prepare(pages)?;
+        Ok(Bytes::new(self.memory().reserved))
+    }
+
+    fn end(&self) {
+        self.end();
+    }
+}
+
+/// The pool of a device during training.
+pub(crate) struct TrainingPool {
+    pool: Box<dyn OwnPool>,
+    /// Tensors that do not belong to training.
+    others: Others,
+    state: Mutex<State>,
+}
+
+/// The latest settings of the pool.
+#[derive(Debug)]
+struct State {
+    limit: Bytes,
+    pages: PoolPages,
+    /// The bytes of all pages and of what the runtime below takes, minus those of other tensors.
+    reserved: Bytes,
+}
+
+impl fmt::Debug for TrainingPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrainingPool").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl TrainingPool {
+    /// Begins training on the calling thread, next to `others`.
+    pub(crate) fn begin(pool: Box<dyn OwnPool>, others: Others) -> Self {
+        pool.begin(StreamId::current(), Bytes::MAX);
+        let (limit, reserved) = (Bytes::MAX, Bytes::ZERO);
+        let state = State { limit, pages: PoolPages::default(), reserved };
+        Self { pool, others, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Limits what training may take to `budget`.
+    pub(crate) fn limit(&self, budget: Bytes) {
+        let limit = budget + self.others.held;
+        let mut state = self.state();
+        if limit != state.limit {
+            state.limit = limit;
+            self.pool.begin(StreamId::current(), limit);
+        }
+    }
+
+    /// Prepares the pages that all plans need if there is room for them, otherwise those of the
+    /// plan that runs. Returns the bytes of all pages, minus those of other tensors.
+    pub(crate) fn prepare(&self, [all, one]: [PoolPages; 2]) -> Result<Bytes, NoPlace> {
+        let mut state = self.state();
+        let pages = if all.total() + self.others.held <= state.limit { all } else { one };
+        if pages != state.pages {
+            let bytes = Pages {
+                lasting: (pages.lasting + self.others.held - self.others.small).get(),
+                step: pages.step.get(),
+                small: (pages.small + self.others.small).get(),
+                beside: pages.beside.get(),
+                step_from: pages.step_from.get(),
+            };
+            state.pages = PoolPages::default();
+            state.reserved = self.pool.prepare(bytes)? + pages.below - self.others.held;
+            state.pages = pages;
+        }
+        Ok(state.reserved)
+    }
+
+    /// Sets whether buffers made from now on outlive the step.
+    pub(crate) fn lasting(&self, lasting: bool) {
+        self.pool.enter(if lasting { Region::Lasting } else { Region::Step });
+    }
+}
+
+impl Drop for TrainingPool {
+    fn drop(&mut self) {
+        self.pool.end();
+    }
+}

@@ -1,0 +1,426 @@
+//! The rehearsal: a whole iteration as the Learner will run it, recorded and thrown away. The
+//! planner turns the recorded trace into a footprint.
+//!
+//! Two iterations are rehearsed, because an optimizer's state is created in the first step and
+//! alive from then on. Each has up to three micro-steps of each size. Later micro-steps repeat the
+//! third: the accumulated gradients exist, and the metrics hold the outputs of the previous
+//! micro-step. A batch of a shape that comes once in a while, such as the last one of an epoch, is
+//! rehearsed the same way it comes: as one iteration of a process that has trained before.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use burn::module::{AutodiffModule, Module};
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{InferenceStep, LearningComponentsTypes, TrainOutput, TrainStep};
+use firebox_lazy::{
+    HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, host_bytes_of_descriptions,
+    host_bytes_of_rehearsal, mark, rehearse,
+};
+use firebox_plan::Split;
+use firebox_trace::{
+    Bytes, Category, Footprint, Items, Mark, MemoryModel, OpIndex, Origin, Step, TensorIndex,
+    TensorInfo, Trace,
+};
+
+use crate::error::{Phase, TrainError, panic_message};
+use crate::gradients::{GradientSum, Reduction, forget_graphs_without};
+use crate::planner::labels::{
+    label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
+};
+use crate::planner::overhead::{Beside, BesideBytes, add_outputs_of_before, outputs_held};
+use crate::planner::pieces::representative;
+use crate::run::strategy::OUTPUTS_HELD;
+use crate::splitter::Splitter;
+use crate::whole::{Join, Joins, add_outputs_of_others, joined};
+
+/// How many validation batches are rehearsed: enough for the metrics to hold the outputs of as many
+/// micro-steps as they may.
+const VALIDATED_BATCHES: usize = OUTPUTS_HELD + 1;
+
+/// The conditions under which a rehearsal is assessed.
+pub(crate) struct Conditions<'a> {
+    pub(crate) memory: &'a dyn MemoryModel,
+    /// The limit. By how much a footprint exceeds it need not be known.
+    pub(crate) budget: Bytes,
+    /// The traces that the process has run before, as far as they leave pages open.
+    pub(crate) before: Vec<&'a Trace>,
+    /// Whether these pages are given back, except those that buffers lie on.
+    pub(crate) gives_back: bool,
+    pub(crate) beside: &'a Beside,
+    /// The optimizer's state, for a phase that does not use it.
+    pub(crate) idle_state: &'a [TensorInfo],
+    /// What threads keep permanently after what has run before.
+    pub(crate) kept: Bytes,
+}
+
+/// The result of a rehearsal.
+#[derive(Clone, Debug)]
+pub(crate) struct Rehearsed {
+    pub(crate) footprint: Footprint,
+    /// The rehearsed trace, if the memory model needs to know what ran before.
+    pub(crate) trace: Option<Arc<Trace>>,
+    /// What the footprint counts in addition to the step.
+    pub(crate) beside: BesideBytes,
+    /// What a loader thread may have alive before it must wait.
+    pub(crate) loader_limit: Bytes,
+    /// The most that is alive before a micro-step.
+    pub(crate) held: Bytes,
+    /// The optimizer's state after the rehearsal.
+    pub(crate) optimizer_state: Vec<TensorInfo>,
+    /// The paths of the running statistics.
+    pub(crate) running_state: Vec<String>,
+    /// What threads keep permanently after it: its own part and what others have left.
+    pub(crate) kept: Bytes,
+    /// The memory that the rehearsal itself took.
+    pub(crate) planning: Bytes,
+    /// The number of recorded operations.
+    pub(crate) operations: usize,
+}
+
+/// How many consecutive iterations are rehearsed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Iterations {
+    /// One iteration, after iterations on batches of another shape: the optimizer's state exists.
+    One = 1,
+    /// Two iterations. Later ones repeat the second.
+    Two = 2,
+}
+
+/// The course of the training run that is rehearsed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Course {
+    pub(crate) iterations: Iterations,
+    /// Whether the optimizer has stepped in this process.
+    pub(crate) has_stepped: bool,
+    /// How many batches one iteration sums gradients over.
+    pub(crate) batches: usize,
+    /// Whether pages count, which makes each size need its own pages.
+    pub(crate) pages: bool,
+}
+
+/// Rehearses training on the micro-batches `split` of `batch`.
+pub(crate) fn rehearse_training<LC, S>(
+    learner: &burn::train::Learner<LC>,
+    splitter: &S,
+    batch: &<LC::TrainingModel as TrainStep>::Input,
+    split: Split,
+    course: Course,
+    joins: &Joins,
+    recorder: &Recorder,
+) -> Result<Rehearsal, TrainError>
+where
+    LC: LearningComponentsTypes,
+    LC::Backend: LazyBackend,
+    <LC::Backend as AutodiffBackend>::InnerBackend:
+        LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
+    S: Splitter<<LC::TrainingModel as TrainStep>::Input>,
+{
+    let pieces = representative(split, course.batches, course.pages);
+    let model = learner.model();
+    let mut trace = guard(Phase::Training, split.largest(), || {
+        rehearse::<LC::Backend, _>(recorder, &model, |model| {
+            let mut learner = learner.clone();
+            // The learner needs leaves of its own. A backward pass removes the leaves it reaches
+            // from burn's graph, and a model with two backward passes per step needs them there.
+            if let Some(device) = model.devices().first() {
+                learner.fork(device);
+            }
+            let mut outputs = Outputs::new(joins.of());
+            label_parameters(model);
+            if course.has_stepped {
+                mark::<<LC::Backend as LazyBackend>::Base>(Mark::SteppedBefore);
+            }
+            let iterations = course.iterations as usize;
+            for iteration in 1..=iterations {
+                // Where pages do not count, the first of two iterations only creates the
+                // optimizer's state.
+                let pieces = match course.pages || iteration == iterations {
+                    true => &pieces[..],
+                    false => &pieces[pieces.len() - 1..],
+                };
+                let accumulates = pieces.len() > 1;
+                let mut sum = GradientSum::new();
+                learner.lr_step();
+                let current = learner.model();
+                for piece in pieces {
+                    outputs.begin(piece);
+                    let micro = splitter.range(batch, piece.clone());
+                    mark::<<LC::Backend as LazyBackend>::Base>(Mark::Drain);
+                    outputs.end_earlier();
+                    mark::<<LC::Backend as LazyBackend>::Base>(Mark::MicroStep);
+                    let output = train_step(&learner, &current, micro);
+                    mark::<<LC::Backend as LazyBackend>::Base>(Mark::Drain);
+                    label_gradients(model, &output.grads, Category::Gradient);
+                    let scale = if accumulates { 0.5 } else { 1.0 };
+                    sum.add(model, output.grads, scale);
+                    if let (true, Some(sum)) = (accumulates, sum.get()) {
+                        label_gradients(model, sum, Category::AccumulatedGradient);
+                    }
+                    mark::<<LC::Backend as LazyBackend>::Base>(Mark::Drain);
+                    outputs.add(output.item);
+                }
+                outputs.join();
+                drop(current);
+                let grads = sum.finish(model, 1.0);
+                // Before and after the optimizer step, the device is asked whether all work
+                // succeeded.
+                mark::<<LC::Backend as LazyBackend>::Base>(Mark::Settle);
+                mark::<<LC::Backend as LazyBackend>::Base>(Mark::OptimizerStep);
+                learner.optimizer_step(grads);
+                label_parameters(&learner.model());
+                mark::<<LC::Backend as LazyBackend>::Base>(Mark::Settle);
+                mark::<<LC::Backend as LazyBackend>::Base>(Mark::IterationEnd);
+            }
+        })
+    })?;
+    label_by_lifetime(&mut trace.trace);
+    if joins.of::<<LC::TrainingModel as TrainStep>::Output>().is_some() {
+        add_outputs_of_others(&mut trace.trace, missing(split, &pieces));
+    }
+    retire_what_is_replaced(&mut trace.trace);
+    Ok(trace)
+}
+
+/// Runs the step of the learner's `model` on a micro-batch. Then releases graphs that had a forward
+/// pass and no backward pass, which burn-autodiff would keep.
+pub(crate) fn train_step<LC>(
+    learner: &burn::train::Learner<LC>,
+    model: &LC::TrainingModel,
+    micro: <LC::TrainingModel as TrainStep>::Input,
+) -> TrainOutput<<LC::TrainingModel as TrainStep>::Output>
+where
+    LC: LearningComponentsTypes,
+    LC::Backend: LazyBackend,
+{
+    let output = learner.train_step(micro);
+    forget_graphs_without::<LC::Backend, _>(model, &output.grads);
+    output
+}
+
+/// Rehearses validation on the micro-batches `split` of `batch`, for several batches in a row.
+pub(crate) fn rehearse_validation<B, M, S>(
+    model: &M,
+    splitter: &S,
+    batch: &M::Input,
+    split: Split,
+    joins: &Joins,
+    recorder: &Recorder,
+) -> Result<Rehearsal, TrainError>
+where
+    B: LazyBackend,
+    M: InferenceStep + Module<B>,
+    S: Splitter<M::Input>,
+{
+    let pieces = representative(split, VALIDATED_BATCHES, true);
+    let mut trace = guard(Phase::Validation, split.largest(), || {
+        rehearse::<B, _>(recorder, model, |model| {
+            let mut outputs = Outputs::new(joins.of());
+            label_parameters(model);
+            // Validation comes after an epoch of training.
+            mark::<B::Base>(Mark::SteppedBefore);
+            for piece in &pieces {
+                outputs.begin(piece);
+                let micro = splitter.range(batch, piece.clone());
+                mark::<B::Base>(Mark::Drain);
+                outputs.end_earlier();
+                mark::<B::Base>(Mark::MicroStep);
+                outputs.add(model.step(micro));
+                mark::<B::Base>(Mark::Drain);
+            }
+            outputs.join();
+        })
+    })?;
+    label_by_lifetime(&mut trace.trace);
+    if joins.of::<M::Output>().is_some() {
+        add_outputs_of_others(&mut trace.trace, missing(split, &pieces));
+    }
+    Ok(trace)
+}
+
+/// How many micro-batches of a batch are missing from the pieces that represent it.
+fn missing(split: Split, pieces: &[Range<usize>]) -> usize {
+    let of_batch = pieces.iter().skip(1).take_while(|piece| piece.start > 0).count() + 1;
+    split.ranges().count().saturating_sub(of_batch)
+}
+
+/// The outputs that the metrics hold during a rehearsal.
+struct Outputs<'a, T> {
+    /// The latest outputs, or all outputs of the current batch if they are joined.
+    latest: VecDeque<T>,
+    /// The joined output of the previous batch.
+    earlier: Option<T>,
+    join: Option<&'a Join<T>>,
+}
+
+impl<'a, T> Outputs<'a, T> {
+    fn new(join: Option<&'a Join<T>>) -> Self {
+        Self { latest: VecDeque::new(), earlier: None, join }
+    }
+
+    /// Called before the micro-batch `piece`. The first micro-batch of a batch starts at item zero.
+    fn begin(&mut self, piece: &Range<usize>) {
+        if piece.start == 0 && !self.latest.is_empty() {
+            self.join();
+        }
+    }
+
+    /// Drops the outputs that the metrics have released by the time a micro-step begins.
+    fn end_earlier(&mut self) {
+        match self.join {
+            None => drop(self.latest.drain(..self.latest.len().saturating_sub(OUTPUTS_HELD))),
+            Some(_) => self.earlier = None,
+        }
+    }
+
+    fn add(&mut self, output: T) {
+        self.latest.push_back(output);
+    }
+
+    /// Joins the outputs at the end of a batch.
+    fn join(&mut self) {
+        if let Some(join) = self.join {
+            let parts = self.latest.drain(..).map(|output| (output, 1.0)).collect();
+            self.earlier = joined(join, Reduction::Mean, parts);
+        }
+    }
+}
+
+/// Turns a panic of the user's step into an error, and hidden state into another.
+fn guard(
+    phase: Phase,
+    items: Items,
+    rehearse: impl FnOnce() -> Result<Rehearsal, firebox_lazy::RecordError>,
+) -> Result<Rehearsal, TrainError> {
+    let rehearsal = catch_unwind(AssertUnwindSafe(rehearse)).map_err(|panic| {
+        let message = panic_message(&*panic);
+        TrainError::StepPanicked { phase, items, message }
+    })??;
+    if rehearsal.survivors.is_empty() {
+        Ok(rehearsal)
+    } else {
+        Err(TrainError::HiddenState { survivors: rehearsal.survivors })
+    }
+}
+
+/// Computes the footprint of a rehearsal under the given conditions.
+pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
+    let Rehearsal { mut trace, replaced, .. } = rehearsal;
+    let Conditions { memory, before, idle_state, .. } = conditions;
+    debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
+    let optimizer_state = state_at_end(&trace);
+    let (loader_limit, queued) = conditions.beside.add_queue(&mut trace, memory.is_on_host());
+    // On the host, the outputs of one batch less were found to be alive.
+    if !memory.is_on_host() {
+        add_outputs_of_before(&mut trace);
+    }
+    let mut beside = BesideBytes {
+        small_page: Bytes::ZERO,
+        queued,
+        outputs: outputs_held(&trace),
+        saving: Bytes::ZERO,
+        idle_state: idle_state.iter().map(TensorInfo::bytes).sum(),
+    };
+    let idle = |tensor: &TensorInfo| TensorInfo { origin: Origin::Existing, ..tensor.clone() };
+    trace.tensors.extend(idle_state.iter().map(idle));
+    let state = if idle_state.is_empty() { &optimizer_state } else { *idle_state };
+    beside.saving = conditions.beside.add_saved(&mut trace, state);
+    let mut footprint = match conditions.gives_back {
+        false => memory.footprint_after(before, &trace, conditions.budget),
+        true => memory.footprint_given_back(before, &trace, conditions.budget),
+    };
+    beside.small_page = page_for_small_buffers(&footprint);
+    footprint.peak += beside.small_page;
+    footprint.categories.add(Category::Temporary, beside.small_page);
+    let recording = recording_bytes(*memory, &trace, longest_micro_step(&trace));
+    footprint.peak += recording + loop_bytes(*memory);
+    footprint.categories.add(Category::Temporary, recording + loop_bytes(*memory));
+    // What threads keep because of batches of other shapes.
+    let left = conditions.kept - footprint.stays;
+    footprint.peak += left;
+    footprint.categories.add(Category::Temporary, left);
+    let before = |step: usize| match step {
+        0 => footprint.baseline,
+        step => footprint.timeline[step - 1].live,
+    };
+    let micro_steps =
+        trace.steps.iter().enumerate().filter(|(_, step)| step.is_mark(&Mark::MicroStep));
+    let held = micro_steps.map(|(at, _)| before(at)).max().unwrap_or(footprint.baseline)
+        + loop_bytes(*memory)
+        + left;
+    let planning = match memory.is_on_host() {
+        true => footprint.baseline + host_bytes_of_rehearsal(&trace),
+        false => Bytes::ZERO,
+    };
+    // Plans live for the whole run, and timelines would be the largest part of them.
+    footprint.timeline = Vec::new();
+    Rehearsed {
+        held,
+        kept: footprint.stays + left,
+        planning,
+        beside,
+        loader_limit,
+        optimizer_state,
+        operations: trace.calls().count(),
+        running_state: replaced,
+        trace: (footprint.paging.is_some() && memory.keeps_pages()).then(|| Arc::new(trace)),
+        footprint,
+    }
+}
+
+/// One page, if the pool of the smallest pages can be full at times. Whether a small operation
+/// works in place, and in which order buffers are released, differs slightly between runs of the
+/// same program, depending on how its threads interleave.
+fn page_for_small_buffers(footprint: &Footprint) -> Bytes {
+    let paging = footprint.paging.as_ref().filter(|paging| !paging.is_refused());
+    let sizes = paging.iter().flat_map(|paging| paging.pages.keys());
+    let smallest = sizes.copied().find(|size| *size > Bytes::ZERO);
+    smallest
+        .filter(|size| paging.is_some_and(|paging| paging.full.contains(size)))
+        .unwrap_or_default()
+}
+
+/// The memory that recording a micro-step of `calls` calls takes, including the descriptions of
+/// `trace`.
+pub(crate) fn recording_bytes(memory: &dyn MemoryModel, trace: &Trace, calls: usize) -> Bytes {
+    let of_calls = Bytes::new(HOST_BYTES_PER_CALL.get() * calls as u64);
+    match memory.is_on_host() {
+        true => of_calls + host_bytes_of_descriptions(trace),
+        false => Bytes::ZERO,
+    }
+}
+
+/// The memory that burn's training loop takes apart from tensors: the items of a loader's batch,
+/// metrics, loggers. Measured at 0.1 to 0.6 MiB.
+fn loop_bytes(memory: &dyn MemoryModel) -> Bytes {
+    if memory.is_on_host() { Bytes::mib(1) } else { Bytes::ZERO }
+}
+
+/// The optimizer's state at the end of the first iteration. At the end of the second, a checkpoint
+/// may still hold the state of the first.
+fn state_at_end(trace: &Trace) -> Vec<TensorInfo> {
+    let end =
+        trace.steps.iter().position(|step| step.is_mark(&Mark::IterationEnd)).unwrap_or_default();
+    let is_state = |index: &TensorIndex| {
+        let label = trace.tensor(*index).label.as_ref();
+        label.is_some_and(|label| label.category == Category::OptimizerState)
+    };
+    let state = trace.alive_before(OpIndex(end as u32)).into_iter().filter(is_state);
+    state.map(|index| trace.tensor(index).clone()).collect()
+}
+
+/// The number of calls in the longest micro-step of a rehearsal.
+fn longest_micro_step(trace: &Trace) -> usize {
+    let parts = trace.steps.split(|step| matches!(step, Step::Mark(_)));
+    let calls = |part: &[Step]| part.iter().filter(|step| matches!(step, Step::Call(_))).count();
+    parts.map(calls).max().unwrap_or_default()
+}
+
+/// The learner's model for validation, made the way burn does.
+pub(crate) fn validation_model<LC: LearningComponentsTypes>(
+    learner: &burn::train::Learner<LC>,
+) -> LC::InferenceModel {
+    learner.model().valid()
+}

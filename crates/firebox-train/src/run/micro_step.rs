@@ -1,0 +1,219 @@
+//! Runs one micro-step: records it, checks it against the budget, then runs it or splits it
+//! further. The training and validation loops call it for each range of a plan.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::module::Module;
+use burn::tensor::backend::Backend;
+use firebox_lazy::{
+    LazyBackend, RecordError, Recorder, SavedStates, TrainingGuard, loader_streams, restore,
+};
+use firebox_trace::{Bytes, Items};
+
+use crate::device::DeviceMemory;
+use crate::error::{Phase, TrainError, panic_message};
+use crate::planner::shape::Shape;
+use crate::planner::{Admission, Applicant, Planner};
+use crate::share::with_share;
+use crate::splitter::Splitter;
+use crate::statistics::Pooled;
+
+/// Runs a step on a range of `batch`, in parts if the range does not fit, and hands every output
+/// with its weight to a sink.
+pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
+    pub(crate) phase: Phase,
+    /// Fails if the batch must not be split. Otherwise returns the memory that the check took.
+    pub(crate) may_split: &'a mut dyn FnMut(&Planner) -> Result<Bytes, TrainError>,
+    pub(crate) planner: &'a mut Planner,
+    pub(crate) module: &'a M,
+    /// Whether the module has tensors that a step may replace.
+    pub(crate) keeps_statistics: bool,
+    pub(crate) splitter: &'a S,
+    pub(crate) batch: &'a I,
+    pub(crate) shape: Shape,
+    /// Whether the plan was made on this same batch.
+    pub(crate) rehearsed: bool,
+    /// What is alive next to the micro-step.
+    pub(crate) held: Bytes,
+    /// What is alive in addition once the batch is split further than planned: the gradient sum, if
+    /// the plan does not include one.
+    pub(crate) sum: Bytes,
+    /// The device's queue, with the guard that keeps other threads away from it.
+    pub(crate) queue: Queue<'a, B>,
+    /// Pools the running statistics of the parts into those of the batch, if the user asked for it.
+    pub(crate) pooled: Option<Pooled<B>>,
+}
+
+/// The queue of a fusing device, shared by the training thread and burn's threads for metrics and
+/// checkpoints.
+pub(crate) struct Queue<'a, B: LazyBackend> {
+    pub(crate) training: Option<&'a TrainingGuard>,
+    pub(crate) device: &'a B::Device,
+}
+
+impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
+    /// Runs `work` while no other thread is at the queue, then empties the queue.
+    pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+        let Some(training) = self.training else { return work() };
+        training.alone(|| {
+            training.collect();
+            let result = work();
+            self.drain();
+            result
+        })
+    }
+
+    /// Gives back unused pages of the training thread and of loader threads, if there is no room
+    /// otherwise.
+    pub(crate) fn prepare(&self, admission: Admission) {
+        if admission == Admission::RunsOnceGivenBack {
+            log::debug!("pages that other batches have left are given back");
+            self.give_back();
+        }
+    }
+
+    /// Gives back the pages that a rehearsal opened, if it ran parts of a step to read values. The
+    /// next rehearsal then starts with only the pages that are held anyway, so planning needs no
+    /// more than the largest rehearsal.
+    pub(crate) fn after_rehearsal(&self, recorder: &Recorder) {
+        if !recorder.refuses_reads() {
+            self.give_back();
+        }
+    }
+
+    /// Gives back pages that no buffer lies on.
+    fn give_back(&self) {
+        self.alone(|| give_back::<B>(self.device));
+    }
+
+    /// Empties the queue.
+    fn drain(&self) {
+        if self.training.is_some() {
+            B::Base::drain(self.device);
+        }
+    }
+}
+
+/// Gives back pages that no buffer lies on, those of the calling thread and of loader threads.
+pub(crate) fn give_back<B: LazyBackend<Base: DeviceMemory>>(device: &B::Device) {
+    // wgpu frees a page only once the device no longer needs it.
+    let wait = || drop(<B::Base as Backend>::sync(device));
+    wait();
+    B::Base::give_back(device);
+    for stream in loader_streams() {
+        stream.executes(|| B::Base::give_back(device));
+    }
+    wait();
+}
+
+impl<B, M, I, S> MicroStep<'_, B, M, I, S>
+where
+    B: LazyBackend<Base: DeviceMemory>,
+    M: Module<B>,
+    S: Splitter<I>,
+{
+    pub(crate) fn run<T>(
+        &mut self,
+        range: Range<usize>,
+        step: &mut dyn FnMut(I) -> T,
+        sink: &mut dyn FnMut(T, f64) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let (micro, weight) = self.queue.alone(|| self.cut(range.clone()))?;
+        match self.attempt(range.len(), micro, step) {
+            Ok(output) => sink(output, weight),
+            Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
+            Err(error) => {
+                log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
+                self.planner.outgrow(self.phase, self.shape);
+                let needed = (self.may_split)(self.planner)?;
+                self.planner.predicted = self.planner.predicted.max(needed);
+                self.held += std::mem::take(&mut self.sum);
+                self.rehearsed = false;
+                let middle = range.start + range.len() / 2;
+                self.run(range.start..middle, step, sink)?;
+                self.run(middle..range.end, step, sink)
+            }
+        }
+    }
+
+    /// Called after the last micro-step of the batch.
+    pub(crate) fn finish(self) {
+        if let Some(pooled) = self.pooled {
+            self.queue.alone(|| pooled.finish(self.module));
+        }
+    }
+
+    /// Cuts the micro-batch of the items `range`, and computes its weight.
+    fn cut(&self, range: Range<usize>) -> Result<(I, f64), TrainError> {
+        let asked = range.len();
+        let cut = catch_unwind(AssertUnwindSafe(|| {
+            let micro = self.splitter.range(self.batch, range);
+            let got = self.splitter.items(&micro)?;
+            let weight = self.splitter.weight(&micro);
+            if got == asked {
+                Ok((micro, weight))
+            } else {
+                Err(TrainError::LostItems { asked, got })
+            }
+        }));
+        cut.unwrap_or_else(|panic| Err(self.panicked(asked, &*panic)))
+    }
+
+    fn panicked(&self, items: usize, panic: &(dyn std::any::Any + Send)) -> TrainError {
+        let message = panic_message(panic);
+        TrainError::StepPanicked { phase: self.phase, items: Items::new(items), message }
+    }
+
+    /// Records the step, and runs it if it fits. If it does not fit or panics, the module is
+    /// restored.
+    fn attempt<T>(
+        &mut self,
+        items: usize,
+        micro: I,
+        step: &mut dyn FnMut(I) -> T,
+    ) -> Result<T, TrainError> {
+        if let Some(pooled) = &mut self.pooled {
+            self.queue.alone(|| pooled.begin(self.module));
+        }
+        let snapshot = self.keeps_statistics.then(|| self.module.clone().into_record());
+        let states = SavedStates::save();
+        let recorder = self.planner.step_recorder(self.held);
+        let share = items as f64 / self.shape.items as f64;
+        let attempt = catch_unwind(AssertUnwindSafe(|| {
+            let recording = recorder.record::<B::Base, _>(|| with_share(share, || step(micro)))?;
+            let admission = self.planner.admit(&Applicant {
+                phase: self.phase,
+                trace: recording.trace(),
+                shape: self.shape,
+                held: self.held,
+                items,
+                rehearsed: self.rehearsed,
+            })?;
+            self.queue.prepare(admission);
+            let output = recording.run();
+            self.queue.drain();
+            Ok(output)
+        }));
+        let result = attempt.unwrap_or_else(|panic| Err(self.panicked(items, &*panic)));
+        if let (Ok(_), Some(pooled)) = (&result, &mut self.pooled) {
+            self.queue.alone(|| pooled.end(self.module, items));
+        }
+        if result.is_err() {
+            states.restore();
+            if let Some(snapshot) = snapshot {
+                let replaced = restore::<B, M>(self.module, snapshot)?;
+                self.planner.running_state.extend(replaced);
+            }
+        }
+        result
+    }
+}
+
+/// Whether the micro-batch was found too large before it ran.
+fn is_too_large(error: &TrainError) -> bool {
+    matches!(
+        error,
+        TrainError::GrewTooLarge { .. } | TrainError::Record(RecordError::ReadTooLarge { .. })
+    )
+}

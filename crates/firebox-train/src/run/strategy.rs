@@ -1,0 +1,475 @@
+//! The learning strategy: burn's training loop, with every batch run in the micro-batches of its
+//! plan.
+//!
+//! Events, learning-rate steps, checkpoints, early stopping and interrupts come in the order of
+//! burn's own single-device strategy. A batch that is run whole is therefore trained on exactly as
+//! burn does.
+
+mod account;
+mod accumulated;
+mod again;
+mod coupled;
+mod last_state;
+mod metrics;
+mod outcome;
+mod validation;
+mod work;
+
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex};
+
+use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::optim::lr_scheduler::LrScheduler;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{
+    InferenceStep, Interrupter, Learner, LearningComponentsMarker, SupervisedLearningStrategy,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
+};
+use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, TrainingGuard};
+use firebox_trace::Bytes;
+
+use crate::device::DeviceMemory;
+use crate::device::own_pool::TrainingPool;
+use crate::device::watch::Watch;
+use crate::error::{During, Phase, TrainError, panic_message};
+use crate::gradients::{Reduction, has_untrained};
+use crate::planner::Planner;
+use crate::planner::rehearsal::train_step;
+use crate::planner::shape::Shape;
+use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
+use crate::run::micro_step::{MicroStep, Queue};
+use crate::settings::Settings;
+use crate::signals::Signals;
+use crate::splitter::Splitter;
+use crate::statistics::Pooled;
+use crate::weights;
+use crate::whole::joined;
+
+use self::accumulated::Accumulated;
+use self::again::{restored_scheduler, seed_epoch, skip_epochs};
+use self::coupled::{Known, Means, ToSplit};
+pub(crate) use self::metrics::OUTPUTS_HELD;
+use self::metrics::{Output, Place, Sender};
+pub(crate) use self::outcome::{Outcome, OutcomeOf};
+use self::work::Work;
+
+/// How many batches after a new plan are compared with its prediction. An optimizer's state exists
+/// from the second batch on.
+const MEASURED_BATCHES: usize = 3;
+
+/// The components of burn's Learner for a model, an optimizer and a learning-rate scheduler.
+pub(crate) type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, O>;
+
+/// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
+pub(crate) struct AutoBatch<B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    O: Optimizer<M, B>,
+    LR: LrScheduler,
+{
+    pub(crate) settings: Settings,
+    pub(crate) train_splitter: ST,
+    pub(crate) valid_splitter: SV,
+    /// The scheduler before training.
+    pub(crate) scheduler: LR,
+    pub(crate) outcome: Arc<Mutex<OutcomeOf<B, LR, M, O>>>,
+    pub(crate) components: PhantomData<fn() -> B>,
+}
+
+impl<B, LR, M, O, ST, SV> SupervisedLearningStrategy<Components<B, LR, M, O>>
+    for AutoBatch<B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+    ST: Splitter<M::Input>,
+    SV: Splitter<<M::InnerModule as InferenceStep>::Input>,
+{
+    fn fit(
+        &self,
+        components: TrainingComponents<Components<B, LR, M, O>>,
+        mut learner: Learner<Components<B, LR, M, O>>,
+        train_loader: TrainLoader<Components<B, LR, M, O>>,
+        valid_loader: ValidLoader<Components<B, LR, M, O>>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<Components<B, LR, M, O>>) {
+        let device = learner.model().devices()[0].clone();
+        let train_loader = train_loader.to_device(&device);
+        let valid_loader = valid_loader.to_device(&device);
+        learner.fork(&device);
+        // Runs before loader threads are held back: the loader threads of skipped epochs end by
+        // themselves.
+        let skipped = catch_unwind(AssertUnwindSafe(|| {
+            let skips = if self.settings.seed.is_some() { starting_epoch - 1 } else { 0 };
+            skip_epochs(&*train_loader, skips);
+            skip_epochs(&*valid_loader, skips);
+        }));
+        let scheduler = if starting_epoch == 1 {
+            self.scheduler.clone()
+        } else {
+            restored_scheduler(&self.scheduler, &learner, &components.event_store)
+        };
+        let keeps_statistics = has_untrained::<B, M>(&learner.model());
+        let mut run = Run {
+            strategy: self,
+            scheduler,
+            scheduler_steps: 0,
+            learner,
+            processor: components.event_processor,
+            interrupter: components.interrupter.clone(),
+            accumulation: components.grad_accumulation.unwrap_or(1).max(1),
+            planner: None,
+            device: device.clone(),
+            saves: components.checkpointer.is_some(),
+            training: <B as LazyBackend>::Base::FUSES
+                .then(TrainingGuard::enter::<<B as LazyBackend>::Base>),
+            gate: LoaderGate::enter(),
+            loader_limit: Bytes::ZERO,
+            loader_items: 0,
+            latest: None,
+            unmeasured: 0,
+            watch: Watch::new(device.clone()),
+            position: (starting_epoch, 0),
+            batch_start: None,
+            optimizer_lost: false,
+            keeps_statistics,
+            known: Known::default(),
+            pool: <B as LazyBackend>::Base::own_pool(&device)
+                .map(|pool| TrainingPool::begin(pool, self.settings.others).into()),
+            signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
+            phantom: PhantomData,
+        };
+        // Until the first batch is planned, loader threads make no more than the training thread
+        // waits for.
+        run.gate.limit(Bytes::new(1));
+        let mut checkpointer = components.checkpointer;
+        let mut early_stopping = components.early_stopping;
+        let store = components.event_store;
+        let epochs = || {
+            skipped.unwrap_or_else(|panic| resume_unwind(panic));
+            for epoch in starting_epoch..=components.num_epochs {
+                let progress = Progress::new(epoch, components.num_epochs);
+                run.train_epoch(&*train_loader, &progress)?;
+                if !run.should_stop() {
+                    run.valid_epoch(&*valid_loader, &progress)?;
+                } else if !run.is_told_to_end() {
+                    return Ok(());
+                }
+                if let Some(checkpointer) = &mut checkpointer {
+                    checkpointer.checkpoint(&run.learner, epoch, &store);
+                }
+                if run.should_stop() {
+                    return Ok(());
+                }
+                if let Some(early_stopping) = &mut early_stopping
+                    && early_stopping.should_stop(epoch, &store)
+                {
+                    return Ok(());
+                }
+            }
+            Ok(())
+        };
+        let result = match catch_unwind(AssertUnwindSafe(epochs)) {
+            Ok(result) => result.map_err(|error| run.watch.explain(error)),
+            Err(panic) => Err(run.watch.panicked(&*panic)),
+        };
+        let lost = result.is_err() && run.watch.may_have_lost_checkpointers();
+        let ended = catch_unwind(AssertUnwindSafe(|| end_checkpoints(checkpointer, lost)));
+        let result = result
+            .and_then(|()| ended.map_err(|panic| run.watch.panicked(&*panic)))
+            .and_then(|()| checkpoint_written(&components.interrupter));
+        run.leave(result, &store);
+        (run.learner.model(), run.processor)
+    }
+}
+
+impl<B, LR, M, O, ST, SV> AutoBatch<B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    O: Optimizer<M, B>,
+    LR: LrScheduler,
+{
+    fn outcome(&self) -> std::sync::MutexGuard<'_, OutcomeOf<B, LR, M, O>> {
+        self.outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// A training run in progress.
+struct Run<'a, B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend + LazyBackend,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+{
+    strategy: &'a AutoBatch<B, LR, M, O, ST, SV>,
+    /// The scheduler as it was when training began, and the number of its steps since. burn's
+    /// Learner does not give access to its own.
+    scheduler: LR,
+    scheduler_steps: usize,
+    learner: Learner<Components<B, LR, M, O>>,
+    processor: SupervisedTrainingEventProcessor<Components<B, LR, M, O>>,
+    interrupter: Interrupter,
+    /// How many loader batches one optimizer step takes.
+    accumulation: usize,
+    planner: Option<Planner>,
+    device: B::Device,
+    /// Whether burn writes checkpoints.
+    saves: bool,
+    /// Drops the tensors that burn's metrics and checkpoint threads leave.
+    training: Option<TrainingGuard>,
+    /// Makes loader threads wait.
+    gate: LoaderGuard,
+    /// What each loader thread may have alive before it must wait.
+    loader_limit: Bytes,
+    /// The number of items in this epoch's loader.
+    loader_items: usize,
+    /// The shape of the latest training batch.
+    latest: Option<Shape>,
+    /// How many more batches to compare with a prediction.
+    unmeasured: usize,
+    watch: Watch<<B as LazyBackend>::Base>,
+    /// The epoch, and how many of its loader batches the model has learned from.
+    position: (usize, usize),
+    /// The model before the first micro-step since the last optimizer step, if it may have running
+    /// statistics.
+    batch_start: Option<M::Record>,
+    optimizer_lost: bool,
+    /// Whether the model has tensors that may be running statistics.
+    keeps_statistics: bool,
+    known: Known,
+    /// The device's pool if it is our own. In use from the first plan on.
+    pool: Option<Arc<TrainingPool>>,
+    signals: Option<Signals>,
+    phantom: PhantomData<B>,
+}
+
+type ValidInput<M, B> = <<M as AutodiffModule<B>>::InnerModule as InferenceStep>::Input;
+
+impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+    ST: Splitter<M::Input>,
+    SV: Splitter<ValidInput<M, B>>,
+{
+    fn train_epoch(
+        &mut self,
+        loader: &dyn burn::data::dataloader::DataLoader<B, M::Input>,
+        epoch: &Progress,
+    ) -> Result<(), TrainError> {
+        self.position = (epoch.items_processed, 0);
+        if let Some(seed) = self.strategy.settings.seed {
+            seed_epoch::<B>(&self.device, seed, epoch.items_processed);
+        }
+        self.loader_items = loader.num_items();
+        let mut iterator = self.gate.starting(|| loader.iter());
+        let mut iteration = 0;
+        let mut accumulated = Accumulated::new();
+        while let Some(batch) = self.gate.waiting(|| iterator.next()) {
+            iteration += 1;
+            self.train_batch(batch, &*iterator, iteration, epoch, &mut accumulated)?;
+            if self.should_stop() {
+                break;
+            }
+        }
+        if iteration == 0 {
+            return Err(TrainError::EmptyLoader);
+        }
+        // The unfinished group at the end of an epoch counts like any other.
+        if accumulated.batches > 0 {
+            self.optimizer_step(&mut accumulated, iteration)?;
+        }
+        if iteration > 0 && self.planner.is_none() {
+            return Err(TrainError::Weight { weight: 0.0 });
+        }
+        self.measure()?;
+        sender(&mut self.processor, &self.training, &self.gate).end_trained(epoch.items_processed);
+        Ok(())
+    }
+
+    fn train_batch(
+        &mut self,
+        batch: M::Input,
+        iterator: &dyn DataLoaderIterator<M::Input>,
+        iteration: usize,
+        epoch: &Progress,
+        accumulated: &mut Accumulated<M>,
+    ) -> Result<(), TrainError> {
+        let loader = iterator.progress();
+        let items = self.strategy.train_splitter.items(&batch)?;
+        if items == 0 {
+            return Err(TrainError::EmptyBatch { phase: Phase::Training });
+        }
+        let reduction = self.strategy.settings.reduction;
+        let weight = self.strategy.train_splitter.weight(&batch);
+        let Some(total) = weights::of_batch(weight, reduction)? else {
+            log::warn!("batch {iteration} is left out: nothing in it counts in the loss");
+            return Ok(());
+        };
+        if accumulated.batches == 0 {
+            self.learner.lr_step();
+        }
+        let Work { shape, ranges, held, sum, rehearsed } =
+            self.plan_training(&batch, items, total)?;
+        if accumulated.batches == 0 && self.keeps_statistics {
+            self.batch_start = Some(self.learner.model().into_record());
+        }
+        let strategy = self.strategy;
+        let (splitter, settings) = (&strategy.train_splitter, &strategy.settings);
+        if accumulated.batches == 0 {
+            accumulated.reference = total;
+        }
+        accumulated.batches += 1;
+        let steps = accumulated.batches >= self.accumulation;
+        let model = self.learner.model();
+        let planner = self.planner.as_mut().expect("a plan was made above");
+        let mut is_asked = ranges.len() > 1;
+        let (known, learner) = (&mut self.known, &self.learner);
+        let halves = items / 2;
+        let to_split = ToSplit {
+            batch: &batch,
+            items,
+            weight: total,
+            micro_batch: halves,
+            splitter,
+            settings,
+        };
+        let mut micro_step = MicroStep::<B, M, M::Input, ST> {
+            phase: Phase::Training,
+            may_split: &mut |planner| match std::mem::replace(&mut is_asked, true) {
+                true => Ok(Bytes::ZERO),
+                false => Means::of(planner, held + sum).ask(known, learner, &to_split),
+            },
+            planner,
+            module: &model,
+            keeps_statistics: self.keeps_statistics,
+            splitter,
+            batch: &batch,
+            shape,
+            rehearsed,
+            held,
+            sum,
+            queue: queue(&self.training, &self.device),
+            pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),
+        };
+        let queue = queue::<B>(&self.training, &self.device);
+        let watch = &self.watch;
+        let mut sender = sender(&mut self.processor, &self.training, &self.gate);
+        let at = Place { loader, epoch: epoch.clone(), iteration, lr: Some(learner.lr_current()) };
+        // Like burn, sends the output of the last micro-step after the optimizer step.
+        let mut pending = None;
+        let (join, mut outputs) = (settings.joins.of(), Vec::new());
+        let mut parts = 0.0;
+        if join.is_some() {
+            sender.done_with_all();
+        }
+        for range in ranges {
+            if let Some(earlier) = pending.take() {
+                sender.trained(&at, earlier);
+            }
+            micro_step.run(
+                range,
+                &mut |micro| train_step(learner, &model, micro),
+                &mut |output, weight| {
+                    watch.heard_nothing()?;
+                    parts += weight;
+                    // A micro-batch that counts nothing has no loss: its mean is not a number.
+                    let scale = weights::scale(weight, accumulated.reference, reduction);
+                    let Some(scale) = scale else { return Ok(()) };
+                    if join.is_some() {
+                        outputs.push((output.item, weight));
+                    } else if let Some(earlier) = pending.replace(Output::of_latest(output.item)) {
+                        sender.trained(&at, earlier);
+                    }
+                    queue.alone(|| accumulated.sum.add(&model, output.grads, scale));
+                    Ok(())
+                },
+            )?;
+        }
+        micro_step.finish();
+        if let Some(join) = join {
+            pending = queue.alone(|| joined(join, reduction, outputs)).map(Output::of_latest);
+        }
+        drop(model);
+        drop(batch);
+        if reduction == Reduction::Mean && weights::differ(parts, total, items) {
+            return Err(TrainError::UnequalWeights { parts, whole: total });
+        }
+        accumulated.weight += parts;
+        if steps {
+            self.optimizer_step(accumulated, iteration)?;
+        }
+        if self.unmeasured > 0 && steps {
+            self.unmeasured -= 1;
+            self.measure()?;
+        }
+        if let Some(last) = pending {
+            self::sender(&mut self.processor, &self.training, &self.gate).trained(&at, last);
+        }
+        Ok(())
+    }
+
+    fn optimizer_step(
+        &mut self,
+        accumulated: &mut Accumulated<M>,
+        iteration: usize,
+    ) -> Result<(), TrainError> {
+        let done = std::mem::replace(accumulated, Accumulated::new());
+        let Accumulated { mut sum, reference, weight, .. } = done;
+        let rest = weights::rest(reference, weight, self.strategy.settings.reduction);
+        let pool = self.pool.as_deref();
+        let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
+        let stepped = queue::<B>(&self.training, &self.device).alone(|| {
+            let grads = sum.finish(&self.learner.model(), rest);
+            // From here on, a failure loses the model.
+            self.watch.check()?;
+            lasting(true);
+            self.watch.begin(During::OptimizerStep);
+            let learner = &mut self.learner;
+            catch_unwind(AssertUnwindSafe(|| learner.optimizer_step(grads))).map_err(|panic| {
+                self.optimizer_lost = true;
+                TrainError::OptimizerPanicked { message: panic_message(&*panic) }
+            })?;
+            self.watch.check()
+        });
+        lasting(false);
+        stepped?;
+        self.watch.begin(During::MicroSteps);
+        if let Some(planner) = &mut self.planner {
+            planner.has_run(Phase::Training);
+        }
+        self.scheduler_steps += 1;
+        self.position.1 = iteration;
+        self.batch_start = None;
+        Ok(())
+    }
+}
+
+fn queue<'a, B: LazyBackend>(
+    training: &'a Option<TrainingGuard>,
+    device: &'a B::Device,
+) -> Queue<'a, B> {
+    Queue { training: training.as_ref(), device }
+}
+
+fn sender<'a, P>(
+    processor: &'a mut P,
+    training: &'a Option<TrainingGuard>,
+    gate: &'a LoaderGuard,
+) -> Sender<'a, P> {
+    Sender { processor, training: training.as_ref(), gate }
+}

@@ -1,0 +1,132 @@
+//! Keeps account of a run's memory: reports its plans, describes what is alive outside of its
+//! steps, and compares predictions with measurements.
+
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::optim::lr_scheduler::LrScheduler;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{InferenceStep, TrainStep};
+use firebox_lazy::LazyBackend;
+use firebox_trace::Bytes;
+
+use super::{Run, sender};
+use crate::device::DeviceMemory;
+use crate::error::{Phase, TrainError, over_budget};
+use crate::planner::growth::Growth;
+use crate::planner::overhead::Beside;
+use crate::planner::rehearsal::Iterations;
+use crate::planner::shape::Shape;
+
+impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+{
+    /// For how many consecutive batches of this shape to plan, or `None` if that plan exists.
+    pub(super) fn to_plan(&self, phase: Phase, shape: Shape) -> Option<Iterations> {
+        let again = self.accumulation > 1 || self.latest == Some(shape);
+        self.planner.as_ref().and_then(|planner| planner.to_plan(phase, shape, again))
+    }
+
+    /// Prepares for a batch of another shape than the latest. On a pool of our own, it must begin
+    /// without the other batch's outputs: the dry twin knows where the outputs of a batch of the
+    /// same shape lie, but not those of another.
+    pub(super) fn change_shape(&mut self, latest: Option<Shape>, shape: Shape) {
+        if self.pool.is_some() && latest.is_some_and(|latest| latest != shape) {
+            sender(&mut self.processor, &self.training, &self.gate).done_with_all();
+        }
+    }
+
+    /// Prepares the pages that batches of this shape need, if the pool is our own.
+    pub(super) fn prepare_pool(&mut self, phase: Phase, shape: Shape) -> Result<(), TrainError> {
+        let (Some(pool), Some(planner)) = (&self.pool, &mut self.planner) else {
+            return Ok(());
+        };
+        pool.limit(planner.budget);
+        if let Some(pages) = planner.pool_pages(phase, shape) {
+            let queue = super::queue::<B>(&self.training, &self.device);
+            let reserved = queue.alone(|| pool.prepare(pages))?;
+            planner.predicted = planner.predicted.max(reserved);
+        }
+        Ok(())
+    }
+
+    /// Reports how batches of this shape are run from now on.
+    pub(super) fn report(&self, phase: Phase, shape: Shape) {
+        let planner = self.planner.as_ref().expect("a plan was made");
+        if planner.has_run_steps() {
+            <B as LazyBackend>::Base::give_back(&self.device);
+        }
+        let planned = planner.planned(phase, shape).expect("a plan was made");
+        let plans = &mut self.strategy.outcome().plans;
+        let model = self.learner.model();
+        let settings = &self.strategy.settings;
+        let report = settings.report::<B, M>(&model, planner, (phase, planned), plans);
+        plans.push(report);
+    }
+
+    /// What goes on outside of the steps for batches of `items` items.
+    pub(super) fn beside(&self, items: usize) -> Beside {
+        let workers = self.gate.workers();
+        let batches = self.loader_items.div_ceil(items).div_ceil(workers.max(1));
+        let counted = match self.gate.largest_batch() {
+            Bytes::ZERO => self.gate.peak_of_worker(),
+            largest => largest,
+        };
+        Beside { workers, batches, limit: self.loader_limit, counted, saves: self.saves }
+    }
+
+    /// Sets how much each loader thread may have alive before it must wait. There is no limit if
+    /// loader threads make no tensors.
+    pub(super) fn let_loaders_ahead(&mut self, limit: Bytes) {
+        self.loader_limit = limit;
+        self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
+    }
+
+    /// Compares what training holds with the prediction. If a device's allocator holds more, later
+    /// plans use less of the budget. More than the budget is a warning, or an error if the user
+    /// asked for that.
+    pub(super) fn measure(&mut self) -> Result<(), TrainError> {
+        let settings = &self.strategy.settings;
+        let Some(planner) = &mut self.planner else { return Ok(()) };
+        let (predicted, budget) = (planner.predicted, planner.budget);
+        let mut outcome = self.strategy.outcome();
+        let memory = outcome.memory.get_or_insert_default();
+        memory.predicted = predicted;
+        let usage = <B as LazyBackend>::Base::pool_usage(&self.device);
+        let others = settings.others.held;
+        let (measured, limit) = match usage {
+            Some(usage) => (Some(usage.reserved - others), budget),
+            None => (planner.growth.as_mut().and_then(Growth::measured), Growth::limit(budget)),
+        };
+        let known = memory.measured.unwrap_or_default();
+        let Some(measured) = measured.filter(|measured| *measured > known) else { return Ok(()) };
+        memory.measured = Some(measured);
+        match usage {
+            Some(usage) if measured > predicted => {
+                log::warn!(
+                    "the device has {usage}, {others} of it for other tensors, and {predicted} were predicted: later plans \
+                     leave that much more room"
+                );
+                planner.be_cautious(predicted.ratio(measured));
+            }
+            Some(usage) => log::info!("the device has {usage}, and {predicted} were predicted"),
+            None => {
+                log::info!("the process has grown by {measured}, and {predicted} were predicted")
+            }
+        }
+        if measured > limit && settings.is_strict {
+            return Err(TrainError::OverBudget { measured, predicted, budget });
+        }
+        // Warns once, and not again for every few bytes more.
+        if measured > limit && known <= limit {
+            let text = over_budget(measured, predicted, budget);
+            settings.say(log::Level::Warn, &format!("warning: {text}"));
+        }
+        Ok(())
+    }
+}

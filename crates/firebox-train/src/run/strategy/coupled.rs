@@ -1,0 +1,205 @@
+//! Asks, before a batch is split for the first time, whether its gradient is the sum over its
+//! parts. The check itself is in `check`.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{Learner, LearningComponentsTypes, TrainStep};
+use firebox_lazy::LazyBackend;
+use firebox_trace::{Bytes, MemoryModel};
+
+use crate::check::{Check, HIDDEN_WEIGHTS, Host, OF_STATISTICS, Outcome, SplitCheck};
+use crate::device::DeviceMemory;
+use crate::error::TrainError;
+use crate::planner::Planner;
+use crate::run::micro_step::give_back;
+use crate::settings::Settings;
+use crate::splitter::Splitter;
+use crate::weights;
+
+/// How many batches are checked before giving up.
+const ATTEMPTS: usize = 8;
+
+/// A split batch may take this many times as long without a warning.
+const SLOW: f64 = 2.0;
+
+/// What is known about whether batches may be split.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    /// How many batches were checked.
+    asked: usize,
+    asks: Asks,
+    found: SplitCheck,
+}
+
+/// Which batches are checked from now on.
+#[derive(Clone, Copy, Debug, Default)]
+enum Asks {
+    /// The next one.
+    #[default]
+    Next,
+    /// One whose items have another average weight than `each`. No check has shown yet whether the
+    /// weights are right where they differ.
+    Unless { each: f64 },
+    /// None.
+    No,
+}
+
+impl Known {
+    /// Whether checking a batch of `items` items with total weight `weight` would tell more.
+    fn asks(&self, items: usize, weight: f64) -> bool {
+        match self.asks {
+            _ if self.asked >= ATTEMPTS => false,
+            Asks::Next => true,
+            Asks::Unless { each } => weights::differ(each * items as f64, weight, items),
+            Asks::No => false,
+        }
+    }
+
+    pub(super) fn split_check(&self) -> SplitCheck {
+        self.found.clone()
+    }
+}
+
+impl SplitCheck {
+    /// Whether it is unknown because weights made no difference.
+    fn hides_weights(&self) -> bool {
+        matches!(self, Self::Unknown(why) if why == HIDDEN_WEIGHTS)
+    }
+}
+
+/// A batch that is about to be split.
+pub(super) struct ToSplit<'a, I, S> {
+    pub(super) batch: &'a I,
+    pub(super) items: usize,
+    pub(super) weight: f64,
+    /// The most items in one of its micro-batches.
+    pub(super) micro_batch: usize,
+    pub(super) splitter: &'a S,
+    pub(super) settings: &'a Settings,
+}
+
+/// What a check needs.
+pub(super) struct Means {
+    memory: Arc<dyn MemoryModel>,
+    budget: Bytes,
+    held: Bytes,
+    kept: Arc<AtomicU64>,
+    normalizes: bool,
+}
+
+impl Means {
+    /// Takes the memory that is free next to `held`.
+    pub(super) fn of(planner: &Planner, held: Bytes) -> Self {
+        Self {
+            memory: planner.memory.clone(),
+            budget: planner.budget - held,
+            held,
+            kept: planner.kept.clone(),
+            normalizes: !planner.running_state.is_empty(),
+        }
+    }
+
+    /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
+    /// memory that the check needed, including what is held.
+    pub(super) fn ask<LC, S, M, I>(
+        &self,
+        known: &mut Known,
+        learner: &Learner<LC>,
+        to_split: &ToSplit<'_, I, S>,
+    ) -> Result<Bytes, TrainError>
+    where
+        LC: LearningComponentsTypes<TrainingModel = M>,
+        LC::Backend: LazyBackend<Base: DeviceMemory>,
+        <LC::Backend as AutodiffBackend>::InnerBackend:
+            LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
+        M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
+        S: Splitter<I>,
+    {
+        let ToSplit { batch, items, weight, micro_batch, splitter, settings } = *to_split;
+        if !known.asks(items, weight) {
+            return Ok(Bytes::ZERO);
+        }
+        let mut check = Check {
+            learner,
+            splitter,
+            batch,
+            items,
+            weight,
+            reduction: settings.reduction,
+            memory: self.memory.clone(),
+            budget: self.budget,
+            needed: Cell::new(Bytes::ZERO),
+            pace: RefCell::default(),
+            kept: self.kept.clone(),
+            normalizes: self.normalizes,
+            host: (!self.memory.is_on_host()).then(Host::new),
+        };
+        let mut outcome = check.run()?;
+        if let (Outcome::NotCheckable(why), Some(_)) = (&outcome, check.host.take())
+            && why != OF_STATISTICS
+        {
+            log::info!("whether batches may be split is asked on the device: {why}");
+            outcome = check.run_in_thirds(micro_batch)?;
+            // The thirds opened pages that training does not need.
+            if let Some(device) = learner.model().devices().first() {
+                give_back::<LC::Backend>(device);
+            }
+        }
+        known.asked += 1;
+        let warn = |text: &str| settings.say(log::Level::Warn, &format!("warning: {text}"));
+        (known.asks, known.found) = match outcome {
+            Outcome::Agrees { each: Some(each) } => {
+                // Items of equal weight say nothing about an earlier batch whose weights did not
+                // show.
+                let earlier = std::mem::take(&mut known.found);
+                let hidden = Some(earlier).filter(|found| found.hides_weights());
+                (Asks::Unless { each }, hidden.unwrap_or(SplitCheck::Agrees))
+            }
+            Outcome::Agrees { each: None } => (Asks::No, SplitCheck::Agrees),
+            Outcome::Differs { coupling, by, parameter, first } => {
+                let cause = TrainError::Coupled { coupling, by, parameter, first };
+                if !settings.accepted.contains(&coupling) {
+                    return Err(cause);
+                }
+                log::warn!("{cause}");
+                (Asks::No, SplitCheck::Accepted(coupling))
+            }
+            Outcome::NotCheckable(why) => {
+                warn(&format!("whether batches may be split is not known: {why}"));
+                (Asks::No, SplitCheck::Unknown(why))
+            }
+            Outcome::NotEstablished(why) => {
+                if known.asked == 1 || known.found == SplitCheck::Agrees {
+                    settings.say(
+                        log::Level::Info,
+                        &format!("whether batches may be split is not known yet: {why}; the next batches are asked"),
+                    );
+                }
+                (Asks::Next, SplitCheck::Unknown(why.to_owned()))
+            }
+        };
+        if let (ATTEMPTS, Asks::Next | Asks::Unless { .. }, SplitCheck::Unknown(why)) =
+            (known.asked, known.asks, &known.found)
+        {
+            warn(&format!(
+                "whether batches may be split is not known after {ATTEMPTS} of them: {why}"
+            ));
+        }
+        // Kernels that are compiled and tuned on first use make a device's first times meaningless.
+        let is_first = known.asked == 1 && self.memory.is_on_host();
+        if let Some(slowdown) = check.pace.borrow().slowdown(items, micro_batch)
+            && is_first
+            && slowdown > SLOW
+        {
+            warn(&format!(
+                "in micro-batches of {micro_batch} of {items} items a step takes about {slowdown:.1} times as long as at once, by what a \
+                 few items took: a larger budget is faster"
+            ));
+        }
+        Ok(check.needed.get() + self.held)
+    }
+}

@@ -1,0 +1,98 @@
+//! Ends a run: notices requests to stop, and hands back why training ended and the state to resume
+//! from.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::optim::lr_scheduler::LrScheduler;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{InferenceStep, Interrupter, TrainStep};
+use firebox_lazy::{LazyBackend, restore};
+
+use super::{Run, ValidInput};
+use crate::device::DeviceMemory;
+use crate::error::{LastState, TrainError};
+use crate::run::capture::records;
+use crate::signals::Signals;
+use crate::splitter::Splitter;
+
+impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    LR: LrScheduler + 'static,
+    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep,
+    O: Optimizer<M, B> + 'static,
+    ST: Splitter<M::Input>,
+    SV: Splitter<ValidInput<M, B>>,
+{
+    /// Whether training must end because of the interrupter or a signal.
+    pub(super) fn should_stop(&self) -> bool {
+        let signal = self.signals.as_ref().and_then(Signals::seen);
+        if let Some(signal) = signal.filter(|_| !self.interrupter.should_stop()) {
+            self.interrupter.stop(Some(signal));
+            let (epoch, iteration) = self.position;
+            let text =
+                format!("{signal}: training ends in epoch {epoch}, behind batch {iteration}");
+            self.strategy.settings.say(log::Level::Warn, &text);
+        }
+        self.interrupter.should_stop()
+    }
+
+    /// Whether a signal asked training to end.
+    pub(super) fn is_told_to_end(&self) -> bool {
+        self.signals.as_ref().is_some_and(|signals| signals.seen().is_some())
+    }
+
+    /// Stores the result of training in the outcome: the error, if any, and the state to resume
+    /// from.
+    pub(super) fn leave(&mut self, result: Result<(), TrainError>, store: &EventStoreClient) {
+        let loses_the_model = result.as_ref().is_err_and(TrainError::loses_the_model);
+        let state = || (!loses_the_model).then(|| self.last_state(store));
+        let state = catch_unwind(AssertUnwindSafe(state)).ok().flatten();
+        let mut outcome = self.strategy.outcome();
+        match result {
+            Ok(()) => {
+                outcome.at_end = state;
+                outcome.stopped = stopped(&self.interrupter);
+                outcome.split_check = self.known.split_check();
+            }
+            Err(cause) => {
+                self.watch.come_to_rest_after(&cause);
+                outcome.failure = Some((cause, state));
+            }
+        }
+    }
+
+    /// The state to resume from.
+    fn last_state(&mut self, store: &EventStoreClient) -> LastState<M, O::Record, LR::Record<B>> {
+        self.give_back_statistics();
+        let optimizer =
+            if self.optimizer_lost { None } else { records(&self.learner, store).optimizer };
+        // Steps only now, because a scheduler may share its counters with its clones.
+        for _ in 0..self.scheduler_steps {
+            self.scheduler.step();
+        }
+        let scheduler = self.scheduler.to_record::<B>();
+        let (epoch, iteration) = self.position;
+        LastState { model: self.learner.model(), optimizer, scheduler, epoch, iteration }
+    }
+
+    /// Restores the running statistics that the model had at the last optimizer step.
+    fn give_back_statistics(&mut self) {
+        if let Some(start) = self.batch_start.take()
+            && let Err(error) = restore::<B, M>(&self.learner.model(), start)
+        {
+            log::error!("the running statistics are those of a part of a batch: {error}");
+        }
+    }
+}
+
+/// Why training was stopped, if it was.
+fn stopped(interrupter: &Interrupter) -> Option<String> {
+    let message = || interrupter.get_message().unwrap_or_else(|| "interrupted".to_owned());
+    interrupter.should_stop().then(message)
+}
