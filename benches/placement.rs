@@ -1,13 +1,13 @@
-//! Compares ways to place buffers on a page: online ones, which see one request after the other, and
-//! offline ones, which know all requests in advance.
+//! Compares ways to place buffers on a page: online ones, which see one request after the other,
+//! and offline ones, which know all requests in advance.
 //!
-//! The requests are those of four training iterations with Adam on a card without memory. Ratios are
-//! relative to the bytes in use at the peak, which no placement can do without.
+//! The requests are those of four training iterations with Adam on a card without memory. Ratios
+//! are relative to the bytes in use at the peak, which no placement can do without.
 //!
 //! `two-ended` is what the pool does: the threshold and the page size come from
-//! [`firebox_pool::pack`]. The offline ways are those of TensorFlow Lite (Pisarchyk and Lee, "Efficient
-//! memory management for deep neural net inference", 2020: by size and by breadth) and of XLA
-//! (`GlobalDecreasingSizeBestFitHeap` in its heap simulator: by lifetime).
+//! [`firebox_pool::pack`]. The offline ways are those of TensorFlow Lite (Pisarchyk and Lee,
+//! "Efficient memory management for deep neural net inference", 2020: by size and by breadth) and
+//! of XLA (`GlobalDecreasingSizeBestFitHeap` in its heap simulator: by lifetime).
 
 #[allow(dead_code, reason = "it has one part")]
 #[path = "harness/machine.rs"]
@@ -184,8 +184,8 @@ fn online(page: &[Lifetime], fit: Fit, size: u64) -> u64 {
     space.high()
 }
 
-/// The bytes that are used if buffers get their places in this order: the smallest gap between those that have one and live at the
-/// same time.
+/// The bytes used if buffers get their places in this order: each takes the smallest gap between
+/// those that have a place and live at the same time.
 fn offline(page: &[Lifetime], order: &[usize]) -> u64 {
     let mut placed: Vec<(u64, usize)> = Vec::new();
     let mut high = 0;

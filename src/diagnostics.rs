@@ -1,4 +1,5 @@
-//! What the compiler says to a user who forgets [`Lazy`](crate::Lazy); compiled by documentation tests only.
+//! The compiler's message to a user who forgets [`Lazy`](crate::Lazy). Compiled by documentation
+//! tests only.
 //!
 //! This compiles:
 //!

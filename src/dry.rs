@@ -1,6 +1,5 @@
-//! What training reserves on a GPU that need not be there: cards, dry devices, and the memory model over them.
-//!
-//! Everything is `firebox-dry`'s; the names of the two backends that have no memory are added.
+//! What training reserves on a GPU that need not exist: cards, dry devices, and the memory model
+//! that uses them. Re-exports `firebox-dry` and names the backends without memory.
 //!
 //! ```
 //! use burn::backend::Autodiff;
@@ -33,7 +32,7 @@ pub use firebox_dry::{
 };
 use firebox_pool::Pooled;
 
-/// burn's `Cuda` with fusion, without memory. A trace that is recorded on it needs no weights on the host either.
+/// burn's `Cuda` with fusion, without memory. A model on it needs no weights on the host either.
 pub type DryCuda = Fusion<CubeBackend<DryRuntime<Cuda>, f32, i32, u8>>;
 
 /// [`firebox::Cuda`](crate::Pooled), without memory.

@@ -220,6 +220,25 @@ fn every_file_can_be_read_in_one_sitting() {
     );
 }
 
+/// The longest line of a comment, in columns.
+const COMMENT_COLUMNS: usize = 100;
+
+/// The comment lines of a Rust file that are too long. A message of the compiler is quoted as it is.
+fn long_comments(path: &str) -> Vec<String> {
+    let text = read(path);
+    let is_long = |line: &&str| {
+        let is_quoted = line.starts_with("//!     ");
+        line.trim_start().starts_with("//") && !is_quoted && line.chars().count() > COMMENT_COLUMNS
+    };
+    text.lines().filter(is_long).map(|line| format!("{path}: {line}")).collect()
+}
+
+#[test]
+fn comments_fit_a_page() {
+    let long = rust_files().into_iter().flat_map(|path| long_comments(&path));
+    check_none("comment lines of more than 100 columns", &long.collect::<Vec<_>>());
+}
+
 /// A documentation test that must not compile proves something only next to one that does.
 #[test]
 fn the_example_that_must_not_compile_differs_from_the_other_in_the_backend() {

@@ -79,8 +79,8 @@ pub fn character(token: i32) -> char {
     }
 }
 
-/// The lines of this repository's documents: nine of ten to train on, and every tenth to validate; the longest first, so that lines
-/// of a batch are of about the same length.
+/// The lines of this repository's documents: nine of ten to train on, and every tenth to validate.
+/// The longest come first, so that the lines of a batch are about equally long.
 pub fn lines() -> anyhow::Result<(Vec<String>, Vec<String>)> {
     let root = env!("CARGO_MANIFEST_DIR");
     let files = [

@@ -9,7 +9,7 @@
 //! | | CubeCL's pools | this pool |
 //! |---|---|---|
 //! | pages | fixed sizes, up to a quarter of the card | per [`Region`], sized by the plan |
-//! | placement | first gap in the pool for the buffer's size | smallest gap of its region; small buffers at the other end where the plan says so |
+//! | placement | first gap in the pool for the buffer's size | by the plan, see [`Fit`] |
 //! | threads | one stream and one pool each | one stream and one pool for all |
 //! | order | requests in batches of 32, frees when the server notices them | program order |
 //! | out of memory | panic on the device's thread | error at the next `sync`, `flush` or `read` |

@@ -426,8 +426,8 @@ pub fn index_in_trace<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>) -> Opti
     tensor.trace_index()
 }
 
-/// Adds a mark to the trace that this thread is recording on `B`: a [`Mark`] that memory models know,
-/// or a text, which changes nothing. Does nothing outside a recording.
+/// Adds a mark to the trace that this thread is recording on `B`: a [`Mark`] that memory models
+/// know, or a text, which changes nothing. Does nothing outside a recording.
 pub fn mark<B: Backend>(mark: impl Into<Mark>) {
     session::with::<B, _>(|session| session.mark(mark.into()));
 }
