@@ -104,10 +104,10 @@ pub use firebox_trace::{
     TensorIndex, TensorInfo, TensorType, Trace, Use,
 };
 pub use firebox_train::{
-    BesideBytes, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder,
-    During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder, MemoryUse, Phase,
-    PlanReport, PlanningCost, PoolUsage, Reduction, SplitCheck, Splitter, TrainError, batch_share,
-    join, label_parameters, newest_checkpoint,
+    ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder, During,
+    FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder, MemoryUse, OverheadBytes,
+    Phase, PlanReport, PlanningCost, PoolUsage, Reduction, SplitCheck, Splitter, TrainError,
+    batch_share, join, label_parameters, newest_checkpoint,
 };
 
 pub use firebox_pool::Pooled;

@@ -296,7 +296,7 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Predictions> {
     };
     let latest = fitted.plans.iter().enumerate().filter(is_latest);
     let latest: Vec<_> = latest.map(|(_, plan)| plan).collect();
-    let small_page = latest.iter().map(|plan| plan.beside.small_page).max().unwrap_or_default();
+    let small_page = latest.iter().map(|plan| plan.overhead.small_page).max().unwrap_or_default();
     // firebox's own pool has a page for each kind of buffer. Each is as large as in the plan that
     // needs the largest.
     let pools = latest.iter().filter_map(|plan| plan.paging.as_ref()?.pool);

@@ -8,7 +8,7 @@ use cubecl_runtime::server::ServerError;
 
 use crate::pool::{Lifted, Needed, PageId, Pages, Place, Pool, PoolMemory, Region, SMALL};
 use crate::refusal::{NoPlace, Refusals, Why};
-use crate::server::{Buffer, Course, PoolServer};
+use crate::server::{Buffer, PoolServer, Training};
 use crate::space::Fit;
 
 /// A buffer being moved, and its contents.
@@ -21,7 +21,7 @@ impl<R: Runtime> PoolServer<R> {
         self.pool.keep_lifetimes();
         self.pages.clear();
         self.measures = true;
-        self.course = None;
+        self.training = None;
         self.refusals = Refusals::default();
     }
 
@@ -48,25 +48,25 @@ impl<R: Runtime> PoolServer<R> {
             u64::MAX => u64::MAX,
             limited => limited - limited % alignment,
         };
-        let begun = self.course.map(|course| (course.region, course.is_prepared));
+        let begun = self.training.map(|training| (training.region, training.is_prepared));
         if begun.is_none() {
             self.refusals = Refusals::default();
         }
         let (region, is_prepared) = begun.unwrap_or((Region::Step, false));
-        self.course =
-            Some(Course { stream: stream.value, region, limit, largest_page, is_prepared });
+        self.training =
+            Some(Training { stream: stream.value, region, limit, largest_page, is_prepared });
     }
 
     /// Sets the region for the training thread's buffers from now on.
     pub(crate) fn enter(&mut self, region: Region) {
-        if let Some(course) = &mut self.course {
-            course.region = region;
+        if let Some(training) = &mut self.training {
+            training.region = region;
         }
     }
 
     /// Ends training and closes the pages without buffers.
     pub(crate) fn end(&mut self) {
-        self.course = None;
+        self.training = None;
         self.refusals = Refusals::default();
         for region in Region::ALL {
             self.release(region);
@@ -101,7 +101,7 @@ impl<R: Runtime> PoolServer<R> {
     /// time.
     pub(crate) fn prepare(&mut self, pages: Pages) -> Result<(), NoPlace> {
         self.close(None);
-        let is_prepared = self.course.is_none_or(|course| course.is_prepared);
+        let is_prepared = self.training.is_none_or(|training| training.is_prepared);
         let is_there = |region: &Region| {
             let open: Vec<u64> = self.pool.pages_of(*region).map(|(_, size)| size).collect();
             open == self.sizes(pages.of(*region)) && (is_prepared || open.is_empty())
@@ -145,8 +145,8 @@ impl<R: Runtime> PoolServer<R> {
                 result = Err(lost);
             }
         }
-        if let Some(course) = &mut self.course {
-            course.is_prepared = result.is_ok();
+        if let Some(training) = &mut self.training {
+            training.is_prepared = result.is_ok();
         }
         result
     }
@@ -162,7 +162,7 @@ impl<R: Runtime> PoolServer<R> {
 
     /// The page sizes of a region with `bytes` bytes in total.
     fn sizes(&self, bytes: u64) -> Vec<u64> {
-        let largest = self.course.map_or(u64::MAX, |course| course.largest_page);
+        let largest = self.training.map_or(u64::MAX, |training| training.largest_page);
         let (mut left, mut sizes) = (self.pool.taken_by(bytes), Vec::new());
         while left > largest {
             sizes.push(largest);
@@ -201,10 +201,10 @@ impl<R: Runtime> PoolServer<R> {
 
     /// Opens a page regardless of the limit, if the device has memory for it.
     fn open_beyond(&mut self, needed: Needed, size: u64) {
-        let course = self.course;
-        self.course = course.map(|course| Course { limit: u64::MAX, ..course });
+        let training = self.training;
+        self.training = training.map(|training| Training { limit: u64::MAX, ..training });
         let _page = self.open(needed, size);
-        self.course = course;
+        self.training = training;
     }
 
     fn write_moved(&self, place: Place, bytes: Result<Bytes, ServerError>) -> Result<(), NoPlace> {

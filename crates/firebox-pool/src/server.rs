@@ -45,7 +45,7 @@ impl Holder for Buffer {
 
 /// Training in progress.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Course {
+pub(crate) struct Training {
     /// The stream of the training thread.
     pub(crate) stream: u64,
     /// The region for the training thread's buffers.
@@ -68,7 +68,7 @@ pub struct PoolServer<R: Runtime> {
     /// Whether the server only measures which pages are needed. The wrapped server then needs no
     /// memory.
     pub(crate) measures: bool,
-    pub(crate) course: Option<Course>,
+    pub(crate) training: Option<Training>,
     /// Refusals that keep work from running.
     pub(crate) refusals: Refusals,
     pub(crate) utilities: Arc<ServerUtilities<Self>>,
@@ -124,7 +124,7 @@ impl<R: Runtime> DeviceService for PoolServer<R> {
             pool: Pool::new(alignment, Fit::Best),
             pages: HashMap::new(),
             measures: false,
-            course: None,
+            training: None,
             refusals: Refusals::default(),
             utilities,
         }
@@ -149,10 +149,10 @@ impl<R: Runtime> PoolServer<R> {
     }
 
     fn region(&self, size: u64, stream: StreamId) -> Region {
-        match self.course {
+        match self.training {
             None => Region::Lasting,
             Some(_) if size < SMALL => Region::Small,
-            Some(course) if course.stream == stream.value => course.region,
+            Some(training) if training.stream == stream.value => training.region,
             Some(_) => Region::Beside,
         }
     }
@@ -179,10 +179,10 @@ impl<R: Runtime> PoolServer<R> {
     /// Opens a page for a buffer of `size` bytes.
     pub(crate) fn open(&mut self, needed: Needed, size: u64) -> Result<PageId, NoPlace> {
         if self.measures {
-            let largest = self.course.map_or(u64::MAX, |course| course.largest_page);
+            let largest = self.training.map_or(u64::MAX, |training| training.largest_page);
             return Ok(self.pool.open(needed.region, largest.max(needed.size)));
         }
-        let limit = self.course.map_or(u64::MAX, |course| course.limit);
+        let limit = self.training.map_or(u64::MAX, |training| training.limit);
         if self.pool.memory().reserved.saturating_add(needed.size) > limit {
             self.close(None);
         }
@@ -256,7 +256,7 @@ impl<R: Runtime> PoolServer<R> {
     }
 
     fn tell_refusals(&mut self) -> Result<(), ServerError> {
-        self.refusals.tell(self.course.is_some())
+        self.refusals.tell(self.training.is_some())
     }
 
     /// Skips an operation because one of its buffers has no place. Repeats the refusal, or logs it

@@ -19,7 +19,7 @@ use crate::device::DeviceMemory;
 use crate::device::panics::Listener;
 use crate::error::{FitError, Phase, TrainError, panic_message};
 use crate::gradients::Reduction;
-use crate::planner::rehearsal::{Course, Iterations, rehearse_training};
+use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
@@ -346,7 +346,8 @@ where
         let settings = &Settings { others, ..self.builder.settings.clone() };
         let mut planner = settings.planner::<B, M>(&self.model)?;
         let pages = !planner.memory.is_on_host();
-        let course = Course { iterations: Iterations::Two, has_stepped: false, batches: 1, pages };
+        let course =
+            RehearsalPlan { iterations: Iterations::Two, has_stepped: false, batches: 1, pages };
         let states = &settings.states;
         let planned = planner
             .plan(Phase::Training, Shape::of_items(items), course.iterations, |split, recorder| {

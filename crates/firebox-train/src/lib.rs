@@ -39,7 +39,7 @@ pub use gradients::Reduction;
 pub use learner::{FitResult, Fitted, Learner, LearnerBuilder, Unset};
 pub use planner::PlanningCost;
 pub use planner::labels::label_parameters;
-pub use planner::overhead::BesideBytes;
+pub use planner::overhead::OverheadBytes;
 pub use report::{MemoryUse, PlanReport};
 pub use run::checkpoints::newest_checkpoint;
 pub use share::batch_share;

@@ -14,7 +14,7 @@ use firebox_trace::{Bytes, MemoryModel, PoolPages, StructuralHash, TensorInfo, T
 use crate::device::own_pool::TrainingPool;
 use crate::error::{Phase, TrainError};
 use crate::planner::growth::Growth;
-use crate::planner::overhead::Beside;
+use crate::planner::overhead::Overhead;
 use crate::planner::pages::{OpenPages, Pages, pages_of};
 use crate::planner::rehearsal::{Iterations, Rehearsed};
 use crate::planner::shape::Shape;
@@ -58,7 +58,7 @@ pub(crate) struct Planner {
     pub(crate) sizing: Sizing,
     /// What to do where a slightly larger micro-batch needs far more memory.
     cliffs: Cliffs,
-    pub(crate) beside: Beside,
+    pub(crate) overhead: Overhead,
     /// The pool that training uses, if it is our own.
     pub(crate) pool: Option<Arc<TrainingPool>>,
     plans: HashMap<(Phase, Shape), Planned>,
@@ -82,7 +82,7 @@ pub(crate) struct Planner {
     /// order.
     ran: Vec<((Phase, Shape), Arc<Trace>)>,
     /// What micro-steps of known structures need in addition to what is held.
-    known: HashMap<(Phase, StructuralHash), Known>,
+    known: HashMap<(Phase, StructuralHash), Admitted>,
     /// What micro-steps need up to a value they read, by the structure of the operations before it.
     prefixes: Arc<Mutex<HashMap<StructuralHash, Bytes>>>,
     /// The optimizer's state. Validation does not use it, but it is alive meanwhile.
@@ -128,7 +128,7 @@ impl Planned {
     /// All pages that its batches have open, where pages count.
     fn pages(&self) -> Option<Pages> {
         let mut pages = pages_of(&self.rehearsed.footprint)?;
-        let small_page = self.rehearsed.beside.small_page;
+        let small_page = self.rehearsed.overhead.small_page;
         if small_page > Bytes::ZERO {
             *pages.entry(small_page).or_default() += 1;
         }
@@ -138,7 +138,7 @@ impl Planned {
 
 /// What a micro-step of a known structure needs in addition to what is held.
 #[derive(Clone, Debug)]
-struct Known {
+struct Admitted {
     needed: Bytes,
     /// What threads keep permanently after it.
     stays: Bytes,
@@ -180,7 +180,7 @@ impl Planner {
             share: 1.0,
             sizing,
             cliffs: cliffs.unwrap_or(usual),
-            beside: Beside::default(),
+            overhead: Overhead::default(),
             pool: None,
             plans: HashMap::new(),
             predicted: Bytes::ZERO,

@@ -25,7 +25,7 @@ const LEAST: Bytes = Bytes::mib(1);
 ///
 /// If what the backend needs is not installed, the model does not live on exactly one device, or
 /// the device fails.
-pub(crate) fn make_ready<B, M>(model: &M) -> Result<Others, TrainError>
+pub(crate) fn make_ready<B, M>(model: &M) -> Result<OtherTensors, TrainError>
 where
     B: LazyBackend<Base: DeviceMemory>,
     M: Module<B>,
@@ -56,7 +56,7 @@ where
 
 /// What the device holds for tensors that do not belong to training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Others {
+pub(crate) struct OtherTensors {
     /// The bytes of all of them.
     pub(crate) held: Bytes,
     /// On a pool of our own, the bytes of those on the page for small buffers.
@@ -78,7 +78,7 @@ fn single_device<B: Backend, M: Module<B>>(model: &M) -> Result<(), TrainError> 
 /// What the allocator holds for tensors other than the model's. Unused pages are given back first.
 /// Pages with such tensors count whole, minus the model's own bytes, because it is not known
 /// whether training finds room on them.
-fn held_for_others<B, M>(model: &M) -> Result<Others, TrainError>
+fn held_for_others<B, M>(model: &M) -> Result<OtherTensors, TrainError>
 where
     B: LazyBackend<Base: DeviceMemory>,
     M: Module<B>,
@@ -88,7 +88,7 @@ where
         B::Base::give_back(device);
         B::Base::pool_usage(device)
     };
-    let Some(usage) = asked() else { return Ok(Others::default()) };
+    let Some(usage) = asked() else { return Ok(OtherTensors::default()) };
     let recorder = Recorder::new().refuse_reads();
     let rehearsal = rehearse::<B, M>(&recorder, model, |model| label_parameters(model))?;
     let footprint = B::Base::memory_model(device).footprint(&rehearsal.trace);
@@ -97,11 +97,14 @@ where
         let pages = footprint.paging.and_then(|paging| paging.pool).unwrap_or_default();
         // The page for lasting buffers holds nothing else.
         let own_small = own - pages.lasting;
-        return Ok(Others { held: usage.in_use - own, small: pool.small_in_use() - own_small });
+        return Ok(OtherTensors {
+            held: usage.in_use - own,
+            small: pool.small_in_use() - own_small,
+        });
     }
     if usage.in_use - own < LEAST {
-        return Ok(Others::default());
+        return Ok(OtherTensors::default());
     }
     log::info!("the device has {usage} before training, {own} of it for the model's parameters");
-    Ok(Others { held: usage.reserved - own, small: Bytes::ZERO })
+    Ok(OtherTensors { held: usage.reserved - own, small: Bytes::ZERO })
 }

@@ -9,7 +9,7 @@ use firebox_plan::Plan;
 use firebox_trace::{Bytes, CategoryBytes, Estimate, Paging, PoolPages, TensorInfo};
 
 use crate::error::Phase;
-use crate::planner::overhead::BesideBytes;
+use crate::planner::overhead::OverheadBytes;
 use crate::planner::{Planned, PlanningCost};
 
 /// The plan for one shape of batch: how it is split and what that needs. Displays as a table.
@@ -33,7 +33,7 @@ pub struct PlanReport {
     /// How reliable the prediction is.
     pub estimate: Estimate,
     /// The part of the peak not caused by the step itself.
-    pub beside: BesideBytes,
+    pub overhead: OverheadBytes,
     /// The pages at the peak, where the device's allocator reserves whole pages.
     pub paging: Option<Paging>,
     /// Operations that the memory model has no rule for.
@@ -59,7 +59,7 @@ impl PlanReport {
             optimizer_state: rehearsed.optimizer_state.iter().map(TensorInfo::bytes).sum(),
             operation: rehearsed.footprint.op.clone(),
             estimate: rehearsed.footprint.estimate,
-            beside: rehearsed.beside,
+            overhead: rehearsed.overhead,
             paging: rehearsed.footprint.paging.clone(),
             unaccounted: rehearsed.footprint.unaccounted.clone(),
             running_state: rehearsed.running_state.clone(),
@@ -165,7 +165,7 @@ impl fmt::Display for PlanReport {
                 table.add_row(vec![format!("  {category}"), bytes.to_string()]);
             }
         }
-        for (name, bytes) in self.beside.iter().filter(|(_, bytes)| *bytes > Bytes::ZERO) {
+        for (name, bytes) in self.overhead.iter().filter(|(_, bytes)| *bytes > Bytes::ZERO) {
             table.add_row(vec![format!("  of it {name}"), bytes.to_string()]);
         }
         if let Some(paging) = &self.paging {

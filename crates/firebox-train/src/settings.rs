@@ -14,7 +14,7 @@ use crate::error::{Phase, TrainError};
 use crate::gradients::Reduction;
 use crate::planner::growth::Growth;
 use crate::planner::{Planned, Planner};
-use crate::ready::Others;
+use crate::ready::OtherTensors;
 use crate::report::PlanReport;
 use crate::whole::Joins;
 
@@ -44,7 +44,7 @@ pub(crate) struct Settings {
     pub(crate) accepted: Vec<Coupling>,
     /// What the device's allocator holds for other tensors of the program, such as a data set on
     /// the device or another model.
-    pub(crate) others: Others,
+    pub(crate) others: OtherTensors,
 }
 
 impl Settings {

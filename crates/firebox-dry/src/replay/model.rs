@@ -129,12 +129,16 @@ impl<B: DryTwin> Dry<B> {
     /// As [`replay`](Self::replay).
     pub fn replay_after(&self, before: &[&Trace], trace: &Trace) -> Result<Footprint, ReplayError> {
         let traces = [before, &[trace]].concat();
-        self.replay_until(Life::new(traces, &self.types, false), Bytes::MAX)
+        self.replay_until(ProcessReplay::new(traces, &self.types, false), Bytes::MAX)
     }
 
     /// The footprint of the last trace of a life. A replay ends at the first round that reserves
     /// more than `enough`.
-    fn replay_until(&self, mut life: Life, enough: Bytes) -> Result<Footprint, ReplayError> {
+    fn replay_until(
+        &self,
+        mut life: ProcessReplay,
+        enough: Bytes,
+    ) -> Result<Footprint, ReplayError> {
         let trace = life.last();
         if B::POOLED {
             return self.replay_on_pool(trace);
@@ -247,12 +251,12 @@ impl<B: DryTwin> MemoryModel for Dry<B> {
     }
 
     fn footprint_after(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
-        let life = Life::new([before, &[trace]].concat(), &self.types, false);
+        let life = ProcessReplay::new([before, &[trace]].concat(), &self.types, false);
         self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
     }
 
     fn footprint_given_back(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
-        let life = Life::new([before, &[trace]].concat(), &self.types, true);
+        let life = ProcessReplay::new([before, &[trace]].concat(), &self.types, true);
         self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
     }
 }
@@ -281,7 +285,7 @@ pub(crate) struct Replay {
 
 /// The life of a process: traces that run one after the other, round after round, as training and
 /// validation alternate.
-struct Life<'a> {
+struct ProcessReplay<'a> {
     types: &'a Types,
     /// Each trace with its descriptions.
     traces: Vec<(&'a Trace, Templates)>,
@@ -289,7 +293,7 @@ struct Life<'a> {
     gives_back: bool,
 }
 
-impl<'a> Life<'a> {
+impl<'a> ProcessReplay<'a> {
     /// The life of at least one trace.
     fn new(traces: Vec<&'a Trace>, types: &'a Types, gives_back: bool) -> Self {
         let traces = traces.into_iter().map(|trace| (trace, Templates::new())).collect();

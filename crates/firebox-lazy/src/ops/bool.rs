@@ -12,7 +12,7 @@ use crate::record::call::CallFrame;
 use crate::record::session;
 use crate::tensor::LazyTensor;
 use crate::threads::deferred;
-use crate::threads::handover::Held;
+use crate::threads::handover::InUse;
 use crate::threads::loaders::upload;
 use crate::threads::streams::{on_stream, poll_on_stream};
 
@@ -40,7 +40,7 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
             true => (None, Some(argwhere_now(tensor, out_dtype))),
             false => {
                 let tensor = tensor.into_inner();
-                let held = Held::take::<B>();
+                let held = InUse::take::<B>();
                 let found = on_stream::<B, _>(|| B::bool_argwhere(tensor, out_dtype));
                 (Some(poll_on_stream::<B, _>(held, found)), None)
             }

@@ -115,7 +115,7 @@ macro_rules! into_data {
         ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
             let zeros = $crate::record::limits::Zeros::of(&tensor);
             let read = $crate::record::session::read(tensor).map(|tensor| {
-                let held = $crate::threads::handover::Held::take::<B>();
+                let held = $crate::threads::handover::InUse::take::<B>();
                 let data = $crate::threads::streams::on_stream::<B, _>(|| B::$name(tensor));
                 $crate::threads::streams::poll_on_stream::<B, _>(held, data)
             });

@@ -10,7 +10,7 @@ use crate::Lazy;
 use crate::kind::Kind;
 use crate::record::session;
 use crate::tensor::LazyTensor;
-use crate::threads::handover::Held;
+use crate::threads::handover::InUse;
 use crate::threads::streams::meet;
 use crate::threads::streams::{on_stream, poll_on_stream};
 
@@ -139,7 +139,7 @@ impl<B: Backend> QTensorOps<Self> for Lazy<B> {
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {
         let tensor = tensor.into_inner();
-        poll_on_stream::<B, _>(Held::take::<B>(), B::q_into_data(tensor)).await
+        poll_on_stream::<B, _>(InUse::take::<B>(), B::q_into_data(tensor)).await
     }
 
     fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {

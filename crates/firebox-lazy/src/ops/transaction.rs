@@ -8,7 +8,7 @@ use crate::kind::Kind;
 use crate::record::limits::Zeros;
 use crate::record::session::read;
 use crate::tensor::LazyTensor;
-use crate::threads::handover::Held;
+use crate::threads::handover::InUse;
 use crate::threads::streams::{on_stream, poll_on_stream};
 
 impl<B: Backend> TransactionOps<Self> for Lazy<B> {
@@ -22,7 +22,7 @@ impl<B: Backend> TransactionOps<Self> for Lazy<B> {
         let read = floats.zip(ints).zip(bools).map(|((floats, ints), bools)| {
             let transaction = TransactionPrimitive::new(floats, quantized, ints, bools);
             poll_on_stream::<B, _>(
-                Held::take::<B>(),
+                InUse::take::<B>(),
                 on_stream::<B, _>(|| B::tr_execute(transaction)),
             )
         });

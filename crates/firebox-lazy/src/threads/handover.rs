@@ -230,7 +230,7 @@ fn patient_turn() -> Option<MutexGuard<'static, ()>> {
 impl Drop for TheirTurn {
     /// Leaves what the call has used to the training thread.
     fn drop(&mut self) {
-        drop(Held(USED.take()));
+        drop(InUse(USED.take()));
         let is_over = TRAINING.load(Ordering::Relaxed) == 0;
         if is_over || self.0.is_some() && LEFT.lock().len() > MOST_LEFT {
             collect();
@@ -270,9 +270,9 @@ pub(crate) fn hold(recording: u64, tensor: impl Any + Send) {
 
 /// What a call uses. Left to the training thread on drop.
 #[derive(Debug, Default)]
-pub(crate) struct Held(Vec<(u64, Left)>);
+pub(crate) struct InUse(Vec<(u64, Left)>);
 
-impl Held {
+impl InUse {
     /// What this thread holds for the call it is about to make. Empty if it need not leave tensors.
     #[inline]
     pub(crate) fn take<B: Backend>() -> Self {
@@ -283,7 +283,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for InUse {
     fn drop(&mut self) {
         if !self.0.is_empty() {
             LEFT.lock().append(&mut self.0);
@@ -328,7 +328,7 @@ mod tests {
             assert!(!is_elsewhere::<Autodiff<Flex>>(), "nobody trains on it");
             leave(0, ended);
             hold(0, theirs);
-            drop(Held::take::<Flex>());
+            drop(InUse::take::<Flex>());
         };
         spawn(worker).join().expect("the other thread ends");
         assert_eq!([&used, &dropped].map(Arc::strong_count), [2, 2]);

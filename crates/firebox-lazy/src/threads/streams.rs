@@ -13,7 +13,7 @@ use std::thread;
 
 use burn_backend::{Backend, Device as _, DeviceId, StreamId};
 
-use crate::threads::handover::{Held, wait_for_turn};
+use crate::threads::handover::{InUse, wait_for_turn};
 
 /// burn's name for the threads of its `MultiThreadDataLoader`, followed by the worker's number.
 const THREAD_NAME: &str = "dataloader-";
@@ -119,7 +119,7 @@ pub(crate) fn on_stream<B: Backend, R>(call: impl FnOnce() -> R) -> R {
 
 /// Like [`on_stream`], for a result that the backend computes each time it is polled. `held` is
 /// what the call uses.
-pub(crate) async fn poll_on_stream<B: Backend, F: Future>(held: Held, result: F) -> F::Output {
+pub(crate) async fn poll_on_stream<B: Backend, F: Future>(held: InUse, result: F) -> F::Output {
     let mut result = pin!(result);
     let output = poll_fn(|context| on_stream::<B, _>(|| result.as_mut().poll(context))).await;
     drop(held);
@@ -155,7 +155,7 @@ mod tests {
             let streams = on_thread("dataloader-3", || {
                 let own = StreamId::current();
                 let called = on_stream::<Flex, _>(StreamId::current);
-                let polled = block_on(poll_on_stream::<Flex, _>(Held::default(), async {
+                let polled = block_on(poll_on_stream::<Flex, _>(InUse::default(), async {
                     StreamId::current()
                 }));
                 assert_eq!(StreamId::current(), own, "the thread has its own stream back");

@@ -10,7 +10,7 @@ use firebox_pool::{Control, NoPlace, Pages, Region};
 use firebox_trace::{Bytes, PoolPages};
 
 use crate::device::RuntimeMemory;
-use crate::ready::Others;
+use crate::ready::OtherTensors;
 
 /// The pool of a device, for any runtime below it.
 pub trait OwnPool: Send + Sync {
@@ -58,7 +58,7 @@ impl<R: RuntimeMemory> OwnPool for Control<R> {
 pub(crate) struct TrainingPool {
     pool: Box<dyn OwnPool>,
     /// Tensors that do not belong to training.
-    others: Others,
+    others: OtherTensors,
     state: Mutex<State>,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Debug for TrainingPool {
 
 impl TrainingPool {
     /// Begins training on the calling thread, next to `others`.
-    pub(crate) fn begin(pool: Box<dyn OwnPool>, others: Others) -> Self {
+    pub(crate) fn begin(pool: Box<dyn OwnPool>, others: OtherTensors) -> Self {
         pool.begin(StreamId::current(), Bytes::MAX);
         let (limit, reserved) = (Bytes::MAX, Bytes::ZERO);
         let state = State { limit, pages: PoolPages::default(), reserved };

@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_trace::{Bytes, Trace};
 
-use super::{Known, Planned, Planner};
+use super::{Admitted, Planned, Planner};
 use crate::error::{Phase, TrainError};
-use crate::planner::overhead::BesideBytes;
+use crate::planner::overhead::OverheadBytes;
 use crate::planner::pages::{OpenPages, pages_of};
 use crate::planner::rehearsal::recording_bytes;
 use crate::planner::shape::Shape;
@@ -41,12 +41,12 @@ impl Planner {
         let more = self.batch - planned.batch;
         let parts = planned.plan.len() as f64;
         // The batches of loaders and the outputs of metrics grow in the same ratio.
-        let BesideBytes { queued, outputs, .. } = planned.rehearsed.beside;
-        let beside = match planned.batch {
+        let OverheadBytes { queued, outputs, .. } = planned.rehearsed.overhead;
+        let overhead = match planned.batch {
             Bytes::ZERO => Bytes::ZERO,
             batch => (queued + outputs).scale(more.ratio(batch)),
         };
-        let more = more + more.scale(1.0 / parts) + beside;
+        let more = more + more.scale(1.0 / parts) + overhead;
         planned.held + self.kept_since(planned) + self.remembers + more
     }
 
@@ -91,9 +91,9 @@ impl Planner {
             let footprint = memory.footprint(trace);
             let recording = recording_bytes(memory, trace, trace.calls().count());
             let (needed, stays) = (footprint.growth() + recording, footprint.stays);
-            Known { needed, stays, pages: pages_of(&footprint) }
+            Admitted { needed, stays, pages: pages_of(&footprint) }
         });
-        let Known { needed, stays, pages } = known.clone();
+        let Admitted { needed, stays, pages } = known.clone();
         // Threads keep, or will keep, more than was counted when the batch began.
         let kept = self.kept().max(stays);
         let held = held + (kept - self.kept_in_held);

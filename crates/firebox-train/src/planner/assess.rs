@@ -59,16 +59,16 @@ pub(super) fn need_of(rehearsed: &Rehearsed) -> Need {
     if let Some(paging) = footprint.paging.as_ref().filter(|paging| paging.is_refused()) {
         need = need.oversized(paging.largest_buffer, paging.largest_page);
     }
-    let beside = &rehearsed.beside;
-    need = need.holding("batches of loader threads", Role::Loaders, beside.queued).holding(
+    let overhead = &rehearsed.overhead;
+    need = need.holding("batches of loader threads", Role::Loaders, overhead.queued).holding(
         "a checkpoint being written",
         Role::Checkpoint,
-        beside.saving,
+        overhead.saving,
     );
     for (category, bytes) in footprint.categories.iter() {
         let bytes = match category {
-            Category::Input => bytes - beside.queued,
-            Category::Temporary => bytes - beside.saving,
+            Category::Input => bytes - overhead.queued,
+            Category::Temporary => bytes - overhead.saving,
             _ => bytes,
         };
         let role = match category {

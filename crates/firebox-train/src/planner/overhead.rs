@@ -14,7 +14,7 @@ const BATCHES_PER_WORKER: u64 = 1;
 
 /// What a training run does outside of its steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Beside {
+pub(crate) struct Overhead {
     /// The number of loader threads.
     pub(crate) workers: usize,
     /// How many batches each of them prepares in an epoch.
@@ -30,7 +30,7 @@ pub(crate) struct Beside {
 
 /// What is counted in addition to a step. All of it is part of the predicted peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BesideBytes {
+pub struct OverheadBytes {
     /// Where training uses host memory: batches that loader threads have prepared or are preparing,
     /// except the one that is trained on.
     pub queued: Bytes,
@@ -45,7 +45,7 @@ pub struct BesideBytes {
     pub idle_state: Bytes,
 }
 
-impl BesideBytes {
+impl OverheadBytes {
     /// The names and bytes, in the order of the printed table.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, Bytes)> {
         [
@@ -59,7 +59,7 @@ impl BesideBytes {
     }
 }
 
-impl Beside {
+impl Overhead {
     /// Adds the batches of loader threads to a trace. Returns what one loader thread may have
     /// prepared before it must wait, for batches like the one in `trace`, and what all of them may
     /// have then.

@@ -17,11 +17,11 @@ impl Planner {
             recorder = recorder.limit_host(budget);
         }
         if self.reads {
-            let (rehearsed, beside, pool) =
-                (self.rehearsed.clone(), self.beside, self.pool.clone());
+            let (rehearsed, overhead, pool) =
+                (self.rehearsed.clone(), self.overhead, self.pool.clone());
             recorder.limit_reads(budget, move |trace| {
                 let mut trace = trace.clone();
-                beside.add_queue(&mut trace, memory.is_on_host());
+                overhead.add_queue(&mut trace, memory.is_on_host());
                 let footprint = memory.footprint(&trace);
                 let mut peak = footprint.peak;
                 if peak <= budget {

@@ -30,7 +30,7 @@ use crate::gradients::{GradientSum, Reduction, forget_graphs_without};
 use crate::planner::labels::{
     label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
 };
-use crate::planner::overhead::{Beside, BesideBytes, add_outputs_of_before, outputs_held};
+use crate::planner::overhead::{Overhead, OverheadBytes, add_outputs_of_before, outputs_held};
 use crate::planner::pieces::representative;
 use crate::run::strategy::OUTPUTS_HELD;
 use crate::splitter::Splitter;
@@ -49,7 +49,7 @@ pub(crate) struct Conditions<'a> {
     pub(crate) before: Vec<&'a Trace>,
     /// Whether these pages are given back, except those that buffers lie on.
     pub(crate) gives_back: bool,
-    pub(crate) beside: &'a Beside,
+    pub(crate) overhead: &'a Overhead,
     /// The optimizer's state, for a phase that does not use it.
     pub(crate) idle_state: &'a [TensorInfo],
     /// What threads keep permanently after what has run before.
@@ -63,7 +63,7 @@ pub(crate) struct Rehearsed {
     /// The rehearsed trace, if the memory model needs to know what ran before.
     pub(crate) trace: Option<Arc<Trace>>,
     /// What the footprint counts in addition to the step.
-    pub(crate) beside: BesideBytes,
+    pub(crate) overhead: OverheadBytes,
     /// What a loader thread may have alive before it must wait.
     pub(crate) loader_limit: Bytes,
     /// The most that is alive before a micro-step.
@@ -91,7 +91,7 @@ pub(crate) enum Iterations {
 
 /// The course of the training run that is rehearsed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Course {
+pub(crate) struct RehearsalPlan {
     pub(crate) iterations: Iterations,
     /// Whether the optimizer has stepped in this process.
     pub(crate) has_stepped: bool,
@@ -107,7 +107,7 @@ pub(crate) fn rehearse_training<LC, S>(
     splitter: &S,
     batch: &<LC::TrainingModel as TrainStep>::Input,
     split: Split,
-    course: Course,
+    course: RehearsalPlan,
     joins: &Joins,
     recorder: &Recorder,
 ) -> Result<Rehearsal, TrainError>
@@ -311,12 +311,12 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let Conditions { memory, before, idle_state, .. } = conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let optimizer_state = state_at_end(&trace);
-    let (loader_limit, queued) = conditions.beside.add_queue(&mut trace, memory.is_on_host());
+    let (loader_limit, queued) = conditions.overhead.add_queue(&mut trace, memory.is_on_host());
     // On the host, the outputs of one batch less were found to be alive.
     if !memory.is_on_host() {
         add_outputs_of_before(&mut trace);
     }
-    let mut beside = BesideBytes {
+    let mut overhead = OverheadBytes {
         small_page: Bytes::ZERO,
         queued,
         outputs: outputs_held(&trace),
@@ -326,14 +326,14 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let idle = |tensor: &TensorInfo| TensorInfo { origin: Origin::Existing, ..tensor.clone() };
     trace.tensors.extend(idle_state.iter().map(idle));
     let state = if idle_state.is_empty() { &optimizer_state } else { *idle_state };
-    beside.saving = conditions.beside.add_saved(&mut trace, state);
+    overhead.saving = conditions.overhead.add_saved(&mut trace, state);
     let mut footprint = match conditions.gives_back {
         false => memory.footprint_after(before, &trace, conditions.budget),
         true => memory.footprint_given_back(before, &trace, conditions.budget),
     };
-    beside.small_page = page_for_small_buffers(&footprint);
-    footprint.peak += beside.small_page;
-    footprint.categories.add(Category::Temporary, beside.small_page);
+    overhead.small_page = page_for_small_buffers(&footprint);
+    footprint.peak += overhead.small_page;
+    footprint.categories.add(Category::Temporary, overhead.small_page);
     let recording = recording_bytes(*memory, &trace, longest_micro_step(&trace));
     footprint.peak += recording + loop_bytes(*memory);
     footprint.categories.add(Category::Temporary, recording + loop_bytes(*memory));
@@ -360,7 +360,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         held,
         kept: footprint.stays + left,
         planning,
-        beside,
+        overhead,
         loader_limit,
         optimizer_state,
         operations: trace.calls().count(),

@@ -103,7 +103,15 @@ impl Planner {
         let before = self.ran.iter().map(|(_, trace)| trace.as_ref()).collect();
         let memory = self.memory.as_ref();
         let kept = self.kept();
-        Conditions { memory, budget, before, gives_back, beside: &self.beside, idle_state, kept }
+        Conditions {
+            memory,
+            budget,
+            before,
+            gives_back,
+            overhead: &self.overhead,
+            idle_state,
+            kept,
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use super::{Run, sender};
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError, over_budget};
 use crate::planner::growth::Growth;
-use crate::planner::overhead::Beside;
+use crate::planner::overhead::Overhead;
 use crate::planner::rehearsal::Iterations;
 use crate::planner::shape::Shape;
 
@@ -70,14 +70,14 @@ where
     }
 
     /// What goes on outside of the steps for batches of `items` items.
-    pub(super) fn beside(&self, items: usize) -> Beside {
+    pub(super) fn overhead(&self, items: usize) -> Overhead {
         let workers = self.gate.workers();
         let batches = self.loader_items.div_ceil(items).div_ceil(workers.max(1));
         let counted = match self.gate.largest_batch() {
             Bytes::ZERO => self.gate.peak_of_worker(),
             largest => largest,
         };
-        Beside { workers, batches, limit: self.loader_limit, counted, saves: self.saves }
+        Overhead { workers, batches, limit: self.loader_limit, counted, saves: self.saves }
     }
 
     /// Sets how much each loader thread may have alive before it must wait. There is no limit if

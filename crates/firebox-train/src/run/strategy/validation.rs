@@ -57,9 +57,9 @@ where
             self.change_shape(latest.replace(shape), shape);
             let to_plan = self.to_plan(phase, shape);
             if let Some(iterations) = to_plan {
-                let beside = self.beside(items);
+                let overhead = self.overhead(items);
                 let planner = self.planner.as_mut().expect("training comes before validation");
-                planner.beside = beside;
+                planner.overhead = overhead;
                 let queue = queue::<B::InnerBackend>(&self.training, &self.device);
                 let joins = &self.strategy.settings.joins;
                 let planned =

@@ -18,7 +18,7 @@ use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::summed_bytes;
 use crate::planner::Admission;
-use crate::planner::rehearsal::{Course, rehearse_training};
+use crate::planner::rehearsal::{RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::splitter::Splitter;
 
@@ -73,13 +73,14 @@ where
         self.change_shape(self.latest, shape);
         let to_plan = self.to_plan(Phase::Training, shape);
         if let Some(iterations) = to_plan {
-            let beside = self.beside(items);
+            let overhead = self.overhead(items);
             let planner = self.planner.as_mut().expect("made above");
-            planner.beside = beside;
+            planner.overhead = overhead;
             let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
             let pages = !planner.memory.is_on_host();
             let has_stepped = self.scheduler_steps > 0;
-            let course = Course { iterations, has_stepped, batches: self.accumulation, pages };
+            let course =
+                RehearsalPlan { iterations, has_stepped, batches: self.accumulation, pages };
             let queue = queue::<B>(&self.training, &self.device);
             let planned = planner.plan(Phase::Training, shape, iterations, |split, recorder| {
                 let rehearsed =
