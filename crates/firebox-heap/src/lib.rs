@@ -1,8 +1,8 @@
 //! The heap model: predicts the memory of a trace on a CPU backend by running it on a simulated
 //! heap.
 //!
-//! [`run`] walks the steps. [`flex`] holds the rules, one file per group of operations. [`arena`]
-//! is the simulated heap that the rules work on. [`attribution`] says what the memory at the peak
+//! `run` walks the steps. `flex` holds the rules, one file per group of operations. `arena`
+//! is the simulated heap that the rules work on. `attribution` says what the memory at the peak
 //! is for. The rules never compute a value; they allocate, share and free what the backend
 //! allocates, shares and frees.
 

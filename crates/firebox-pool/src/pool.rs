@@ -46,9 +46,6 @@ pub struct Pages {
     pub small: u64,
     /// For [`Region::Beside`].
     pub beside: u64,
-    /// The buffers on the page for [`Region::Step`] that fill it from its start: those of at least
-    /// this many bytes ([`Fit::TwoEnded`]). Zero for [`Fit::Best`].
-    pub step_from: u64,
 }
 
 impl Pages {
@@ -77,7 +74,7 @@ impl Pages {
         }
     }
 
-    /// The larger of both sizes, for each region. Keeps [`step_from`](Self::step_from).
+    /// The larger of both sizes, for each region.
     pub fn max(mut self, other: Self) -> Self {
         for region in Region::ALL {
             *self.of_mut(region) = self.of(region).max(other.of(region));
@@ -378,14 +375,6 @@ impl<H: Holder> Pool<H> {
     pub fn stays(&mut self, page: PageId, stays: bool) {
         if let Some(page) = self.pages.get_mut(&page) {
             page.stays = stays;
-        }
-    }
-
-    /// Chooses the places on a page by `fit` from now on. For pages of other regions than
-    /// [`Region::Lasting`], which have [`Fit::Same`].
-    pub fn set_fit(&mut self, page: PageId, fit: Fit) {
-        if let Some(page) = self.pages.get_mut(&page) {
-            page.space.set_fit(fit);
         }
     }
 

@@ -135,7 +135,6 @@ impl<R: Runtime> PoolServer<R> {
                 }
             }
         }
-        self.fit_step_page(pages.step_from);
         // Buffers that keep their offsets come first.
         lifted.sort_by_key(|(buffer, _)| {
             step.is_none() || home(buffer.region, buffer.place.size) != Region::Step
@@ -149,15 +148,6 @@ impl<R: Runtime> PoolServer<R> {
             training.is_prepared = result.is_ok();
         }
         result
-    }
-
-    /// Places later buffers on the step page as planned. Several pages are each filled by best fit.
-    fn fit_step_page(&mut self, from: u64) {
-        let pages: Vec<_> = self.pool.pages_of(Region::Step).collect();
-        if let [(page, _)] = pages[..] {
-            let is_best = from == 0;
-            self.pool.set_fit(page, if is_best { Fit::Best } else { Fit::TwoEnded { from } });
-        }
     }
 
     /// The page sizes of a region with `bytes` bytes in total.

@@ -215,9 +215,6 @@ pub struct PoolPages {
     pub beside: Bytes,
     /// What the runtime below takes for itself.
     pub below: Bytes,
-    /// Buffers of micro-steps with at least this many bytes fill their page from its start, smaller
-    /// ones from its end. Zero if all take the gap that fits best.
-    pub step_from: Bytes,
 }
 
 impl PoolPages {
@@ -226,7 +223,7 @@ impl PoolPages {
         self.lasting + self.step + self.small + self.beside + self.below
     }
 
-    /// The larger of each size. Keeps [`step_from`](Self::step_from).
+    /// The larger of each size.
     pub fn larger(&self, other: &Self) -> Self {
         Self {
             lasting: self.lasting.max(other.lasting),
@@ -234,7 +231,6 @@ impl PoolPages {
             small: self.small.max(other.small),
             beside: self.beside.max(other.beside),
             below: self.below.max(other.below),
-            step_from: self.step_from,
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use burn_backend::Backend;
 use burn_router::Runner;
-use firebox_pool::{Control, Fit, Lifetime, Packing, Pages, Region, SMALL, pack};
+use firebox_pool::{Control, Lifetime, Pages, Region, SMALL};
 use firebox_trace::{
     Bytes, Category, Estimate, Footprint, Label, Mark, Moment, OpIndex, PoolPages, Step,
     TensorIndex, Trace,
@@ -59,8 +59,7 @@ impl<B: DryTwin> Dry<B> {
             }
         }
         let (lived, below) = last.expect("a trace is replayed at least once");
-        let largest_page = B::Target::largest_page(self.properties());
-        let (replay, high) = lived.with(below, reads, alignment, largest_page);
+        let (replay, high) = lived.with(below, reads, alignment);
         let bytes = |region| Bytes::new(high.of(region));
         let pool = PoolPages {
             lasting: bytes(Region::Lasting),
@@ -68,7 +67,6 @@ impl<B: DryTwin> Dry<B> {
             small: bytes(Region::Small),
             beside: bytes(Region::Beside),
             below: replay.usage.peak - Bytes::new(high.total()),
-            step_from: Bytes::new(high.step_from),
         };
         let mut footprint = self.report(trace, replay, estimate);
         if let Some(paging) = &mut footprint.paging {
@@ -159,18 +157,9 @@ struct Lived {
 }
 
 impl Lived {
-    /// Adds what the runtime below has reserved, and the margins. The page for steps is the
-    /// smallest on which a way to place the buffers was found.
-    fn with(self, below: Usage, reads: bool, alignment: u64, largest_page: u64) -> (Replay, Pages) {
-        let Self { baseline, mut timeline, settled, mut high, most_in_use, largest, lifetimes } =
-            self;
-        let Packing { page, fit } = pack(&lifetimes, Region::Step, alignment);
-        if let Fit::TwoEnded { from } = fit
-            && page < high.step
-            && page <= largest_page
-        {
-            (high.step, high.step_from) = (page, from);
-        }
+    /// Adds what the runtime below has reserved, and the margins.
+    fn with(self, below: Usage, reads: bool, alignment: u64) -> (Replay, Pages) {
+        let Self { baseline, timeline, settled, mut high, most_in_use, largest, .. } = self;
         if below.tuned > 0 || reads {
             high.step += high.step / UNSURE_SHARE;
         }
@@ -179,7 +168,6 @@ impl Lived {
             *high.of_mut(region) = high.of(region).next_multiple_of(alignment);
         }
         let peak = Bytes::new(high.total()) + below.peak;
-        timeline.iter_mut().for_each(|moment| moment.peak = moment.peak.min(peak));
         let most_in_use = most_in_use + below.most_in_use;
         let usage = Usage { reserved: peak, peak, most_in_use, largest, ..below };
         (Replay { baseline, timeline, usage, settled }, high)

@@ -1,8 +1,6 @@
-//! Finds a page size and a [`Fit`] for a known sequence of buffers. The dry device calls it with
-//! the lifetimes it measured; the real pool then places the same sequence on a page of that size.
+//! Finds a page size and a [`Fit`] for a known sequence of buffers.
 
-use crate::pool::{Lifetime, Region};
-use crate::space::{Fit, Space};
+use firebox_pool::{Fit, Lifetime, Region, Space};
 
 /// How many values of [`Fit::TwoEnded::from`] are tried: quantiles of the sizes that occur.
 const THRESHOLDS: usize = 8;
@@ -26,12 +24,6 @@ pub struct Packing {
 /// [`Fit::TwoEnded`] is chosen only where it needs less than [`Fit::Best`].
 ///
 /// The page size is a multiple of `alignment` if the sizes of the buffers are.
-///
-/// ```
-/// use firebox_pool::{Fit, Region, pack};
-///
-/// assert_eq!(pack(&[], Region::Step, 256).page, 0);
-/// ```
 pub fn pack(lifetimes: &[Lifetime], region: Region, alignment: u64) -> Packing {
     let buffers: Vec<Lifetime> =
         lifetimes.iter().filter(|lifetime| lifetime.region == region).copied().collect();
@@ -136,55 +128,5 @@ impl<'a> Sequence<'a> {
             }
         }
         Some(space.high())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::pool::{PageId, Place};
-
-    fn lifetime(size: u64, begin: u32, end: Option<u32>) -> Lifetime {
-        let place = Place { page: PageId(0), offset: 0, size };
-        Lifetime { region: Region::Step, place, begin, end }
-    }
-
-    #[test]
-    fn small_buffers_do_not_split_the_gaps_of_large_ones() {
-        // A small buffer that stays takes the gap of a large one, which then has no room.
-        let buffers = [
-            lifetime(100, 1, Some(3)),
-            lifetime(10, 2, Some(8)),
-            lifetime(20, 3, None),
-            lifetime(100, 4, None),
-        ];
-        let best = Sequence::of(&buffers).place(u64::MAX, Fit::Best);
-        assert_eq!(best, Some(210));
-        let packing = pack(&buffers, Region::Step, 1);
-        assert_eq!(packing, Packing { page: 130, fit: Fit::TwoEnded { from: 20 } });
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
-
-        #[test]
-        fn the_page_has_room_and_is_no_larger_than_that_of_best_fit(
-            requests in prop::collection::vec((1u64..64, 1u32..40), 1..200),
-        ) {
-            let lifetimes = requests.iter().enumerate().map(|(at, (size, life))| {
-                let begin = at as u32 + 1;
-                let end = begin + life;
-                lifetime(size * 256, begin, (end as usize <= requests.len()).then_some(end))
-            });
-            let buffers: Vec<Lifetime> = lifetimes.collect();
-            let sequence = Sequence::of(&buffers);
-            let best = sequence.place(u64::MAX, Fit::Best).expect("it has no end");
-            let packing = pack(&buffers, Region::Step, 256);
-            prop_assert!(packing.page <= best && packing.page >= sequence.most_in_use());
-            prop_assert!(packing.page.is_multiple_of(256));
-            prop_assert!(sequence.place(packing.page, packing.fit).is_some());
-        }
     }
 }

@@ -4,15 +4,16 @@
 //! The requests are those of four training iterations with Adam on a card without memory. Ratios
 //! are relative to the bytes in use at the peak, which no placement can do without.
 //!
-//! `two-ended` is what the pool does: the threshold and the page size come from
-//! [`firebox_pool::pack`]. The offline ways are those of TensorFlow Lite (Pisarchyk and Lee,
+//! The pool uses `best`. `two-ended` fills the page with small buffers from its end; its threshold
+//! and page size come from `packing.rs`. The offline ways are those of TensorFlow Lite (Pisarchyk and Lee,
 //! "Efficient memory management for deep neural net inference", 2020: by size and by breadth) and
 //! of XLA (`GlobalDecreasingSizeBestFitHeap` in its heap simulator: by lifetime).
 
 #[allow(dead_code, reason = "it has one part")]
-#[path = "harness/machine.rs"]
+#[path = "../harness/machine.rs"]
 mod machine;
-#[path = "../tests/zoo/mod.rs"]
+mod packing;
+#[path = "../../tests/zoo/mod.rs"]
 mod zoo;
 
 use std::cmp::Reverse;
@@ -25,8 +26,9 @@ use burn::train::TrainStep;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use firebox::Lazy;
 use firebox::dry::{Card, Cuda, Dry, DryCuda, DryPooledCuda, Lease};
-use firebox_pool::{Fit, Holder, Lifetime, Pool, Region, Space, pack};
+use firebox_pool::{Fit, Holder, Lifetime, Pool, Region, Space};
 
+use crate::packing::pack;
 use crate::zoo::Zoo;
 use crate::zoo::iterations::{parts, record};
 
