@@ -223,7 +223,7 @@ fn every_file_can_be_read_in_one_sitting() {
 /// The longest line of a comment, in columns.
 const COMMENT_COLUMNS: usize = 100;
 
-/// The comment lines of a Rust file that are too long. A message of the compiler is quoted as it is.
+/// The comment lines of a Rust file that are too long. Compiler messages are quoted unchanged.
 fn long_comments(path: &str) -> Vec<String> {
     let text = read(path);
     let is_long = |line: &&str| {

@@ -5,9 +5,9 @@
 //! are relative to the bytes in use at the peak, which no placement can do without.
 //!
 //! The pool uses `best`. `two-ended` fills the page with small buffers from its end; its threshold
-//! and page size come from `packing.rs`. The offline ways are those of TensorFlow Lite (Pisarchyk and Lee,
-//! "Efficient memory management for deep neural net inference", 2020: by size and by breadth) and
-//! of XLA (`GlobalDecreasingSizeBestFitHeap` in its heap simulator: by lifetime).
+//! and page size come from `packing.rs`. The offline ways are those of TensorFlow Lite (Pisarchyk
+//! and Lee, "Efficient memory management for deep neural net inference", 2020: by size and by
+//! breadth) and of XLA (`GlobalDecreasingSizeBestFitHeap` in its heap simulator: by lifetime).
 
 #[allow(dead_code, reason = "it has one part")]
 #[path = "../harness/machine.rs"]
