@@ -91,8 +91,11 @@ impl<B: DryTwin> Dry<B> {
         let mut lifetimes = Vec::new();
         let mut templates = Templates::new();
         for _ in 0..MOST_REPLAYS {
-            let (lived, _) = lease.run(|device| self.live(device, trace, &mut templates))?;
-            lifetimes = lived.lifetimes;
+            let ((lived, found), _) = lease.run(|device| {
+                let lived = self.live(device, trace, &mut templates);
+                (lived, B::pool(device).map(|pool| pool.lifetimes()))
+            })?;
+            lifetimes = found.unwrap_or_default();
             if lived.settled {
                 break;
             }
@@ -140,7 +143,6 @@ impl<B: DryTwin> Dry<B> {
             high,
             most_in_use: Bytes::new(most_in_use),
             largest: Bytes::new(pool.memory().largest),
-            lifetimes: pool.lifetimes(),
         }
     }
 }
@@ -153,13 +155,12 @@ struct Lived {
     high: Pages,
     most_in_use: Bytes,
     largest: Bytes,
-    lifetimes: Vec<Lifetime>,
 }
 
 impl Lived {
     /// Adds what the runtime below has reserved, and the margins.
     fn with(self, below: Usage, reads: bool, alignment: u64) -> (Replay, Pages) {
-        let Self { baseline, timeline, settled, mut high, most_in_use, largest, .. } = self;
+        let Self { baseline, timeline, settled, mut high, most_in_use, largest } = self;
         if below.tuned > 0 || reads {
             high.step += high.step / UNSURE_SHARE;
         }
