@@ -2,7 +2,7 @@
 
 use burn::backend::Flex;
 use burn::prelude::*;
-use firebox::{Lazy, Recorder, Step};
+use firebox::{Arrival, Lazy, Recorder, Step};
 
 type L = Lazy<Flex>;
 
@@ -66,6 +66,48 @@ fn tensors_that_are_dropped_together_are_freed_in_the_order_of_making() {
     let calls = ["float_exp %0 -> %1", "float_log %0 -> %2", "float_sqrt %0 -> %3"];
     let ends = ["free %1", "free %3", "free %4", "float_sum %0 -> %5", "free %2"];
     assert_eq!(steps(program), [&calls[..], &["float_abs %0 -> %4"], &ends].concat());
+}
+
+#[test]
+fn each_arriving_batch_is_its_own_and_ends_with_its_last_owner() {
+    let program = |x: Tensor<L, 1>| {
+        let first = Arrival::new();
+        // What metrics hold of a batch outlives it.
+        let held = first.cut(|| x.clone());
+        let part = first.cut(|| x.clone().exp());
+        drop((first, part));
+        let second = Arrival::new();
+        let sum = second.cut(|| x.clone()).sum();
+        drop(held);
+        drop(second);
+        Some(sum)
+    };
+    let lines = [
+        "upload -> %0",
+        "float_exp %0 -> %1",
+        "free %1",
+        "upload -> %2",
+        "float_sum %2 -> %3",
+        "free %0",
+        "free %2",
+    ];
+    assert_eq!(steps(program), lines);
+}
+
+#[test]
+fn a_batch_that_arrives_has_the_values_of_the_one_that_exists() {
+    let device = Default::default();
+    let x = Tensor::<L, 1>::from_floats([1.0, 2.0], &device);
+    let recording = Recorder::new().record::<Flex, _>(|| {
+        let copy = Arrival::new().cut(|| x.clone());
+        // A read runs what comes before it.
+        let read: f32 = copy.clone().sum().into_scalar();
+        (copy, read, x.clone() + 1.0)
+    });
+    let (copy, read, sum) = recording.expect("records").run();
+    assert_eq!(read, 3.0);
+    copy.into_data().assert_eq(&x.into_data(), true);
+    assert_eq!(sum.into_data().to_vec::<f32>().expect("floats"), [2.0, 3.0]);
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn plan(model: Net<B>, memory: Bytes, items: usize) -> Result<firebox::PlanRepor
 fn a_smaller_budget_means_smaller_micro_batches() {
     let _lock = random_state();
     let model = Net::<B>::new(&Default::default());
-    let whole = plan(model.clone(), Bytes::gib(1), 256).expect("it fits");
+    let whole = plan(model.clone(), Bytes::gib(1), 128).expect("it fits");
     assert!(whole.plan.is_whole());
     // What one item needs is mostly the memory of the recording, which also depends on the
     // machine's caches.
@@ -39,13 +39,13 @@ fn a_smaller_budget_means_smaller_micro_batches() {
         .memory(Bytes::gib(1))
         .micro_batch(1)
         .build(model.clone(), AdamConfig::new().init(), 1e-3)
-        .plan(&batch(256))
+        .plan(&batch(128))
         .expect("it fits");
     let budget = one.predicted() + (whole.predicted() - one.predicted()).scale(0.6);
-    let split = plan(model, budget, 256).expect("a part fits");
+    let split = plan(model, budget, 128).expect("a part fits");
     assert!(split.plan.len() > 1, "{}", split.plan);
     assert!(split.predicted() <= budget, "{split}");
-    assert_eq!(split.plan.sizes().map(|size| size.get()).sum::<usize>(), 256);
+    assert_eq!(split.plan.sizes().map(|size| size.get()).sum::<usize>(), 128);
     assert!(split.categories.get(Category::AccumulatedGradient) > Bytes::ZERO, "{split}");
 }
 

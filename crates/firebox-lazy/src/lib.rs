@@ -20,6 +20,7 @@ pub use module::{
     Rehearsal, forget_graphs, goes_on_with_zeros, initialize, is_rehearsal, rehearse, rehearsing,
     restore,
 };
+pub use record::arrival::Arrival;
 pub use record::draws::fixed_draw;
 pub use record::inputs::Input;
 pub use record::known::{forget_calls, remember_calls_within};

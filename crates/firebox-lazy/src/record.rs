@@ -1,6 +1,7 @@
 //! Recording: `session.rs` holds the recording of a thread, `call.rs` records one call, and
 //! `recording.rs` is what users call.
 
+pub(crate) mod arrival;
 pub(crate) mod call;
 pub(crate) mod describe;
 pub(crate) mod draws;

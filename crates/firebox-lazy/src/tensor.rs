@@ -14,7 +14,7 @@ use burn_std::{DType, Shape};
 use firebox_trace::TensorIndex;
 
 use crate::kind::{Kind, Value};
-use crate::record::session;
+use crate::record::{arrival, session};
 use crate::threads::deferred::{self, Place};
 use crate::threads::handover;
 use crate::threads::streams;
@@ -219,6 +219,11 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         Self { node: Arc::new(Node::new(OnceLock::from(primitive), None, 0)) }
     }
 
+    /// Another owner of the same node.
+    pub(crate) fn share(&self) -> Self {
+        Self { node: self.node.clone() }
+    }
+
     /// Whether a loader thread asked for this tensor. `false` for tensors that other threads
     /// compute from it.
     pub fn is_prepared(&self) -> bool {
@@ -338,7 +343,7 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
 
 impl<B: Backend, K: Kind<B>> Clone for LazyTensor<B, K> {
     fn clone(&self) -> Self {
-        Self { node: self.node.clone() }
+        arrival::copy_of(self).unwrap_or_else(|| self.share())
     }
 }
 

@@ -177,7 +177,7 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
+    pub(crate) fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
         let index = TensorIndex(self.trace.tensors.len() as u32);
         let ty = TensorType { shape, dtype };
         let ty = self.types.get(&ty).cloned().unwrap_or_else(|| {

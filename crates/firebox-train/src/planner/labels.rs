@@ -91,7 +91,7 @@ where
 /// Labels tensors by their lifetimes. Optimizer state is any tensor, except parameters, that an
 /// optimizer step makes or takes over and that is still alive after it. (The first velocity of SGD
 /// is the first gradient.) It is also any existing tensor whose first use is in an optimizer step.
-/// All other existing tensors are the batch.
+/// All other existing tensors count as inputs, as the tensors of a batch do.
 pub(crate) fn label_by_lifetime(trace: &mut Trace) {
     let state = optimizer_state(trace);
     for index in 0..trace.tensors.len() as u32 {

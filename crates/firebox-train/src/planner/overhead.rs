@@ -66,12 +66,11 @@ impl Overhead {
     ///
     /// A batch that waits is host data. It is therefore added only where training uses host memory.
     pub(crate) fn add_queue(&self, trace: &mut Trace, is_on_host: bool) -> (Bytes, Bytes) {
-        let is_batch = |tensor: &&TensorInfo| {
-            let label = tensor.label.as_ref().map(|label| label.category);
-            // While a step is being recorded, no tensor has a label yet.
-            tensor.prepared && label.is_none_or(|label| label == Category::Input)
-        };
-        let batch: Bytes = trace.tensors.iter().filter(is_batch).map(TensorInfo::bytes).sum();
+        let existing = trace.existing().map(|tensor| trace.tensor(tensor));
+        // While a step is being recorded, no tensor has a label yet.
+        let existing = existing.filter(|tensor| category(tensor).is_none_or(is_input));
+        let batch = existing.chain(first_batch(trace)).filter(|tensor| tensor.prepared);
+        let batch: Bytes = batch.map(TensorInfo::bytes).sum();
         if batch == Bytes::ZERO {
             return (self.limit, Bytes::ZERO);
         }
@@ -130,14 +129,15 @@ fn workspace(bytes: Bytes) -> TensorInfo {
 const EARLIER_OUTPUT: &str = "earlier output";
 
 /// Adds the outputs of the previous iteration to a rehearsal of a single iteration, in which the
-/// metrics still hold them. They are as large as its own outputs. The outputs of a larger batch
-/// were counted when that batch was rehearsed.
+/// metrics still hold them, with what they hold of their batch. They are as large as its own
+/// outputs. The outputs of a larger batch were counted when that batch was rehearsed.
 pub(crate) fn add_outputs_of_before(trace: &mut Trace) {
     let is_end = |step: &Step| step.is_mark(&Mark::IterationEnd);
     let mut ends = trace.steps.iter().enumerate().filter(|(_, step)| is_end(step));
     if let (Some((end, _)), None) = (ends.next(), ends.next()) {
         let alive = trace.alive_before(OpIndex(end as u32)).into_iter();
-        let outputs = alive.map(|tensor| trace.tensor(tensor)).filter(|tensor| is_output(tensor));
+        let is_held = |tensor: &&TensorInfo| is_output(tensor) || is_of_a_batch(tensor);
+        let outputs = alive.map(|tensor| trace.tensor(tensor)).filter(is_held);
         let earlier = |tensor| beside_the_step(tensor, Category::Temporary, EARLIER_OUTPUT);
         let outputs: Vec<TensorInfo> = outputs.map(earlier).collect();
         trace.tensors.extend(outputs);
@@ -155,6 +155,35 @@ fn is_output(tensor: &TensorInfo) -> bool {
         None => matches!(tensor.origin, Origin::Made(_)),
         Some(label) => label.name == EARLIER_OUTPUT,
     }
+}
+
+/// The bytes of the first batch that arrives in a rehearsal.
+pub(crate) fn first_batch_bytes(trace: &Trace) -> Bytes {
+    first_batch(trace).map(TensorInfo::bytes).sum()
+}
+
+/// The tensors of the first batch that arrives in a rehearsal.
+fn first_batch(trace: &Trace) -> impl Iterator<Item = &TensorInfo> {
+    let first = trace.steps.iter().take_while(|step| !step.is_mark(&Mark::MicroStep));
+    let uploads = first.filter_map(|step| match step {
+        Step::Upload { output, .. } => Some(trace.tensor(*output)),
+        _ => None,
+    });
+    uploads.filter(|tensor| is_of_a_batch(tensor))
+}
+
+/// Whether a tensor belongs to a batch that arrived in the rehearsal. Between two iterations only
+/// outputs hold one.
+fn is_of_a_batch(tensor: &TensorInfo) -> bool {
+    category(tensor).is_some_and(is_input) && matches!(tensor.origin, Origin::Made(_))
+}
+
+fn is_input(category: Category) -> bool {
+    category == Category::Input
+}
+
+fn category(tensor: &TensorInfo) -> Option<Category> {
+    tensor.label.as_ref().map(|label| label.category)
 }
 
 /// The most bytes of earlier outputs that are alive when a micro-step begins.

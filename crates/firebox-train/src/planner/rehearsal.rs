@@ -16,7 +16,7 @@ use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, LearningComponentsTypes, TrainOutput, TrainStep};
 use firebox_lazy::{
-    HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, host_bytes_of_descriptions,
+    Arrival, HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, host_bytes_of_descriptions,
     host_bytes_of_rehearsal, mark, rehearse,
 };
 use firebox_plan::Split;
@@ -30,7 +30,9 @@ use crate::gradients::{GradientSum, Reduction, forget_graphs_without};
 use crate::planner::labels::{
     label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
 };
-use crate::planner::overhead::{Overhead, OverheadBytes, add_outputs_of_before, outputs_held};
+use crate::planner::overhead::{
+    Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
+};
 use crate::planner::pieces::representative;
 use crate::run::strategy::OUTPUTS_HELD;
 use crate::splitter::Splitter;
@@ -145,11 +147,12 @@ where
                 let mut sum = GradientSum::new();
                 learner.lr_step();
                 let current = learner.model();
+                let mut arrival = None;
                 for piece in pieces {
                     outputs.begin(piece);
-                    let micro = splitter.range(batch, piece.clone());
-                    mark::<<LC::Backend as LazyBackend>::Base>(Mark::Drain);
                     outputs.end_earlier();
+                    let micro = cut(&mut arrival, splitter, batch, piece);
+                    mark::<<LC::Backend as LazyBackend>::Base>(Mark::Drain);
                     mark::<<LC::Backend as LazyBackend>::Base>(Mark::MicroStep);
                     let output = train_step(&learner, &current, micro);
                     mark::<<LC::Backend as LazyBackend>::Base>(Mark::Drain);
@@ -163,7 +166,7 @@ where
                     outputs.add(output.item);
                 }
                 outputs.join();
-                drop(current);
+                drop((current, arrival));
                 let grads = sum.finish(model, 1.0);
                 // Before and after the optimizer step, the device is asked whether all work
                 // succeeded.
@@ -221,11 +224,12 @@ where
             label_parameters(model);
             // Validation comes after an epoch of training.
             mark::<B::Base>(Mark::SteppedBefore);
+            let mut arrival = None;
             for piece in &pieces {
                 outputs.begin(piece);
-                let micro = splitter.range(batch, piece.clone());
-                mark::<B::Base>(Mark::Drain);
                 outputs.end_earlier();
+                let micro = cut(&mut arrival, splitter, batch, piece);
+                mark::<B::Base>(Mark::Drain);
                 mark::<B::Base>(Mark::MicroStep);
                 outputs.add(model.step(micro));
                 mark::<B::Base>(Mark::Drain);
@@ -238,6 +242,21 @@ where
         add_outputs_of_others(&mut trace.trace, missing(split, &pieces));
     }
     Ok(trace)
+}
+
+/// Cuts the micro-batch `piece`. The first one of a batch begins at item zero: the batch before it
+/// has ended, and another arrives.
+fn cut<I, S: Splitter<I>>(
+    arrival: &mut Option<Arrival>,
+    splitter: &S,
+    batch: &I,
+    piece: &Range<usize>,
+) -> I {
+    if piece.start == 0 {
+        *arrival = None;
+    }
+    let arrival = arrival.get_or_insert_default();
+    arrival.cut(|| splitter.range(batch, piece.clone()))
 }
 
 /// How many micro-batches of a batch are missing from the pieces that represent it.
@@ -351,7 +370,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         + loop_bytes(*memory)
         + left;
     let planning = match memory.is_on_host() {
-        true => footprint.baseline + host_bytes_of_rehearsal(&trace),
+        true => footprint.baseline + first_batch_bytes(&trace) + host_bytes_of_rehearsal(&trace),
         false => Bytes::ZERO,
     };
     // Plans live for the whole run, and timelines would be the largest part of them.
