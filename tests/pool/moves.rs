@@ -42,11 +42,18 @@ fn values_stay_when_buffers_are_moved() {
     let moved = trained(|| {
         let control = Control::<WgpuRuntime>::of(&Default::default());
         control.begin(StreamId::current(), u64::MAX, u64::MAX);
-        let pages = Pages { lasting: 3 << 20, step: 5 << 20, small: 1 << 20, beside: 0 };
+        let pages =
+            Pages { lasting: 3 << 20, step: 5 << 20, small: 1 << 20, beside: 0, step_from: 0 };
         control.prepare(pages).expect("there is memory");
         assert_eq!(control.memory().reserved, pages.total());
         // Moved once more, to pages of other sizes.
-        let pages = Pages { lasting: 4 << 20, step: 2 << 20, small: 2 << 20, beside: 1 << 20 };
+        let pages = Pages {
+            lasting: 4 << 20,
+            step: 2 << 20,
+            small: 2 << 20,
+            beside: 1 << 20,
+            step_from: 1 << 18,
+        };
         control.prepare(pages).expect("there is memory");
         assert_eq!(control.memory().reserved, pages.total());
     });
@@ -116,7 +123,8 @@ fn pages_have_no_more_bytes_than_the_device_allows() {
     let moved = trained(|| {
         let control = Control::<WgpuRuntime>::of(&Default::default());
         control.begin(StreamId::current(), u64::MAX, 1 << 20);
-        let pages = Pages { lasting: 5 << 19, step: 9 << 18, small: 1 << 20, beside: 0 };
+        let pages =
+            Pages { lasting: 5 << 19, step: 9 << 18, small: 1 << 20, beside: 0, step_from: 0 };
         control.prepare(pages).expect("there is memory");
         assert_eq!(control.memory().reserved, pages.total());
         // A full region takes another page, of the size of the buffer.
@@ -133,7 +141,7 @@ fn small_buffers_that_lie_on_pages_for_others_move_with_them() {
     let Some(device) = device() else { return };
     let control = Control::<WgpuRuntime>::of(&device);
     control.begin(StreamId::current(), 5 << 20, u64::MAX);
-    let pages = Pages { lasting: 0, step: 4 << 20, small: 64 << 10, beside: 0 };
+    let pages = Pages { lasting: 0, step: 4 << 20, small: 64 << 10, beside: 0, step_from: 0 };
     control.prepare(pages).expect("there is memory");
     // More small buffers than their page has room for, and no room for another page.
     let small: Vec<_> =

@@ -20,7 +20,7 @@ mod layout;
 
 mod attribution;
 
-use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
+use firebox_trace::{Bytes, Footprint, MemoryModel, Question};
 
 /// The memory model of CPU backends: live bytes with exact lifetimes.
 ///
@@ -145,8 +145,8 @@ impl MemoryModel for Heap {
         }
     }
 
-    fn footprint(&self, trace: &Trace) -> Footprint {
-        run::run(trace, self)
+    fn answer(&self, question: &Question<'_>) -> Footprint {
+        run::run(question.trace, self)
     }
 
     fn is_on_host(&self) -> bool {

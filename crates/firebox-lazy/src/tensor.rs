@@ -277,7 +277,10 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     #[inline]
     pub(crate) fn settle(&self) {
         // On a loader thread the session computes it when it needs it.
-        if self.node.deferred().is_some() && streams::current_worker().is_none() {
+        if self.node.deferred().is_some()
+            && streams::current_worker().is_none()
+            && !session::with::<B, _>(|session| session.looks).unwrap_or(false)
+        {
             drop(self.clone().forced());
         }
     }

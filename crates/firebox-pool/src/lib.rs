@@ -9,13 +9,14 @@
 //! | | CubeCL's pools | this pool |
 //! |---|---|---|
 //! | pages | fixed sizes, up to a quarter of the card | per [`Region`], sized by the plan |
-//! | placement | first gap in the pool for the buffer's size | smallest gap of its region |
+//! | placement | first gap in the pool for the buffer's size | by the plan, see [`Fit`] |
 //! | threads | one stream and one pool each | one stream and one pool for all |
 //! | order | requests in batches of 32, frees when the server notices them | program order |
 //! | out of memory | panic on the device's thread | error at the next `sync`, `flush` or `read` |
 
 mod id;
 mod inner;
+mod packing;
 mod pool;
 mod prepare;
 mod refusal;
@@ -25,6 +26,7 @@ mod space;
 mod transfer;
 
 pub use inner::{has_exact_pages, opens_a_page};
+pub use packing::{Packing, Sequence, pack};
 pub use pool::{
     Holder, Lifetime, Lifted, Needed, PageId, Pages, Place, Pool, PoolMemory, Region, SMALL,
 };

@@ -46,6 +46,9 @@ pub struct Pages {
     pub small: u64,
     /// For [`Region::Beside`].
     pub beside: u64,
+    /// The buffers on the page for [`Region::Step`] that fill it from its start: those of at least
+    /// this many bytes ([`Fit::TwoEnded`]). Zero for [`Fit::Best`].
+    pub step_from: u64,
 }
 
 impl Pages {
@@ -74,7 +77,7 @@ impl Pages {
         }
     }
 
-    /// The larger of both sizes, for each region.
+    /// The larger of both sizes, for each region. Keeps [`step_from`](Self::step_from).
     pub fn max(mut self, other: Self) -> Self {
         for region in Region::ALL {
             *self.of_mut(region) = self.of(region).max(other.of(region));
@@ -223,6 +226,11 @@ impl<H: Holder> Pool<H> {
     /// [kept](Self::keep_lifetimes).
     pub fn lifetimes(&self) -> &[Lifetime] {
         self.lifetimes.as_ref().map_or(&[], |kept| &kept.all)
+    }
+
+    /// How many requests were counted. Zero unless lifetimes are [kept](Self::keep_lifetimes).
+    pub fn requests(&self) -> u32 {
+        self.lifetimes.as_ref().map_or(0, |kept| kept.requests)
     }
 
     /// Ends a lifetime, if they are kept.
@@ -376,6 +384,19 @@ impl<H: Holder> Pool<H> {
         if let Some(page) = self.pages.get_mut(&page) {
             page.stays = stays;
         }
+    }
+
+    /// Chooses the places on a page by `fit` from now on. For pages of other regions than
+    /// [`Region::Lasting`], which have [`Fit::Same`].
+    pub fn set_fit(&mut self, page: PageId, fit: Fit) {
+        if let Some(page) = self.pages.get_mut(&page) {
+            page.space.set_fit(fit);
+        }
+    }
+
+    /// How places on a page are chosen.
+    pub fn fit(&self, page: PageId) -> Option<Fit> {
+        self.pages.get(&page).map(|page| page.space.fit())
     }
 
     /// The place of a buffer, if the pool has it.

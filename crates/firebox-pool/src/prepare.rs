@@ -110,7 +110,11 @@ impl<R: Runtime> PoolServer<R> {
             Region::ALL.into_iter().filter(|region| !is_there(region)).collect();
         // Step buffers keep their offsets on a larger page. The buffers that follow are then placed
         // as the dry device predicted.
-        let keeps = self.pool.pages_of(Region::Step).count() == 1;
+        let fit = match pages.step_from {
+            0 => Fit::Best,
+            from => Fit::TwoEnded { from },
+        };
+        let keeps = fit == Fit::Best && self.fit_of_steps() == Some(Fit::Best);
         let mut lifted = Vec::new();
         for buffer in self.pool.lift(&moves) {
             let bytes = self.read_place(buffer.place);
@@ -135,6 +139,7 @@ impl<R: Runtime> PoolServer<R> {
                 }
             }
         }
+        self.fit_step_page(fit, &mut lifted);
         // Buffers that keep their offsets come first.
         lifted.sort_by_key(|(buffer, _)| {
             step.is_none() || home(buffer.region, buffer.place.size) != Region::Step
@@ -148,6 +153,29 @@ impl<R: Runtime> PoolServer<R> {
             training.is_prepared = result.is_ok();
         }
         result
+    }
+
+    /// Places buffers on the step page as planned. If that differs from how they were placed so
+    /// far, the buffers that are there, such as a batch, are lifted. Several pages are each filled
+    /// by best fit.
+    fn fit_step_page(&mut self, fit: Fit, lifted: &mut Vec<Moved>) {
+        let pages: Vec<_> = self.pool.pages_of(Region::Step).collect();
+        let [(page, _)] = pages[..] else { return };
+        if self.fit_of_steps() == Some(fit) {
+            return;
+        }
+        for buffer in self.pool.lift(&[Region::Step]) {
+            let bytes = self.read_place(buffer.place);
+            lifted.push((buffer, bytes));
+        }
+        self.pool.set_fit(page, fit);
+    }
+
+    /// How places on the only step page are chosen. `None` if there is none, or there are several.
+    fn fit_of_steps(&self) -> Option<Fit> {
+        let pages: Vec<_> = self.pool.pages_of(Region::Step).collect();
+        let [(page, _)] = pages[..] else { return None };
+        self.pool.fit(page)
     }
 
     /// The page sizes of a region with `bytes` bytes in total.

@@ -135,6 +135,11 @@ impl<R: Runtime> Control<R> {
         })
     }
 
+    /// How many requests were counted. Zero unless the pool only [measures](Self::measure).
+    pub fn requests(&self) -> u32 {
+        self.ask(|server| server.pool.requests())
+    }
+
     /// Begins training on the thread of `stream`. All pages together have at most `limit` bytes,
     /// and each has at most `largest_page`.
     pub fn begin(&self, stream: StreamId, limit: u64, largest_page: u64) {

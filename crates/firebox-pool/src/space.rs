@@ -22,8 +22,8 @@ pub enum Fit {
     /// Smaller buffers take the end of the highest gap and fill the page from its end. The space
     /// after the last buffer is a gap like the others.
     ///
-    /// Small buffers therefore do not split the gaps that large ones leave. The pool does not use
-    /// it: see "Placement" in `docs/design/pool.md`.
+    /// Small buffers therefore do not split the gaps that large ones leave. [`pack`](crate::pack)
+    /// finds the value of `from` and the page size that go together.
     TwoEnded {
         /// The size in bytes from which a buffer counts as large.
         from: u64,
@@ -79,6 +79,22 @@ impl Space {
     pub fn new(size: u64, fit: Fit) -> Self {
         let (gaps, by_size) = (BTreeMap::new(), BTreeSet::new());
         Self { size, fit, gaps, by_size, end: 0, high: 0, used: 0 }
+    }
+
+    /// Chooses later places by `fit`.
+    ///
+    /// # Panics
+    ///
+    /// If one of both is [`Fit::Same`] and the page is not empty: it keeps gaps in another way.
+    pub fn set_fit(&mut self, fit: Fit) {
+        let is_same = (self.fit == Fit::Same) == (fit == Fit::Same);
+        assert!(is_same || self.is_empty(), "`Fit::Same` keeps gaps in another way");
+        self.fit = fit;
+    }
+
+    /// How places are chosen.
+    pub fn fit(&self) -> Fit {
+        self.fit
     }
 
     /// The size of the page in bytes.

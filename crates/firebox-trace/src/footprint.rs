@@ -10,45 +10,80 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Category, OpIndex, Trace};
 
+/// What happens to the pages of traces that ran earlier in the process, where an allocator keeps
+/// them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EarlierPages {
+    /// They stay open and are part of the peak.
+    #[default]
+    Keep,
+    /// Those that no buffer lies on are given back before the trace runs, and do not count.
+    GiveBack,
+}
+
+/// What a [`MemoryModel`] is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// The trace that runs.
+    pub trace: &'a Trace,
+    /// The traces that the process has run before, in order.
+    pub before: &'a [&'a Trace],
+    /// What happens to the pages of those.
+    pub pages: EarlierPages,
+    /// Above this peak, how much more is needed does not matter: a slow model may stop there, and
+    /// answer with less than what is needed. Default: [`Bytes::MAX`].
+    pub enough: Bytes,
+}
+
+impl<'a> Question<'a> {
+    /// The memory that `trace` needs in a process that has run nothing before.
+    pub fn new(trace: &'a Trace) -> Self {
+        Self { trace, before: &[], pages: EarlierPages::default(), enough: Bytes::MAX }
+    }
+}
+
 /// Predicts the memory that running a trace needs.
 ///
-/// A model is a pure function of the trace: it touches no real device and reads no clock.
+/// The same question always has the same answer. A model holds no device memory, but may keep what
+/// it computed, or what a tuner has on disk. It may be asked from several threads at once.
+///
+/// ```
+/// use firebox_trace::{Footprint, MemoryModel, Question, TensorInfo};
+///
+/// /// Takes every tensor to be alive all the time.
+/// struct Everything;
+///
+/// impl MemoryModel for Everything {
+///     fn name(&self) -> &str {
+///         "everything"
+///     }
+///
+///     fn answer(&self, question: &Question<'_>) -> Footprint {
+///         let peak = question.trace.tensors.iter().map(TensorInfo::bytes).sum();
+///         Footprint { peak, ..Footprint::default() }
+///     }
+/// }
+/// ```
 pub trait MemoryModel: Send + Sync {
     /// The name of the model, such as `heap (flex)`, for messages and tables.
     fn name(&self) -> &str;
 
-    /// The memory that running `trace` needs, and how sure the model is of it.
+    /// The memory that the question is about, and how sure the model is of it.
+    ///
+    /// A model whose allocator keeps no pages ignores all but the trace.
     ///
     /// # Panics
     ///
-    /// If the trace contradicts itself; [`Trace::check`] says how.
-    fn footprint(&self, trace: &Trace) -> Footprint;
+    /// If a trace contradicts itself; [`Trace::check`] says how.
+    fn answer(&self, question: &Question<'_>) -> Footprint;
 
-    /// The memory that running `trace` needs in a process that has run the traces of `before`, in
-    /// this order. Default: the footprint of `trace` alone.
-    ///
-    /// The two differ if the allocator keeps the pages that it has opened: pages of `before` are
-    /// then part of the peak. A peak above `enough` may be less than what is needed, since a slow
-    /// model may stop as soon as it exceeds `enough`.
+    /// The memory that running `trace` needs in a process that has run nothing before.
     ///
     /// # Panics
     ///
-    /// As [`footprint`](Self::footprint).
-    fn footprint_after(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
-        let _ = (before, enough);
-        self.footprint(trace)
-    }
-
-    /// As [`footprint_after`](Self::footprint_after), but unused pages are given back after each
-    /// trace. Pages that earlier traces had open and that are given back before `trace` do not
-    /// count. Default: the footprint of `trace` alone.
-    ///
-    /// # Panics
-    ///
-    /// As [`footprint`](Self::footprint).
-    fn footprint_given_back(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
-        let _ = (before, enough);
-        self.footprint(trace)
+    /// As [`answer`](Self::answer).
+    fn footprint(&self, trace: &Trace) -> Footprint {
+        self.answer(&Question::new(trace))
     }
 
     /// Whether the memory is the host's. If so, what a program holds apart from its tensors also
@@ -215,6 +250,9 @@ pub struct PoolPages {
     pub beside: Bytes,
     /// What the runtime below takes for itself.
     pub below: Bytes,
+    /// Buffers of micro-steps with at least this many bytes fill their page from its start, smaller
+    /// ones from its end. Zero if all take the gap that fits best.
+    pub step_from: Bytes,
 }
 
 impl PoolPages {
@@ -223,7 +261,7 @@ impl PoolPages {
         self.lasting + self.step + self.small + self.beside + self.below
     }
 
-    /// The larger of each size.
+    /// The larger of each size. Keeps [`step_from`](Self::step_from).
     pub fn larger(&self, other: &Self) -> Self {
         Self {
             lasting: self.lasting.max(other.lasting),
@@ -231,6 +269,7 @@ impl PoolPages {
             small: self.small.max(other.small),
             beside: self.beside.max(other.beside),
             below: self.below.max(other.below),
+            step_from: self.step_from,
         }
     }
 }

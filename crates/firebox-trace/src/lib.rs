@@ -13,7 +13,10 @@ mod dump;
 
 mod footprint;
 
-pub use footprint::{CategoryBytes, Estimate, Footprint, MemoryModel, Moment, Paging, PoolPages};
+pub use footprint::{
+    CategoryBytes, EarlierPages, Estimate, Footprint, MemoryModel, Moment, Paging, PoolPages,
+    Question,
+};
 pub use mark::Mark;
 pub use quantity::{Bytes, Items, OpIndex, ParseBytesError};
 pub use structure::StructuralHash;

@@ -11,8 +11,8 @@ use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::MetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy};
-use firebox_lazy::{HiddenState, LazyBackend};
-use firebox_plan::{Budget, Cliffs, Sizing};
+use firebox_lazy::{HiddenState, LazyBackend, Recorder};
+use firebox_plan::{Budget, Cliffs, Sizing, Split};
 
 use crate::check::{Coupling, SplitCheck};
 use crate::device::DeviceMemory;
@@ -345,31 +345,21 @@ where
         );
         let settings = &Settings { others, ..self.builder.settings.clone() };
         let mut planner = settings.planner::<B, M>(&self.model)?;
-        let pages = !planner.memory.is_on_host();
-        let course =
-            RehearsalPlan { iterations: Iterations::Two, has_stepped: false, batches: 1, pages };
-        let states = &settings.states;
-        let planned = planner
-            .plan(Phase::Training, Shape::of_items(items), course.iterations, |split, recorder| {
-                let rehearsed = states.kept(|| {
-                    rehearse_training(
-                        &learner,
-                        splitter,
-                        batch,
-                        split,
-                        course,
-                        &settings.joins,
-                        recorder,
-                    )
-                });
-                if !recorder.refuses_reads() {
-                    give_back::<B>(&self.model.devices()[0]);
-                }
-                rehearsed
-            })?
-            .clone();
+        let pages = !planner.memory().is_on_host();
+        let (states, joins) = (&settings.states, &settings.joins);
+        let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
+            let course = RehearsalPlan { iterations, has_stepped: false, batches: 1, pages };
+            let rehearsed = states.kept(|| {
+                rehearse_training(&learner, splitter, batch, split, course, joins, recorder)
+            });
+            if !recorder.refuses_reads() {
+                give_back::<B>(&self.model.devices()[0]);
+            }
+            rehearsed
+        };
+        let planned = planner.plan_alone(Shape::of_items(items), rehearse)?;
         let quiet = Settings { quiet: true, ..settings.clone() };
-        Ok(quiet.report::<B, M>(&self.model, &planner, (Phase::Training, &planned), &[]))
+        Ok(quiet.report::<B, M>(&self.model, planner.budget(), (Phase::Training, &planned), &[]))
     }
 
     /// Trains the model. `training` is burn's own, with everything that was set on it, except that

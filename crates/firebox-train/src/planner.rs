@@ -5,14 +5,14 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls, remember_calls_within};
-use firebox_plan::{Cliffs, Plan, Sizing, Split};
-use firebox_trace::{Bytes, MemoryModel, PoolPages, StructuralHash, TensorInfo, Trace};
+use firebox_lazy::remember_calls_within;
+use firebox_plan::{Cliffs, Plan, Sizing};
+use firebox_trace::{Bytes, MemoryModel, StructuralHash, TensorInfo, Trace};
 
 use crate::device::own_pool::TrainingPool;
-use crate::error::{Phase, TrainError};
+use crate::error::Phase;
 use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
 use crate::planner::pages::{OpenPages, Pages, pages_of};
@@ -26,6 +26,7 @@ pub(crate) mod labels;
 pub(crate) mod overhead;
 pub(crate) mod pages;
 pub(crate) mod pieces;
+mod prepare;
 mod recorders;
 pub(crate) mod rehearsal;
 mod search;
@@ -35,7 +36,7 @@ mod tests;
 mod tuning;
 
 pub(crate) use self::admission::{Admission, Applicant};
-use self::search::may_run_in_fewer_steps;
+pub(crate) use self::prepare::{BatchToRun, Prepared};
 use self::tuning::Tuning;
 
 /// How many splits are assessed at once. Each holds a recording, the largest item that planning
@@ -50,32 +51,32 @@ const MOST_REMEMBERED: f64 = 1.0 / 16.0;
 
 /// The plans, and what they were made from.
 pub(crate) struct Planner {
-    pub(crate) memory: Arc<dyn MemoryModel>,
-    pub(crate) budget: Bytes,
+    memory: Arc<dyn MemoryModel>,
+    budget: Bytes,
     /// The share of the budget that a plan may use. Less than one once more was measured than
     /// predicted.
     share: f64,
-    pub(crate) sizing: Sizing,
+    sizing: Sizing,
     /// What to do where a slightly larger micro-batch needs far more memory.
     cliffs: Cliffs,
-    pub(crate) overhead: Overhead,
+    overhead: Overhead,
     /// The pool that training uses, if it is our own.
-    pub(crate) pool: Option<Arc<TrainingPool>>,
+    pool: Option<Arc<TrainingPool>>,
     plans: HashMap<(Phase, Shape), Planned>,
     /// The most memory predicted for the run: that of a plan, of the pages of several plans, or of
     /// a rehearsal that runs parts of a step.
-    pub(crate) predicted: Bytes,
+    predicted: Bytes,
     /// The open pages, where pages count, and the group of plans whose pages may be open.
     pages: OpenPages,
     open: usize,
     /// The number of groups of plans, minus one.
     group: usize,
     /// Whether batches are cut to learn their shapes.
-    pub(crate) looks_at_shapes: bool,
+    looks_at_shapes: bool,
     /// The most memory that recording may use to remember calls of other shapes.
     remembers: Bytes,
     /// The bytes of the current batch, where they are needed.
-    pub(crate) batch: Bytes,
+    batch: Bytes,
     /// The bytes of batches that outgrew their plan, by their number of items.
     outgrown: HashMap<(Phase, usize), BTreeSet<Bytes>>,
     /// The traces of the plans that ran, for memory models that replay them: the latest few, in
@@ -88,15 +89,15 @@ pub(crate) struct Planner {
     /// The optimizer's state. Validation does not use it, but it is alive meanwhile.
     optimizer_state: Vec<TensorInfo>,
     /// The paths of the model's running statistics.
-    pub(crate) running_state: BTreeSet<String>,
+    running_state: BTreeSet<String>,
     /// Whether the model is known to read values while it runs.
     reads: bool,
     /// What threads keep permanently after what has run so far, and how much of it the current
     /// batch's `held` includes.
-    pub(crate) kept: Arc<AtomicU64>,
+    kept: Arc<AtomicU64>,
     kept_in_held: Bytes,
     /// What the process takes of the host's memory, if the budget is host memory.
-    pub(crate) growth: Option<Growth>,
+    growth: Option<Growth>,
     /// The most bytes that a rehearsal needed. Counts rehearsals on the host, and those that ran
     /// parts of a step to read values.
     rehearsed: Arc<AtomicU64>,
@@ -204,151 +205,15 @@ impl Planner {
         }
     }
 
+    /// Compares the process's growth with plans, where the budget is host memory.
+    pub(crate) fn measuring(mut self, growth: Option<Growth>) -> Self {
+        self.growth = growth;
+        self
+    }
+
     /// The plan for batches of this shape, if it exists.
-    pub(crate) fn planned(&self, phase: Phase, shape: Shape) -> Option<&Planned> {
+    fn planned(&self, phase: Phase, shape: Shape) -> Option<&Planned> {
         self.plans.get(&(phase, shape))
-    }
-
-    /// How many consecutive batches of this shape to plan for, or `None` if that plan exists.
-    /// `again` tells whether the last batch also had this shape.
-    ///
-    /// Where pages count, the first shape is planned for two batches. Every other shape, such as
-    /// the last batch of an epoch, is planned for one until two come in a row, because two may need
-    /// a page that one does not.
-    pub(crate) fn to_plan(&self, phase: Phase, shape: Shape, again: bool) -> Option<Iterations> {
-        let has_trained = self.plans.keys().any(|(phase, _)| *phase == Phase::Training);
-        let iterations = match phase {
-            Phase::Training if has_trained && !again && !self.memory.is_on_host() => {
-                Iterations::One
-            }
-            _ => Iterations::Two,
-        };
-        let planned = self.planned(phase, shape);
-        if let Some(planned) = planned.filter(|planned| planned.tuning.is_over()) {
-            return Some(planned.iterations);
-        }
-        // Threads have begun to keep memory that the plan has no room for.
-        let has_no_room = planned.filter(|planned| {
-            let peak = planned.plan.peak() + self.kept_since(planned);
-            planned.kept < self.kept() && peak > self.budget.scale(self.share)
-        });
-        if let Some(planned) = has_no_room {
-            return Some(planned.iterations);
-        }
-        let planned = planned.map(|planned| planned.iterations);
-        let is_enough = planned == Some(Iterations::Two) || planned == Some(iterations);
-        (!is_enough).then_some(iterations)
-    }
-
-    /// Makes the plan for batches of this shape. `rehearse` rehearses one split with a recorder.
-    ///
-    /// Where pages count, the open pages of earlier plans take room. If the batch fits in fewer
-    /// micro-batches without them, the plan assumes so, and they are given back before the batch
-    /// runs.
-    ///
-    /// Where kernels are not chosen yet, the plan counts the candidates that need the most memory.
-    /// Once the tuner has chosen, the batch is planned again, after other plans whose kernels are
-    /// chosen, and the pages that tuning opened are given back.
-    pub(crate) fn plan(
-        &mut self,
-        phase: Phase,
-        shape: Shape,
-        iterations: Iterations,
-        mut rehearse: impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
-    ) -> Result<&Planned, TrainError> {
-        let started = Instant::now();
-        let mut cost = PlanningCost::default();
-        if self.memory.is_on_host() {
-            remember_calls_within(Bytes::ZERO);
-        }
-        let tuned = self.planned(phase, shape).filter(|planned| planned.tuning.is_over());
-        let tuned = tuned.map(|planned| planned.plan.split());
-        let gives_back = tuned.is_some() && !self.keep_what_is_chosen();
-        let mut found = self.search(phase, shape.items, gives_back, &mut cost, &mut rehearse);
-        if gives_back && found.is_ok() {
-            self.ran.clear();
-            self.group += 1;
-        }
-        let may_gain = !gives_back
-            && !self.ran.is_empty()
-            && match &found {
-                Ok((plan, _)) => {
-                    let fits = |split| self.fits_given_back(phase, split, &mut cost, &mut rehearse);
-                    may_run_in_fewer_steps(plan, self.sizing, fits)
-                }
-                Err(TrainError::Plan { .. }) => true,
-                Err(_) => false,
-            };
-        if may_gain {
-            let alone = self.search(phase, shape.items, true, &mut cost, &mut rehearse);
-            let steps = |found: &Result<(Plan, Rehearsed), TrainError>| {
-                found.as_ref().map_or(usize::MAX, |(plan, _)| plan.len())
-            };
-            if steps(&alone) < steps(&found) {
-                found = alone;
-                self.ran.clear();
-                self.group += 1;
-            }
-        }
-        // A plan that ran for one batch may run for two. A plan whose micro-batches ran in parts
-        // may run that way again.
-        let small = Shape::of_items(shape.items);
-        let run = self.planned(phase, shape).or_else(|| self.planned(phase, small)).cloned();
-        let is_none = |error: &TrainError| {
-            let too_long = matches!(error, TrainError::Record(RecordError::TooLong { .. }));
-            too_long || matches!(error, TrainError::Plan { .. })
-        };
-        if let (Some(planned), Some(cause)) =
-            (run, found.as_ref().err().filter(|error| is_none(error)))
-        {
-            log::warn!("batches keep the plan that they have, as there is no other: {cause}");
-            let kept = self.kept();
-            let planned = Planned { iterations, tuning: Tuning::Chosen, kept, ..planned };
-            return Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut());
-        }
-        let (plan, mut rehearsed) = found?;
-        self.predicted = self.predicted.max(Bytes::new(self.rehearsed.load(Relaxed)));
-        // Most rehearsed sizes do not come again. No plan counts the remembered calls of other
-        // shapes. They may take half of what this plan leaves.
-        forget_calls();
-        if self.memory.is_on_host() {
-            let most = self.predicted.max(plan.peak());
-            self.remembers =
-                (self.budget - most).scale(0.5).min(self.budget.scale(MOST_REMEMBERED));
-            remember_calls_within(self.remembers);
-        }
-        cost.time = started.elapsed();
-        if phase == Phase::Training {
-            self.optimizer_state.clone_from(&rehearsed.optimizer_state);
-            self.running_state.extend(rehearsed.running_state.iter().cloned());
-        }
-        let held = rehearsed.held;
-        if let Some(trace) = rehearsed.trace.take() {
-            self.ran.retain(|(ran, _)| *ran != (phase, shape));
-            self.ran.push(((phase, shape), trace));
-            // A loader whose batches all differ must not slow planning down without limit.
-            if self.ran.len() > REMEMBERED {
-                self.ran.remove(0);
-            }
-        }
-        let standalone = Bytes::ZERO;
-        let group = self.group;
-        let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
-        // Kernels that are still not chosen after the same split has run will never be.
-        let tuning = Tuning::new(tunes && tuned != Some(plan.split()));
-        let planned = Planned {
-            plan,
-            iterations,
-            rehearsed,
-            cost,
-            kept: self.kept(),
-            held,
-            batch: self.batch,
-            standalone,
-            group,
-            tuning,
-        };
-        Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
     }
 
     /// Tells the planner that batches of a phase have run to their end, including the optimizer
@@ -358,45 +223,61 @@ impl Planner {
         plans.for_each(|(_, planned)| planned.tuning.has_run());
     }
 
-    /// What must be done before a planned batch runs.
-    pub(crate) fn begin(&mut self, phase: Phase, shape: Shape) -> Admission {
-        let planned = self.plans.get_mut(&(phase, shape)).expect("it has a plan");
-        planned.tuning.begin();
-        let (peak, group) = (planned.plan.peak(), planned.group);
-        let pages = planned.pages();
-        let kept = planned.rehearsed.kept;
-        self.kept.fetch_max(kept.get(), Relaxed);
-        self.kept_in_held = self.kept();
-        let peak = peak + (self.kept() - kept);
-        let Some(pages) = pages else {
-            self.predicted = self.predicted.max(peak);
-            return Admission::Runs;
-        };
-        let together = self.pages.with(&pages).max(peak);
-        if group == self.open && together <= self.room(peak) {
-            self.pages.open(&pages);
-            self.predicted = self.predicted.max(together);
-            return Admission::Runs;
-        }
-        self.open = group;
-        self.pages.give_back(&pages);
-        self.predicted = self.predicted.max(peak);
-        Admission::RunsOnceGivenBack
-    }
-
     /// What pages of several plans may take: as much as one plan may, and at least what this plan
     /// takes.
     fn room(&self, peak: Bytes) -> Bytes {
         self.budget.scale(self.share).max(peak)
     }
 
-    /// The pages that all plans together need on a pool of our own (the largest of each kind), and
-    /// the pages of one plan.
-    pub(crate) fn pool_pages(&self, phase: Phase, shape: Shape) -> Option<[PoolPages; 2]> {
-        let pages = |planned: &Planned| planned.rehearsed.footprint.paging.as_ref()?.pool;
-        let of_one = pages(self.planned(phase, shape)?)?;
-        let all = self.plans.values().filter_map(pages);
-        Some([all.fold(of_one, |one, other| one.larger(&other)), of_one])
+    /// The memory model that plans are made with.
+    pub(crate) fn memory(&self) -> &Arc<dyn MemoryModel> {
+        &self.memory
+    }
+
+    /// What training may use.
+    pub(crate) fn budget(&self) -> Bytes {
+        self.budget
+    }
+
+    /// The most memory predicted for the run so far.
+    pub(crate) fn predicted(&self) -> Bytes {
+        self.predicted
+    }
+
+    /// Raises the prediction for the run to at least `needed`.
+    pub(crate) fn predict(&mut self, needed: Bytes) {
+        self.predicted = self.predicted.max(needed);
+    }
+
+    /// Plans pages on a pool of our own from now on.
+    pub(crate) fn use_pool(&mut self, pool: &Arc<TrainingPool>) {
+        self.pool = Some(pool.clone());
+    }
+
+    /// Notes what threads keep permanently before anything has run.
+    pub(crate) fn keep_for_threads(&self, bytes: Bytes) {
+        self.kept.fetch_max(bytes.get(), Relaxed);
+    }
+
+    /// What threads keep permanently after what has run so far. Whoever runs something outside of
+    /// the plans raises it.
+    pub(crate) fn kept_by_threads(&self) -> &Arc<AtomicU64> {
+        &self.kept
+    }
+
+    /// Whether the model is known to have running statistics.
+    pub(crate) fn has_running_state(&self) -> bool {
+        !self.running_state.is_empty()
+    }
+
+    /// Notes the paths of running statistics.
+    pub(crate) fn add_running_state(&mut self, paths: Vec<String>) {
+        self.running_state.extend(paths);
+    }
+
+    /// What the process has grown by, if the budget is host memory and the system tells.
+    pub(crate) fn measured_growth(&mut self) -> Option<Bytes> {
+        self.growth.as_mut().and_then(Growth::measured)
     }
 
     /// Whether planning ran parts of steps, and thereby opened pages.

@@ -56,11 +56,9 @@ impl Settings {
     {
         let budget = self.resolve::<B, M>(model)?;
         let memory = B::Base::memory_model(&model.devices()[0]);
-        let mut planner = Planner::new(memory, budget, self.sizing, self.cliffs);
-        if planner.memory.is_on_host() {
-            planner.growth = Growth::begin(parameter_bytes::<B, M>(model));
-        }
-        Ok(planner)
+        let growth = memory.is_on_host().then(|| Growth::begin(parameter_bytes::<B, M>(model)));
+        let planner = Planner::new(memory, budget, self.sizing, self.cliffs);
+        Ok(planner.measuring(growth.flatten()))
     }
 
     /// The budget in bytes: what training may use. Memory the process already holds for training
@@ -90,13 +88,13 @@ impl Settings {
     pub(crate) fn report<B: LazyBackend, M: Module<B>>(
         &self,
         model: &M,
-        planner: &Planner,
+        budget: Bytes,
         (phase, planned): (Phase, &Planned),
         earlier: &[PlanReport],
     ) -> PlanReport {
         let device = model.devices()[0].clone();
         let device = format!("{}, {device:?}", backend_name::<B, M>(model));
-        let mut report = PlanReport::new(device, planner.budget, phase, planned);
+        let mut report = PlanReport::new(device, budget, phase, planned);
         report.pools_statistics = self.pools_statistics.is_some();
         let text = if earlier.is_empty() { report.to_string() } else { report.line() };
         self.say(log::Level::Info, &text);

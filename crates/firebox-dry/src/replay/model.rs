@@ -13,8 +13,8 @@ use burn_router::Runner;
 use cubecl::ir::DeviceProperties;
 use firebox_heap::Heap;
 use firebox_trace::{
-    Bytes, Category, CategoryBytes, Estimate, Footprint, MemoryModel, Moment, OpIndex, Origin,
-    Paging, Step, TensorIndex, Trace,
+    Bytes, Category, CategoryBytes, EarlierPages, Estimate, Footprint, MemoryModel, Moment,
+    OpIndex, Origin, Paging, Question, Step, TensorIndex, Trace,
 };
 
 use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked};
@@ -129,7 +129,7 @@ impl<B: DryTwin> Dry<B> {
     /// As [`replay`](Self::replay).
     pub fn replay_after(&self, before: &[&Trace], trace: &Trace) -> Result<Footprint, ReplayError> {
         let traces = [before, &[trace]].concat();
-        self.replay_until(ProcessReplay::new(traces, &self.types, false), Bytes::MAX)
+        self.replay_until(ProcessReplay::new(traces, &self.types, EarlierPages::Keep), Bytes::MAX)
     }
 
     /// The footprint of the last trace of a life. A replay ends at the first round that reserves
@@ -242,22 +242,14 @@ impl<B: DryTwin> MemoryModel for Dry<B> {
         &self.name
     }
 
-    fn footprint(&self, trace: &Trace) -> Footprint {
-        self.footprint_after(&[], trace, Bytes::MAX)
+    fn answer(&self, question: &Question<'_>) -> Footprint {
+        let Question { trace, before, pages, enough } = *question;
+        let life = ProcessReplay::new([before, &[trace]].concat(), &self.types, pages);
+        self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
     }
 
     fn keeps_pages(&self) -> bool {
         !B::POOLED
-    }
-
-    fn footprint_after(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
-        let life = ProcessReplay::new([before, &[trace]].concat(), &self.types, false);
-        self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
-    }
-
-    fn footprint_given_back(&self, before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
-        let life = ProcessReplay::new([before, &[trace]].concat(), &self.types, true);
-        self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
     }
 }
 
@@ -289,15 +281,15 @@ struct ProcessReplay<'a> {
     types: &'a Types,
     /// Each trace with its descriptions.
     traces: Vec<(&'a Trace, Templates)>,
-    /// Whether unused pages are given back before each trace.
-    gives_back: bool,
+    /// What happens to unused pages before each trace.
+    pages: EarlierPages,
 }
 
 impl<'a> ProcessReplay<'a> {
     /// The life of at least one trace.
-    fn new(traces: Vec<&'a Trace>, types: &'a Types, gives_back: bool) -> Self {
+    fn new(traces: Vec<&'a Trace>, types: &'a Types, pages: EarlierPages) -> Self {
         let traces = traces.into_iter().map(|trace| (trace, Templates::new())).collect();
-        Self { types, traces, gives_back }
+        Self { types, traces, pages }
     }
 
     fn last(&self) -> &'a Trace {
@@ -337,7 +329,7 @@ impl<'a> ProcessReplay<'a> {
                 let mut open = Bytes::ZERO;
                 let last = self.traces.len() - 1;
                 for (at, (trace, templates)) in self.traces.iter_mut().enumerate() {
-                    if self.gives_back {
+                    if self.pages == EarlierPages::GiveBack {
                         B::Twin::memory_cleanup(device);
                         // The pages of earlier traces are gone.
                         if at == last {

@@ -6,7 +6,7 @@
 
 use burn_backend::Backend;
 use burn_router::Runner;
-use firebox_pool::{Control, Lifetime, Pages, Region, SMALL};
+use firebox_pool::{Control, Fit, Lifetime, Packing, Pages, Region, SMALL, Sequence, pack};
 use firebox_trace::{
     Bytes, Category, Estimate, Footprint, Label, Mark, Moment, OpIndex, PoolPages, Step,
     TensorIndex, Trace,
@@ -59,7 +59,8 @@ impl<B: DryTwin> Dry<B> {
             }
         }
         let (lived, below) = last.expect("a trace is replayed at least once");
-        let (replay, high) = lived.with(below, reads, alignment);
+        let largest_page = B::Target::largest_page(self.properties());
+        let (replay, high) = lived.with(below, reads, alignment, largest_page);
         let bytes = |region| Bytes::new(high.of(region));
         let pool = PoolPages {
             lasting: bytes(Region::Lasting),
@@ -67,6 +68,7 @@ impl<B: DryTwin> Dry<B> {
             small: bytes(Region::Small),
             beside: bytes(Region::Beside),
             below: replay.usage.peak - Bytes::new(high.total()),
+            step_from: Bytes::new(high.step_from),
         };
         let mut footprint = self.report(trace, replay, estimate);
         if let Some(paging) = &mut footprint.paging {
@@ -91,11 +93,8 @@ impl<B: DryTwin> Dry<B> {
         let mut lifetimes = Vec::new();
         let mut templates = Templates::new();
         for _ in 0..MOST_REPLAYS {
-            let ((lived, found), _) = lease.run(|device| {
-                let lived = self.live(device, trace, &mut templates);
-                (lived, B::pool(device).map(|pool| pool.lifetimes()))
-            })?;
-            lifetimes = found.unwrap_or_default();
+            let (lived, _) = lease.run(|device| self.live(device, trace, &mut templates))?;
+            lifetimes = lived.lifetimes;
             if lived.settled {
                 break;
             }
@@ -117,13 +116,13 @@ impl<B: DryTwin> Dry<B> {
         let mut left = Leftovers::default();
         let mut rounds = Vec::new();
         let has_stepped = trace.steps.iter().any(|step| step.is_mark(&Mark::SteppedBefore));
-        let (mut baseline, mut timeline) = (Bytes::ZERO, Vec::new());
+        let (mut baseline, mut timeline, mut units) = (Bytes::ZERO, Vec::new(), Vec::new());
         let (mut high, mut most_in_use) = (Pages::default(), 0);
         for round in 0..ROUNDS {
             let (program, begin) = Program::new(trace, self.types(), templates, left);
             let before = monitor.calls();
             let passed = pass::<B>(device, &runner, &pool, trace, round == 0, (program, begin));
-            (baseline, timeline, left) = passed;
+            Passed { baseline, timeline, left, units } = passed;
             rounds.push(monitor.calls() - before);
             let mut of_round = pool.high();
             if round == 0 && has_stepped {
@@ -143,6 +142,8 @@ impl<B: DryTwin> Dry<B> {
             high,
             most_in_use: Bytes::new(most_in_use),
             largest: Bytes::new(pool.memory().largest),
+            lifetimes: pool.lifetimes(),
+            units,
         }
     }
 }
@@ -155,12 +156,30 @@ struct Lived {
     high: Pages,
     most_in_use: Bytes,
     largest: Bytes,
+    lifetimes: Vec<Lifetime>,
+    /// See [`Passed::units`].
+    units: Vec<u32>,
 }
 
 impl Lived {
-    /// Adds what the runtime below has reserved, and the margins.
-    fn with(self, below: Usage, reads: bool, alignment: u64) -> (Replay, Pages) {
-        let Self { baseline, timeline, settled, mut high, most_in_use, largest } = self;
+    /// Adds what the runtime below has reserved, and the margins. The page for steps is the
+    /// smallest on which a way to place the buffers was found.
+    fn with(self, below: Usage, reads: bool, alignment: u64, largest_page: u64) -> (Replay, Pages) {
+        let Self { baseline, mut timeline, settled, mut high, most_in_use, .. } = self;
+        let sequence = |region| Sequence::of(&self.lifetimes, region, &self.units);
+        for region in [Region::Step, Region::Small] {
+            let used = sequence(region).place(u64::MAX, Fit::Best).unwrap_or_default();
+            *high.of_mut(region) = high.of(region).max(used);
+        }
+        // A step that reads values is planned in parts, which all must use the same rule.
+        if !reads
+            && let Packing { page, fit: Fit::TwoEnded { from } } =
+                pack(&sequence(Region::Step), alignment)
+            && page < high.step
+            && page <= largest_page
+        {
+            (high.step, high.step_from) = (page, from);
+        }
         if below.tuned > 0 || reads {
             high.step += high.step / UNSURE_SHARE;
         }
@@ -169,13 +188,22 @@ impl Lived {
             *high.of_mut(region) = high.of(region).next_multiple_of(alignment);
         }
         let peak = Bytes::new(high.total()) + below.peak;
+        timeline.iter_mut().for_each(|moment| moment.peak = moment.peak.min(peak));
         let most_in_use = most_in_use + below.most_in_use;
-        let usage = Usage { reserved: peak, peak, most_in_use, largest, ..below };
+        let usage = Usage { reserved: peak, peak, most_in_use, largest: self.largest, ..below };
         (Replay { baseline, timeline, usage, settled }, high)
     }
 }
 
-type Passed = (Bytes, Vec<Moment>, Leftovers);
+/// What one round measured.
+struct Passed {
+    baseline: Bytes,
+    timeline: Vec<Moment>,
+    left: Leftovers,
+    /// The numbers of the last requests of the round's parts, and of the last request before them.
+    /// In training a part is an iteration, in validation a micro-step.
+    units: Vec<u32>,
+}
 
 /// Runs a program up to the end of its last iteration. Before it, puts the lasting buffers in
 /// order, as when training begins.
@@ -200,6 +228,9 @@ fn pass<B: DryTwin>(
         false => &[Region::Lasting],
     });
     let baseline = Bytes::new(pool.memory().in_use);
+    let mut units = vec![pool.requests()];
+    let trains = trace.steps.iter().any(|step| step.is_mark(&Mark::IterationEnd));
+    let mut is_in_micro_step = false;
     let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;
     // A rehearsal drops its model after the last iteration, but a run keeps it.
@@ -212,10 +243,17 @@ fn pass<B: DryTwin>(
             B::Twin::sync(device).expect("a dry device does not fail");
             live = Bytes::new(pool.memory().in_use);
         }
-        if step.is_mark(&Mark::OptimizerStep) {
-            pool.enter(Region::Lasting);
-        } else if step.is_mark(&Mark::IterationEnd) {
-            pool.enter(Region::Step);
+        match step {
+            Step::Mark(Mark::OptimizerStep) => pool.enter(Region::Lasting),
+            Step::Mark(Mark::MicroStep) => is_in_micro_step = !trains,
+            Step::Mark(Mark::Drain) if std::mem::take(&mut is_in_micro_step) => {
+                units.push(pool.requests());
+            }
+            Step::Mark(Mark::IterationEnd) => {
+                pool.enter(Region::Step);
+                units.push(pool.requests());
+            }
+            _ => {}
         }
         timeline.push(Moment { live, peak: Bytes::new(pool.high().total()) });
     }
@@ -232,7 +270,7 @@ fn pass<B: DryTwin>(
     freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
     pool.enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
-    (baseline, timeline, left)
+    Passed { baseline, timeline, left, units }
 }
 
 /// Whether a tensor that exists before a step existed before training, or is kept from step to

@@ -50,6 +50,8 @@ pub struct Recorder {
     pub(crate) refuse_reads: bool,
     /// Whether this is not a step. Calls remembered from steps then do not age.
     pub(crate) glances: bool,
+    /// Whether only shapes are looked at: tensors that loader threads asked for are not computed.
+    pub(crate) looks: bool,
     /// Whether the program will certainly not run and need not be kept.
     pub(crate) never_runs: bool,
     /// Whether tensors promised by another recording may be used. What is computed on them never
@@ -144,9 +146,11 @@ impl Recorder {
     }
 
     /// Records only to look at something, for example the shapes of a batch. Calls remembered from
-    /// steps do not age. Refuses every read.
+    /// steps do not age. Refuses every read. Tensors that loader threads asked for stay on the host.
+    ///
+    /// The recording must not be run.
     pub fn glance(mut self) -> Self {
-        self.glances = true;
+        (self.glances, self.looks, self.never_runs) = (true, true, true);
         self.refuse_reads()
     }
 

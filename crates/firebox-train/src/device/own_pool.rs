@@ -111,6 +111,7 @@ impl TrainingPool {
                 step: pages.step.get(),
                 small: (pages.small + self.others.small).get(),
                 beside: pages.beside.get(),
+                step_from: pages.step_from.get(),
             };
             state.pages = PoolPages::default();
             state.reserved = self.pool.prepare(bytes)? + pages.below - self.others.held;

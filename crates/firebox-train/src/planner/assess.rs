@@ -4,7 +4,7 @@
 use firebox_heap::Heap;
 use firebox_lazy::Rehearsal;
 use firebox_plan::{Need, PlanError, Role, Split};
-use firebox_trace::{Category, MemoryModel, Trace};
+use firebox_trace::{Category, MemoryModel, Question, Trace};
 
 use crate::error::{Phase, TrainError};
 use crate::planner::rehearsal::{Conditions, Rehearsed, assess};
@@ -36,7 +36,8 @@ fn assess_alone(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
     let Conditions { memory, budget, .. } = conditions;
     match lesson(&rehearsal, conditions) {
         Some(trace) => {
-            let learn = || memory.footprint_after(&[], &trace, *budget);
+            let question = Question { enough: *budget, ..Question::new(&trace) };
+            let learn = || memory.answer(&question);
             rayon::join(|| assess(rehearsal, conditions), learn).0
         }
         None => assess(rehearsal, conditions),

@@ -21,8 +21,8 @@ use firebox_lazy::{
 };
 use firebox_plan::Split;
 use firebox_trace::{
-    Bytes, Category, Footprint, Items, Mark, MemoryModel, OpIndex, Origin, Step, TensorIndex,
-    TensorInfo, Trace,
+    Bytes, Category, EarlierPages, Footprint, Items, Mark, MemoryModel, OpIndex, Origin, Question,
+    Step, TensorIndex, TensorInfo, Trace,
 };
 
 use crate::error::{Phase, TrainError, panic_message};
@@ -49,8 +49,8 @@ pub(crate) struct Conditions<'a> {
     pub(crate) budget: Bytes,
     /// The traces that the process has run before, as far as they leave pages open.
     pub(crate) before: Vec<&'a Trace>,
-    /// Whether these pages are given back, except those that buffers lie on.
-    pub(crate) gives_back: bool,
+    /// What happens to these pages.
+    pub(crate) pages: EarlierPages,
     pub(crate) overhead: &'a Overhead,
     /// The optimizer's state, for a phase that does not use it.
     pub(crate) idle_state: &'a [TensorInfo],
@@ -346,10 +346,8 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     trace.tensors.extend(idle_state.iter().map(idle));
     let state = if idle_state.is_empty() { &optimizer_state } else { *idle_state };
     overhead.saving = conditions.overhead.add_saved(&mut trace, state);
-    let mut footprint = match conditions.gives_back {
-        false => memory.footprint_after(before, &trace, conditions.budget),
-        true => memory.footprint_given_back(before, &trace, conditions.budget),
-    };
+    let (pages, enough) = (conditions.pages, conditions.budget);
+    let mut footprint = memory.answer(&Question { trace: &trace, before, pages, enough });
     overhead.small_page = page_for_small_buffers(&footprint);
     footprint.peak += overhead.small_page;
     footprint.categories.add(Category::Temporary, overhead.small_page);

@@ -1,37 +1,187 @@
-//! The search for one plan: rehearses ways to cut a batch until the planner has found the fewest
-//! micro-batches that fit.
+//! Makes a plan: rehearses ways to cut a batch until the planner has found the fewest micro-batches
+//! that fit.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
-use firebox_lazy::{RecordError, Recorder, Rehearsal};
+use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls, remember_calls_within};
 use firebox_plan::{Need, Plan, PlanError, PlanOptions, Probing, Sizing, Split, plan_at_once};
-use firebox_trace::{Bytes, Items};
+use firebox_trace::{Bytes, EarlierPages, Items};
 
 use super::assess::{assess_all, failed, need_of};
-use super::{AT_ONCE, Planner, PlanningCost};
+use super::tuning::Tuning;
+use super::{AT_ONCE, MOST_REMEMBERED, Planned, Planner, PlanningCost, REMEMBERED};
 use crate::error::{Phase, TrainError};
-use crate::planner::rehearsal::{Conditions, Rehearsed, assess};
+use crate::planner::rehearsal::{Conditions, Iterations, Rehearsed, assess};
+use crate::planner::shape::Shape;
+
+/// A plan, and the rehearsal of its split.
+type Found = Result<(Plan, Rehearsed), TrainError>;
 
 impl Planner {
-    /// Searches for a plan for batches of `items` items, after what has run. The pages of what has
-    /// run stay open or are given back.
+    /// Makes the plan for batches of this shape. `rehearse` rehearses one split with a recorder.
     ///
-    /// The first search allows no read inside a rehearsal. A model that reads values is detected
-    /// this way before any part of a large batch has run. It is then planned from one item upwards.
-    pub(super) fn search(
+    /// Where kernels are not chosen yet, the plan counts the candidates that need the most memory.
+    /// Once the tuner has chosen, the batch is planned again, after other plans whose kernels are
+    /// chosen, and the pages that tuning opened are given back.
+    pub(super) fn plan(
+        &mut self,
+        phase: Phase,
+        shape: Shape,
+        iterations: Iterations,
+        mut rehearse: impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> Result<&Planned, TrainError> {
+        let started = Instant::now();
+        let mut cost = PlanningCost::default();
+        if self.memory.is_on_host() {
+            remember_calls_within(Bytes::ZERO);
+        }
+        let tuned = self.planned(phase, shape).filter(|planned| planned.tuning.is_over());
+        let tuned = tuned.map(|planned| planned.plan.split());
+        let found = self.find(phase, shape.items, tuned.is_some(), &mut cost, &mut rehearse);
+        let planned = match found {
+            Ok((plan, rehearsed)) => {
+                cost.time = started.elapsed();
+                // Kernels that are still not chosen after the same split has run will never be.
+                let may_tune = tuned != Some(plan.split());
+                self.adopt((phase, shape), plan, rehearsed, may_tune, (iterations, cost))
+            }
+            Err(cause) => Planned { iterations, ..self.planned_before(phase, shape, cause)? },
+        };
+        Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
+    }
+
+    /// Searches for a plan next to the open pages of earlier plans. If the batch may fit in fewer
+    /// micro-batches without them, also searches so. What ran earlier is forgotten then: its pages
+    /// are given back before the batch runs.
+    fn find(
         &mut self,
         phase: Phase,
         items: usize,
-        gives_back: bool,
+        is_tuned: bool,
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
-    ) -> Result<(Plan, Rehearsed), TrainError> {
+    ) -> Found {
+        if is_tuned && !self.keep_what_is_chosen() {
+            let found = self.search(phase, items, EarlierPages::GiveBack, cost, rehearse);
+            if found.is_ok() {
+                self.forget_what_ran();
+            }
+            return found;
+        }
+        let found = self.search(phase, items, EarlierPages::Keep, cost, rehearse);
+        let may_gain = !self.ran.is_empty()
+            && match &found {
+                Ok((plan, _)) => {
+                    let fits = |split| self.fits_given_back(phase, split, cost, rehearse);
+                    may_run_in_fewer_steps(plan, self.sizing, fits)
+                }
+                Err(TrainError::Plan { .. }) => true,
+                Err(_) => false,
+            };
+        if !may_gain {
+            return found;
+        }
+        let alone = self.search(phase, items, EarlierPages::GiveBack, cost, rehearse);
+        let steps = |found: &Found| found.as_ref().map_or(usize::MAX, |(plan, _)| plan.len());
+        if steps(&alone) < steps(&found) {
+            self.forget_what_ran();
+            return alone;
+        }
+        found
+    }
+
+    /// Plans from here on form a group of their own.
+    fn forget_what_ran(&mut self) {
+        self.ran.clear();
+        self.group += 1;
+    }
+
+    /// Takes over what a search has found.
+    fn adopt(
+        &mut self,
+        key: (Phase, Shape),
+        plan: Plan,
+        mut rehearsed: Rehearsed,
+        may_tune: bool,
+        (iterations, cost): (Iterations, PlanningCost),
+    ) -> Planned {
+        self.predict(Bytes::new(self.rehearsed.load(Relaxed)));
+        // Most rehearsed sizes do not come again. No plan counts the remembered calls of other
+        // shapes. They may take half of what this plan leaves.
+        forget_calls();
+        if self.memory.is_on_host() {
+            let most = self.predicted.max(plan.peak());
+            self.remembers =
+                (self.budget - most).scale(0.5).min(self.budget.scale(MOST_REMEMBERED));
+            remember_calls_within(self.remembers);
+        }
+        if key.0 == Phase::Training {
+            self.optimizer_state.clone_from(&rehearsed.optimizer_state);
+            self.running_state.extend(rehearsed.running_state.iter().cloned());
+        }
+        if let Some(trace) = rehearsed.trace.take() {
+            self.ran.retain(|(ran, _)| *ran != key);
+            self.ran.push((key, trace));
+            // A loader whose batches all differ must not slow planning down without limit.
+            if self.ran.len() > REMEMBERED {
+                self.ran.remove(0);
+            }
+        }
+        let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
+        Planned {
+            plan,
+            iterations,
+            held: rehearsed.held,
+            rehearsed,
+            cost,
+            kept: self.kept(),
+            batch: self.batch,
+            standalone: Bytes::ZERO,
+            group: self.group,
+            tuning: Tuning::new(tunes && may_tune),
+        }
+    }
+
+    /// The plan that batches of this shape have, if no other was found because of `cause`.
+    ///
+    /// A plan that ran for one batch may run for two. A plan whose micro-batches ran in parts may
+    /// run that way again.
+    fn planned_before(
+        &self,
+        phase: Phase,
+        shape: Shape,
+        cause: TrainError,
+    ) -> Result<Planned, TrainError> {
+        let small = Shape::of_items(shape.items);
+        let ran = self.planned(phase, shape).or_else(|| self.planned(phase, small));
+        let is_no_plan = matches!(
+            cause,
+            TrainError::Plan { .. } | TrainError::Record(RecordError::TooLong { .. })
+        );
+        let Some(ran) = ran.filter(|_| is_no_plan) else { return Err(cause) };
+        log::warn!("batches keep the plan that they have, as there is no other: {cause}");
+        Ok(Planned { tuning: Tuning::Chosen, kept: self.kept(), ..ran.clone() })
+    }
+
+    /// Searches for a plan for batches of `items` items, after what has run.
+    ///
+    /// The first search allows no read inside a rehearsal. A model that reads values is detected
+    /// this way before any part of a large batch has run. It is then planned from one item upwards.
+    fn search(
+        &mut self,
+        phase: Phase,
+        items: usize,
+        pages: EarlierPages,
+        cost: &mut PlanningCost,
+        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> Found {
         let budget = self.budget.scale(self.share);
         let (plan, mut rehearsals) = loop {
             let reads = self.reads;
             let recorder = self.recorder(budget);
-            let conditions = self.conditions(phase, budget, gives_back);
+            let conditions = self.conditions(phase, budget, pages);
             let probing = if reads { Probing::FromOne } else { Probing::FromWhole };
             let options = PlanOptions::new().sizing(self.sizing).probing(probing);
             let options = options.cliffs(self.cliffs);
@@ -79,7 +229,7 @@ impl Planner {
     }
 
     /// Whether a split fits once the pages of earlier plans are given back.
-    pub(super) fn fits_given_back(
+    fn fits_given_back(
         &self,
         phase: Phase,
         split: Split,
@@ -90,12 +240,12 @@ impl Planner {
         cost.rehearsals += 1;
         // A failure in this rehearsal does not stop training, because the rehearsal was not needed.
         let Ok(rehearsal) = rehearse(split, &self.recorder(budget)) else { return false };
-        let rehearsed = assess(rehearsal, &self.conditions(phase, budget, true));
+        let rehearsed = assess(rehearsal, &self.conditions(phase, budget, EarlierPages::GiveBack));
         cost.operations += rehearsed.operations;
         rehearsed.footprint.peak <= budget
     }
 
-    fn conditions(&self, phase: Phase, budget: Bytes, gives_back: bool) -> Conditions<'_> {
+    fn conditions(&self, phase: Phase, budget: Bytes, pages: EarlierPages) -> Conditions<'_> {
         let idle_state = match phase {
             Phase::Training => &[],
             Phase::Validation => self.optimizer_state.as_slice(),
@@ -103,15 +253,7 @@ impl Planner {
         let before = self.ran.iter().map(|(_, trace)| trace.as_ref()).collect();
         let memory = self.memory.as_ref();
         let kept = self.kept();
-        Conditions {
-            memory,
-            budget,
-            before,
-            gives_back,
-            overhead: &self.overhead,
-            idle_state,
-            kept,
-        }
+        Conditions { memory, budget, before, pages, overhead: &self.overhead, idle_state, kept }
     }
 }
 

@@ -6,10 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Shape as TensorShape};
 use firebox_heap::Heap;
-use firebox_plan::{Need, PlanOptions};
-use firebox_trace::{Category, Footprint, Items, Origin, Paging, TensorType};
+use firebox_lazy::{Recorder, Rehearsal};
+use firebox_plan::{Need, PlanOptions, Split};
+use firebox_trace::{
+    Category, EarlierPages, Footprint, Items, Origin, Paging, Question, TensorType,
+};
 
+use super::search::may_run_in_fewer_steps;
 use super::*;
+use crate::error::TrainError;
 
 /// Page sizes are multiples of this many MiB.
 const PAGE: u64 = 10;
@@ -48,12 +53,12 @@ impl MemoryModel for Pool {
         "pool"
     }
 
-    fn footprint(&self, trace: &Trace) -> Footprint {
-        self.footprint_after(&[], trace, Bytes::MAX)
-    }
-
-    fn footprint_after(&self, before: &[&Trace], trace: &Trace, _enough: Bytes) -> Footprint {
-        let mut footprint = Self::footprint_beside(trace, before);
+    fn answer(&self, question: &Question<'_>) -> Footprint {
+        let before = match question.pages {
+            EarlierPages::Keep => question.before,
+            EarlierPages::GiveBack => &[],
+        };
+        let mut footprint = Self::footprint_beside(question.trace, before);
         let tunes = self.untuned.load(Ordering::Relaxed) > 0;
         if let Some(paging) = footprint.paging.as_mut().filter(|_| tunes) {
             paging.tunes = true;
@@ -61,10 +66,6 @@ impl MemoryModel for Pool {
             footprint.peak = footprint.peak * 2;
         }
         footprint
-    }
-
-    fn footprint_given_back(&self, _before: &[&Trace], trace: &Trace, enough: Bytes) -> Footprint {
-        self.footprint_after(&[], trace, enough)
     }
 }
 

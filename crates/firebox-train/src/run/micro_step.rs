@@ -127,7 +127,7 @@ where
                 log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
                 self.planner.outgrow(self.phase, self.shape);
                 let needed = (self.may_split)(self.planner)?;
-                self.planner.predicted = self.planner.predicted.max(needed);
+                self.planner.predict(needed);
                 self.held += std::mem::take(&mut self.sum);
                 self.rehearsed = false;
                 let middle = range.start + range.len() / 2;
@@ -203,7 +203,7 @@ where
             states.restore();
             if let Some(snapshot) = snapshot {
                 let replaced = restore::<B, M>(self.module, snapshot)?;
-                self.planner.running_state.extend(replaced);
+                self.planner.add_running_state(replaced);
             }
         }
         result

@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
-use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::data::dataloader::Progress;
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
@@ -36,9 +36,9 @@ use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::{During, Phase, TrainError, panic_message};
 use crate::gradients::{Reduction, has_untrained};
-use crate::planner::Planner;
 use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
+use crate::planner::{Planner, Prepared};
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::run::micro_step::{MicroStep, Queue};
 use crate::settings::Settings;
@@ -46,15 +46,13 @@ use crate::signals::Signals;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
 use crate::weights;
-use crate::whole::joined;
 
 use self::accumulated::Accumulated;
 use self::again::{restored_scheduler, seed_epoch, skip_epochs};
 use self::coupled::{Known, Means, ToSplit};
 pub(crate) use self::metrics::OUTPUTS_HELD;
-use self::metrics::{Output, Place, Sender};
+use self::metrics::{Output, Outputs, Place, Sender};
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
-use self::work::Work;
 
 /// How many batches after a new plan are compared with its prediction. An optimizer's state exists
 /// from the second batch on.
@@ -125,7 +123,6 @@ where
             processor: components.event_processor,
             interrupter: components.interrupter.clone(),
             accumulation: components.grad_accumulation.unwrap_or(1).max(1),
-            planner: None,
             device: device.clone(),
             saves: components.checkpointer.is_some(),
             training: <B as LazyBackend>::Base::FUSES
@@ -154,11 +151,12 @@ where
         let store = components.event_store;
         let epochs = || {
             skipped.unwrap_or_else(|panic| resume_unwind(panic));
+            let mut planner = run.planner()?;
             for epoch in starting_epoch..=components.num_epochs {
                 let progress = Progress::new(epoch, components.num_epochs);
-                run.train_epoch(&*train_loader, &progress)?;
+                run.train_epoch(&mut planner, &*train_loader, &progress)?;
                 if !run.should_stop() {
-                    run.valid_epoch(&*valid_loader, &progress)?;
+                    run.valid_epoch(&mut planner, &*valid_loader, &progress)?;
                 } else if !run.is_told_to_end() {
                     return Ok(());
                 }
@@ -221,7 +219,6 @@ where
     interrupter: Interrupter,
     /// How many loader batches one optimizer step takes.
     accumulation: usize,
-    planner: Option<Planner>,
     device: B::Device,
     /// Whether burn writes checkpoints.
     saves: bool,
@@ -253,6 +250,14 @@ where
     phantom: PhantomData<B>,
 }
 
+/// What a batch leaves once its micro-batches have run.
+struct Ran<T> {
+    /// The sum of their weights.
+    parts: f64,
+    /// The last output, which is not sent to the metrics yet.
+    last: Option<Output<T>>,
+}
+
 type ValidInput<M, B> = <<M as AutodiffModule<B>>::InnerModule as InferenceStep>::Input;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
@@ -268,6 +273,7 @@ where
 {
     fn train_epoch(
         &mut self,
+        planner: &mut Planner,
         loader: &dyn burn::data::dataloader::DataLoader<B, M::Input>,
         epoch: &Progress,
     ) -> Result<(), TrainError> {
@@ -281,7 +287,9 @@ where
         let mut accumulated = Accumulated::new();
         while let Some(batch) = self.gate.waiting(|| iterator.next()) {
             iteration += 1;
-            self.train_batch(batch, &*iterator, iteration, epoch, &mut accumulated)?;
+            let loader = iterator.progress();
+            let at = Place { loader, epoch: epoch.clone(), iteration, lr: None };
+            self.train_batch(planner, batch, at, &mut accumulated)?;
             if self.should_stop() {
                 break;
             }
@@ -291,25 +299,27 @@ where
         }
         // The unfinished group at the end of an epoch counts like any other.
         if accumulated.batches > 0 {
-            self.optimizer_step(&mut accumulated, iteration)?;
+            self.optimizer_step(planner, &mut accumulated, iteration)?;
         }
-        if iteration > 0 && self.planner.is_none() {
+        // No batch of the run had anything that counts in the loss.
+        if self.latest.is_none() {
             return Err(TrainError::Weight { weight: 0.0 });
         }
-        self.measure()?;
+        self.measure(planner)?;
         sender(&mut self.processor, &self.training, &self.gate).end_trained(epoch.items_processed);
         Ok(())
     }
 
+    /// Trains on one loader batch: plans it if need be, runs it, and steps the optimizer if it is
+    /// the last of its group.
     fn train_batch(
         &mut self,
+        planner: &mut Planner,
         batch: M::Input,
-        iterator: &dyn DataLoaderIterator<M::Input>,
-        iteration: usize,
-        epoch: &Progress,
+        mut at: Place,
         accumulated: &mut Accumulated<M>,
     ) -> Result<(), TrainError> {
-        let loader = iterator.progress();
+        let iteration = at.iteration;
         let items = self.strategy.train_splitter.items(&batch)?;
         if items == 0 {
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
@@ -320,34 +330,55 @@ where
             log::warn!("batch {iteration} is left out: nothing in it counts in the loss");
             return Ok(());
         };
-        if accumulated.batches == 0 {
+        let is_first = accumulated.batches == 0;
+        if is_first {
             self.learner.lr_step();
         }
-        let Work { shape, ranges, held, sum, rehearsed } =
-            self.plan_training(&batch, items, total)?;
-        if accumulated.batches == 0 && self.keeps_statistics {
+        let prepared = self.prepare_training(planner, &batch, items, total)?;
+        if is_first && self.keeps_statistics {
             self.batch_start = Some(self.learner.model().into_record());
         }
-        let strategy = self.strategy;
-        let (splitter, settings) = (&strategy.train_splitter, &strategy.settings);
-        if accumulated.batches == 0 {
-            accumulated.reference = total;
+        accumulated.begin_batch(total);
+        at.lr = Some(self.learner.lr_current());
+        let Ran { parts, last } =
+            self.run_batch(planner, (&batch, total), prepared, &at, accumulated)?;
+        drop(batch);
+        if reduction == Reduction::Mean && weights::differ(parts, total, items) {
+            return Err(TrainError::UnequalWeights { parts, whole: total });
         }
-        accumulated.batches += 1;
-        let steps = accumulated.batches >= self.accumulation;
+        accumulated.weight += parts;
+        if accumulated.batches >= self.accumulation {
+            self.optimizer_step(planner, accumulated, iteration)?;
+            if self.unmeasured > 0 {
+                self.unmeasured -= 1;
+                self.measure(planner)?;
+            }
+        }
+        // Like burn, sends the output of the last micro-step after the optimizer step.
+        if let Some(last) = last {
+            sender(&mut self.processor, &self.training, &self.gate).trained(&at, last);
+        }
+        Ok(())
+    }
+
+    /// Runs a batch in its micro-batches and adds up their gradients.
+    fn run_batch(
+        &mut self,
+        planner: &mut Planner,
+        (batch, total): (&M::Input, f64),
+        prepared: Prepared,
+        at: &Place,
+        accumulated: &mut Accumulated<M>,
+    ) -> Result<Ran<M::Output>, TrainError> {
+        let sum = self.sum_if_split(&prepared);
+        let Prepared { shape, ranges, held, made, .. } = prepared;
+        let (splitter, settings) = (&self.strategy.train_splitter, &self.strategy.settings);
+        let (items, reduction) = (shape.items, settings.reduction);
         let model = self.learner.model();
-        let planner = self.planner.as_mut().expect("a plan was made above");
         let mut is_asked = ranges.len() > 1;
         let (known, learner) = (&mut self.known, &self.learner);
-        let halves = items / 2;
-        let to_split = ToSplit {
-            batch: &batch,
-            items,
-            weight: total,
-            micro_batch: halves,
-            splitter,
-            settings,
-        };
+        let micro_batch = items / 2;
+        let to_split = ToSplit { batch, items, weight: total, micro_batch, splitter, settings };
         let mut micro_step = MicroStep::<B, M, M::Input, ST> {
             phase: Phase::Training,
             may_split: &mut |planner| match std::mem::replace(&mut is_asked, true) {
@@ -358,29 +389,20 @@ where
             module: &model,
             keeps_statistics: self.keeps_statistics,
             splitter,
-            batch: &batch,
+            batch,
             shape,
-            rehearsed,
+            rehearsed: made.is_some(),
             held,
             sum,
             queue: queue(&self.training, &self.device),
             pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),
         };
-        let queue = queue::<B>(&self.training, &self.device);
-        let watch = &self.watch;
-        let mut sender = sender(&mut self.processor, &self.training, &self.gate);
-        let at = Place { loader, epoch: epoch.clone(), iteration, lr: Some(learner.lr_current()) };
-        // Like burn, sends the output of the last micro-step after the optimizer step.
-        let mut pending = None;
-        let (join, mut outputs) = (settings.joins.of(), Vec::new());
+        let (queue, watch) = (queue::<B>(&self.training, &self.device), &self.watch);
+        let sender = sender(&mut self.processor, &self.training, &self.gate);
+        let mut outputs = Outputs::of_batch(sender, at, settings.joins.of());
         let mut parts = 0.0;
-        if join.is_some() {
-            sender.done_with_all();
-        }
         for range in ranges {
-            if let Some(earlier) = pending.take() {
-                sender.trained(&at, earlier);
-            }
+            outputs.send();
             micro_step.run(
                 range,
                 &mut |micro| train_step(learner, &model, micro),
@@ -390,41 +412,19 @@ where
                     // A micro-batch that counts nothing has no loss: its mean is not a number.
                     let scale = weights::scale(weight, accumulated.reference, reduction);
                     let Some(scale) = scale else { return Ok(()) };
-                    if join.is_some() {
-                        outputs.push((output.item, weight));
-                    } else if let Some(earlier) = pending.replace(Output::of_latest(output.item)) {
-                        sender.trained(&at, earlier);
-                    }
+                    outputs.add(output.item, weight);
                     queue.alone(|| accumulated.sum.add(&model, output.grads, scale));
                     Ok(())
                 },
             )?;
         }
         micro_step.finish();
-        if let Some(join) = join {
-            pending = queue.alone(|| joined(join, reduction, outputs)).map(Output::of_latest);
-        }
-        drop(model);
-        drop(batch);
-        if reduction == Reduction::Mean && weights::differ(parts, total, items) {
-            return Err(TrainError::UnequalWeights { parts, whole: total });
-        }
-        accumulated.weight += parts;
-        if steps {
-            self.optimizer_step(accumulated, iteration)?;
-        }
-        if self.unmeasured > 0 && steps {
-            self.unmeasured -= 1;
-            self.measure()?;
-        }
-        if let Some(last) = pending {
-            self::sender(&mut self.processor, &self.training, &self.gate).trained(&at, last);
-        }
-        Ok(())
+        Ok(Ran { parts, last: outputs.end(reduction, &queue) })
     }
 
     fn optimizer_step(
         &mut self,
+        planner: &mut Planner,
         accumulated: &mut Accumulated<M>,
         iteration: usize,
     ) -> Result<(), TrainError> {
@@ -449,9 +449,7 @@ where
         lasting(false);
         stepped?;
         self.watch.begin(During::MicroSteps);
-        if let Some(planner) = &mut self.planner {
-            planner.has_run(Phase::Training);
-        }
+        planner.has_run(Phase::Training);
         self.scheduler_steps += 1;
         self.position.1 = iteration;
         self.batch_start = None;

@@ -1,5 +1,5 @@
-//! Keeps account of a run's memory: reports its plans, describes what is alive outside of its
-//! steps, and compares predictions with measurements.
+//! Keeps account of a run's memory: describes what is alive outside of its steps, and compares
+//! predictions with measurements.
 
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
@@ -9,13 +9,12 @@ use burn::train::{InferenceStep, TrainStep};
 use firebox_lazy::LazyBackend;
 use firebox_trace::Bytes;
 
-use super::{Run, sender};
+use super::Run;
 use crate::device::DeviceMemory;
-use crate::error::{Phase, TrainError, over_budget};
+use crate::error::{TrainError, over_budget};
+use crate::planner::Planner;
 use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
-use crate::planner::rehearsal::Iterations;
-use crate::planner::shape::Shape;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
 where
@@ -26,49 +25,6 @@ where
     M::InnerModule: InferenceStep,
     O: Optimizer<M, B> + 'static,
 {
-    /// For how many consecutive batches of this shape to plan, or `None` if that plan exists.
-    pub(super) fn to_plan(&self, phase: Phase, shape: Shape) -> Option<Iterations> {
-        let again = self.accumulation > 1 || self.latest == Some(shape);
-        self.planner.as_ref().and_then(|planner| planner.to_plan(phase, shape, again))
-    }
-
-    /// Prepares for a batch of another shape than the latest. On a pool of our own, it must begin
-    /// without the other batch's outputs: the dry twin knows where the outputs of a batch of the
-    /// same shape lie, but not those of another.
-    pub(super) fn change_shape(&mut self, latest: Option<Shape>, shape: Shape) {
-        if self.pool.is_some() && latest.is_some_and(|latest| latest != shape) {
-            sender(&mut self.processor, &self.training, &self.gate).done_with_all();
-        }
-    }
-
-    /// Prepares the pages that batches of this shape need, if the pool is our own.
-    pub(super) fn prepare_pool(&mut self, phase: Phase, shape: Shape) -> Result<(), TrainError> {
-        let (Some(pool), Some(planner)) = (&self.pool, &mut self.planner) else {
-            return Ok(());
-        };
-        pool.limit(planner.budget);
-        if let Some(pages) = planner.pool_pages(phase, shape) {
-            let queue = super::queue::<B>(&self.training, &self.device);
-            let reserved = queue.alone(|| pool.prepare(pages))?;
-            planner.predicted = planner.predicted.max(reserved);
-        }
-        Ok(())
-    }
-
-    /// Reports how batches of this shape are run from now on.
-    pub(super) fn report(&self, phase: Phase, shape: Shape) {
-        let planner = self.planner.as_ref().expect("a plan was made");
-        if planner.has_run_steps() {
-            <B as LazyBackend>::Base::give_back(&self.device);
-        }
-        let planned = planner.planned(phase, shape).expect("a plan was made");
-        let plans = &mut self.strategy.outcome().plans;
-        let model = self.learner.model();
-        let settings = &self.strategy.settings;
-        let report = settings.report::<B, M>(&model, planner, (phase, planned), plans);
-        plans.push(report);
-    }
-
     /// What goes on outside of the steps for batches of `items` items.
     pub(super) fn overhead(&self, items: usize) -> Overhead {
         let workers = self.gate.workers();
@@ -90,10 +46,9 @@ where
     /// Compares what training holds with the prediction. If a device's allocator holds more, later
     /// plans use less of the budget. More than the budget is a warning, or an error if the user
     /// asked for that.
-    pub(super) fn measure(&mut self) -> Result<(), TrainError> {
+    pub(super) fn measure(&self, planner: &mut Planner) -> Result<(), TrainError> {
         let settings = &self.strategy.settings;
-        let Some(planner) = &mut self.planner else { return Ok(()) };
-        let (predicted, budget) = (planner.predicted, planner.budget);
+        let (predicted, budget) = (planner.predicted(), planner.budget());
         let mut outcome = self.strategy.outcome();
         let memory = outcome.memory.get_or_insert_default();
         memory.predicted = predicted;
@@ -101,7 +56,7 @@ where
         let others = settings.others.held;
         let (measured, limit) = match usage {
             Some(usage) => (Some(usage.reserved - others), budget),
-            None => (planner.growth.as_mut().and_then(Growth::measured), Growth::limit(budget)),
+            None => (planner.measured_growth(), Growth::limit(budget)),
         };
         let known = memory.measured.unwrap_or_default();
         let Some(measured) = measured.filter(|measured| *measured > known) else { return Ok(()) };

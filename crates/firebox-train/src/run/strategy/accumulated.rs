@@ -16,4 +16,12 @@ impl<M> Accumulated<M> {
     pub(super) fn new() -> Self {
         Self { sum: GradientSum::new(), reference: 0.0, weight: 0.0, batches: 0 }
     }
+
+    /// Notes that the gradients of a batch of weight `total` are added from here on.
+    pub(super) fn begin_batch(&mut self, total: f64) {
+        if self.batches == 0 {
+            self.reference = total;
+        }
+        self.batches += 1;
+    }
 }

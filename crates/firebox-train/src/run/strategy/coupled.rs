@@ -95,11 +95,11 @@ impl Means {
     /// Takes the memory that is free next to `held`.
     pub(super) fn of(planner: &Planner, held: Bytes) -> Self {
         Self {
-            memory: planner.memory.clone(),
-            budget: planner.budget - held,
+            memory: planner.memory().clone(),
+            budget: planner.budget() - held,
             held,
-            kept: planner.kept.clone(),
-            normalizes: !planner.running_state.is_empty(),
+            kept: planner.kept_by_threads().clone(),
+            normalizes: planner.has_running_state(),
         }
     }
 

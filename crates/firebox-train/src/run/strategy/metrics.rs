@@ -6,7 +6,12 @@ use std::time::Duration;
 use burn::data::dataloader::Progress;
 use burn::optim::LearningRate;
 use burn::train::{EventProcessorTraining, LearnerEvent, TrainingItem};
-use firebox_lazy::{LoaderGuard, TrainingGuard, latest_recording};
+use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard, latest_recording};
+
+use crate::device::DeviceMemory;
+use crate::gradients::Reduction;
+use crate::run::micro_step::Queue;
+use crate::whole::{Join, joined};
 
 /// While a micro-step runs, the metrics thread may hold the outputs of this many earlier
 /// micro-steps.
@@ -118,6 +123,69 @@ impl<P> Sender<'_, P> {
             training.done_before(recording);
             // Frees them before the next batch allocates memory.
             training.collect();
+        }
+    }
+}
+
+/// The outputs of a batch's micro-steps on their way to the metrics: one by one, the last one held
+/// back, or joined.
+pub(super) struct Outputs<'a, P, T> {
+    sender: Sender<'a, P>,
+    at: &'a Place,
+    join: Option<&'a Join<T>>,
+    pending: Option<Output<T>>,
+    parts: Vec<(T, f64)>,
+}
+
+impl<'a, P, T> Outputs<'a, P, T> {
+    /// Begins a batch. Outputs that are joined do not meet those of the batch before it.
+    pub(super) fn of_batch<V>(
+        mut sender: Sender<'a, P>,
+        at: &'a Place,
+        join: Option<&'a Join<T>>,
+    ) -> Self
+    where
+        P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
+    {
+        if join.is_some() {
+            sender.done_with_all();
+        }
+        Self { sender, at, join, pending: None, parts: Vec::new() }
+    }
+
+    /// Sends the output that is held back.
+    pub(super) fn send<V>(&mut self)
+    where
+        P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
+    {
+        if let Some(earlier) = self.pending.take() {
+            self.sender.trained(self.at, earlier);
+        }
+    }
+
+    /// Adds the output of the micro-step that has just run.
+    pub(super) fn add<V>(&mut self, item: T, weight: f64)
+    where
+        P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
+    {
+        if self.join.is_some() {
+            self.parts.push((item, weight));
+        } else {
+            self.send();
+            self.pending = Some(Output::of_latest(item));
+        }
+    }
+
+    /// Ends the batch. Returns the output that is not sent yet.
+    pub(super) fn end<B>(self, reduction: Reduction, queue: &Queue<'_, B>) -> Option<Output<T>>
+    where
+        B: LazyBackend<Base: DeviceMemory>,
+    {
+        match self.join {
+            None => self.pending,
+            Some(join) => {
+                queue.alone(|| joined(join, reduction, self.parts)).map(Output::of_latest)
+            }
         }
     }
 }

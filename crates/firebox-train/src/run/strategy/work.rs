@@ -1,39 +1,25 @@
-//! Decides how a training batch is run: by its plan, which is made if there is none yet.
-
-use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
+//! Prepares a batch to run: asks the planner how, reports a new plan, and makes room on the device.
 
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, TrainStep};
-use firebox_lazy::LazyBackend;
-use firebox_plan::Accumulating;
+use firebox_lazy::{LazyBackend, Recorder};
+use firebox_plan::{Accumulating, Split};
 use firebox_trace::Bytes;
 
 use super::coupled::{Means, ToSplit};
-use super::{MEASURED_BATCHES, Run, queue};
+use super::{MEASURED_BATCHES, Run, ValidInput, queue, sender};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::summed_bytes;
-use crate::planner::Admission;
-use crate::planner::rehearsal::{RehearsalPlan, rehearse_training};
+use crate::planner::rehearsal::{
+    Iterations, RehearsalPlan, rehearse_training, rehearse_validation,
+};
 use crate::planner::shape::Shape;
+use crate::planner::{Admission, BatchToRun, Planner, Prepared};
 use crate::splitter::Splitter;
-
-/// The way to run one batch.
-pub(super) struct Work {
-    pub(super) shape: Shape,
-    /// The item ranges of its micro-batches.
-    pub(super) ranges: Vec<Range<usize>>,
-    /// What is alive next to one of them.
-    pub(super) held: Bytes,
-    /// What is alive in addition once one of them is split further than planned.
-    pub(super) sum: Bytes,
-    /// Whether the plan was made on this same batch.
-    pub(super) rehearsed: bool,
-}
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
 where
@@ -44,82 +30,144 @@ where
     M::InnerModule: InferenceStep,
     O: Optimizer<M, B> + 'static,
     ST: Splitter<M::Input>,
+    SV: Splitter<ValidInput<M, B>>,
 {
-    /// How to run a batch. Plans it if there is no plan.
-    pub(super) fn plan_training(
+    /// The run's planner.
+    pub(super) fn planner(&self) -> Result<Planner, TrainError> {
+        let planner = self.strategy.settings.planner::<B, M>(&self.learner.model())?;
+        // A thread of burn's has read the checkpoint, and its pools stay open.
+        if self.position.0 > 1
+            && let Some(usage) = <B as LazyBackend>::Base::pool_usage(&self.device)
+        {
+            planner.keep_for_threads(usage.reserved - usage.own);
+        }
+        Ok(planner)
+    }
+
+    /// Prepares a training batch of `items` items with total weight `weight`.
+    pub(super) fn prepare_training(
         &mut self,
+        planner: &mut Planner,
         batch: &M::Input,
         items: usize,
         weight: f64,
-    ) -> Result<Work, TrainError> {
+    ) -> Result<Prepared, TrainError> {
         let splitter = &self.strategy.train_splitter;
-        let planner = match &mut self.planner {
-            Some(planner) => planner,
-            none => {
-                let planner = self.strategy.settings.planner::<B, M>(&self.learner.model())?;
-                // A thread of burn's has read the checkpoint, and its pools stay open.
-                let goes_on = self.position.0 > 1;
-                let usage = goes_on.then(|| <B as LazyBackend>::Base::pool_usage(&self.device));
-                let of_others = usage.flatten().map(|usage| usage.reserved - usage.own);
-                planner.kept.store(of_others.unwrap_or_default().get(), Relaxed);
-                none.insert(planner)
-            }
-        };
-        let shape = Shape::of::<B, _, _>(Phase::Training, batch, items, splitter, planner);
+        let phase = Phase::Training;
+        let shape = Shape::of::<B, _, _>(phase, batch, items, splitter, planner);
         if let Some(pool) = &self.pool {
-            pool.limit(planner.budget);
-            planner.pool = Some(pool.clone());
+            pool.limit(planner.budget());
+            planner.use_pool(pool);
         }
         self.change_shape(self.latest, shape);
-        let to_plan = self.to_plan(Phase::Training, shape);
-        if let Some(iterations) = to_plan {
-            let overhead = self.overhead(items);
-            let planner = self.planner.as_mut().expect("made above");
-            planner.overhead = overhead;
-            let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
-            let pages = !planner.memory.is_on_host();
-            let has_stepped = self.scheduler_steps > 0;
-            let course =
-                RehearsalPlan { iterations, has_stepped, batches: self.accumulation, pages };
-            let queue = queue::<B>(&self.training, &self.device);
-            let planned = planner.plan(Phase::Training, shape, iterations, |split, recorder| {
-                let rehearsed =
-                    rehearse_training(learner, splitter, batch, split, course, joins, recorder);
-                queue.after_rehearsal(recorder);
-                rehearsed
-            })?;
-            let limit = planned.rehearsed.loader_limit;
-            self.unmeasured = MEASURED_BATCHES;
-            self.report(Phase::Training, shape);
-            self.let_loaders_ahead(limit);
-        }
+        let again = self.accumulation > 1 || self.latest == Some(shape);
+        let to_run = BatchToRun { phase, shape, again, overhead: self.overhead(items) };
+        let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
+        let pages = !planner.memory().is_on_host();
+        let (has_stepped, batches) = (self.scheduler_steps > 0, self.accumulation);
+        let queue = queue::<B>(&self.training, &self.device);
+        let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
+            let course = RehearsalPlan { iterations, has_stepped, batches, pages };
+            let rehearsed =
+                rehearse_training(learner, splitter, batch, split, course, joins, recorder);
+            queue.after_rehearsal(recorder);
+            rehearsed
+        };
+        let prepared = planner.prepare(&to_run, rehearse)?;
+        self.report(planner, phase, &prepared);
         self.latest = Some(shape);
-        let planner = self.planner.as_mut().expect("made above");
-        let planned = planner.planned(Phase::Training, shape).expect("made above");
-        if !planned.plan.is_whole() {
+        if !prepared.plan.is_whole() {
             let settings = &self.strategy.settings;
-            let micro_batch = planned.plan.split().largest().get();
+            let micro_batch = prepared.plan.split().largest().get();
             let to_split = ToSplit { batch, items, weight, micro_batch, splitter, settings };
-            let means = Means::of(planner, planner.held(planned));
-            let needed = means.ask(&mut self.known, &self.learner, &to_split)?;
-            planner.predicted = planner.predicted.max(needed);
+            let means = Means::of(planner, prepared.held);
+            planner.predict(means.ask(&mut self.known, &self.learner, &to_split)?);
         }
-        let admission = planner.begin(Phase::Training, shape);
-        if admission == Admission::RunsOnceGivenBack {
+        self.make_room(planner, &prepared)?;
+        self.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
+        Ok(prepared)
+    }
+
+    /// Prepares a validation batch of `items` items. `latest` is the shape of the batch before it.
+    pub(super) fn prepare_validation(
+        &mut self,
+        planner: &mut Planner,
+        model: &M::InnerModule,
+        batch: &ValidInput<M, B>,
+        items: usize,
+        latest: &mut Option<Shape>,
+    ) -> Result<Prepared, TrainError> {
+        let splitter = &self.strategy.valid_splitter;
+        let phase = Phase::Validation;
+        let shape = Shape::of::<B::InnerBackend, _, _>(phase, batch, items, splitter, planner);
+        self.change_shape(latest.replace(shape), shape);
+        let again = self.accumulation > 1 || self.latest == Some(shape);
+        let to_run = BatchToRun { phase, shape, again, overhead: self.overhead(items) };
+        let joins = &self.strategy.settings.joins;
+        let queue = queue::<B>(&self.training, &self.device);
+        let rehearse = |split: Split, _: Iterations, recorder: &Recorder| {
+            let rehearsed = rehearse_validation::<B::InnerBackend, _, _>(
+                model, splitter, batch, split, joins, recorder,
+            );
+            queue.after_rehearsal(recorder);
+            rehearsed
+        };
+        let prepared = planner.prepare(&to_run, rehearse)?;
+        self.report(planner, phase, &prepared);
+        self.make_room(planner, &prepared)?;
+        self.watch.begin_batch(During::Validation, items, &prepared.plan);
+        Ok(prepared)
+    }
+
+    /// Prepares for a batch of another shape than the latest. On a pool of our own, it must begin
+    /// without the other batch's outputs: the dry twin knows where the outputs of a batch of the
+    /// same shape lie, but not those of another.
+    fn change_shape(&mut self, latest: Option<Shape>, shape: Shape) {
+        if self.pool.is_some() && latest.is_some_and(|latest| latest != shape) {
+            sender(&mut self.processor, &self.training, &self.gate).done_with_all();
+        }
+    }
+
+    /// Gives back what must be given back before a batch runs, and prepares its pages if the pool
+    /// is our own.
+    fn make_room(&mut self, planner: &mut Planner, prepared: &Prepared) -> Result<(), TrainError> {
+        let queue = queue::<B>(&self.training, &self.device);
+        if prepared.admission == Admission::RunsOnceGivenBack {
             self.unmeasured = self.unmeasured.max(1);
         }
-        queue::<B>(&self.training, &self.device).prepare(admission);
-        self.prepare_pool(Phase::Training, shape)?;
-        let planner = self.planner.as_mut().expect("made above");
-        let planned = planner.planned(Phase::Training, shape).expect("made above");
-        let sum = match planned.plan.accumulating() {
+        queue.prepare(prepared.admission);
+        if let Some(pool) = &self.pool {
+            pool.limit(planner.budget());
+            if let Some(pages) = prepared.pages {
+                planner.predict(queue.alone(|| pool.prepare(pages))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports a new plan, and lets loader threads prepare as much as it allows.
+    fn report(&mut self, planner: &Planner, phase: Phase, prepared: &Prepared) {
+        let Some(planned) = &prepared.made else { return };
+        self.unmeasured = MEASURED_BATCHES;
+        if planner.has_run_steps() {
+            <B as LazyBackend>::Base::give_back(&self.device);
+        }
+        let plans = &mut self.strategy.outcome().plans;
+        let model = self.learner.model();
+        let settings = &self.strategy.settings;
+        let report = settings.report::<B, M>(&model, planner.budget(), (phase, planned), plans);
+        plans.push(report);
+        self.let_loaders_ahead(planned.rehearsed.loader_limit);
+    }
+
+    /// What is alive in addition to a micro-step once it is split further than planned: the sum of
+    /// gradients, if the plan has none.
+    pub(super) fn sum_if_split(&self, prepared: &Prepared) -> Bytes {
+        match prepared.plan.accumulating() {
             Accumulating::No if self.accumulation == 1 => {
                 summed_bytes::<B, M>(&self.learner.model())
             }
             _ => Bytes::ZERO,
-        };
-        self.watch.begin_batch(During::MicroSteps, items, &planned.plan);
-        let (ranges, held) = (planned.plan.ranges().collect(), planner.held(planned));
-        Ok(Work { shape, ranges, held, sum, rehearsed: to_plan.is_some() })
+        }
     }
 }

@@ -4,16 +4,15 @@
 //! The requests are those of four training iterations with Adam on a card without memory. Ratios
 //! are relative to the bytes in use at the peak, which no placement can do without.
 //!
-//! The pool uses `best`. `two-ended` fills the page with small buffers from its end; its threshold
-//! and page size come from `packing.rs`. The offline ways are those of TensorFlow Lite (Pisarchyk
-//! and Lee, "Efficient memory management for deep neural net inference", 2020: by size and by
-//! breadth) and of XLA (`GlobalDecreasingSizeBestFitHeap` in its heap simulator: by lifetime).
+//! `two-ended` is what the pool does: the threshold and the page size come from
+//! [`firebox_pool::pack`]. The offline ways are those of TensorFlow Lite (Pisarchyk and Lee,
+//! "Efficient memory management for deep neural net inference", 2020: by size and by breadth) and
+//! of XLA (`GlobalDecreasingSizeBestFitHeap` in its heap simulator: by lifetime).
 
 #[allow(dead_code, reason = "it has one part")]
-#[path = "../harness/machine.rs"]
+#[path = "harness/machine.rs"]
 mod machine;
-mod packing;
-#[path = "../../tests/zoo/mod.rs"]
+#[path = "../tests/zoo/mod.rs"]
 mod zoo;
 
 use std::cmp::Reverse;
@@ -26,9 +25,8 @@ use burn::train::TrainStep;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use firebox::Lazy;
 use firebox::dry::{Card, Cuda, Dry, DryCuda, DryPooledCuda, Lease};
-use firebox_pool::{Fit, Holder, Lifetime, Pool, Region, Space};
+use firebox_pool::{Fit, Holder, Lifetime, Pool, Region, Sequence, Space, pack};
 
-use crate::packing::pack;
 use crate::zoo::Zoo;
 use crate::zoo::iterations::{parts, record};
 
@@ -99,7 +97,7 @@ fn main() {
     }
     let requests = requests.last().expect("there are models");
     let started = Instant::now();
-    black_box(pack(requests, Region::Step, ALIGNMENT));
+    black_box(pack(&Sequence::of(requests, Region::Step, &[]), ALIGNMENT));
     let packing = started.elapsed();
     println!(
         " pack_ms={:.1} request_ns={}",
@@ -134,7 +132,7 @@ fn of_page(lifetimes: &[Lifetime]) -> Vec<Lifetime> {
 
 fn ratios(page: &[Lifetime]) -> Vec<f64> {
     let alive = most_alive(page) as f64;
-    let packing = pack(page, Region::Step, ALIGNMENT);
+    let packing = pack(&Sequence::of(page, Region::Step, &[]), ALIGNMENT);
     let used = online(page, packing.fit, packing.page);
     assert!(used <= packing.page, "the buffers have room on the page that was found");
     let online = ONLINE.iter().map(|(_, fit)| online(page, *fit, u64::MAX)).chain([packing.page]);

@@ -1,0 +1,154 @@
+//! The planner's one door for the training and validation loops: [`Planner::prepare`] makes a batch
+//! ready to run, and plans it first if it has no plan.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+use firebox_lazy::{Recorder, Rehearsal};
+use firebox_plan::{Plan, Split};
+use firebox_trace::{Bytes, PoolPages};
+
+use super::{Planned, Planner};
+use crate::error::{Phase, TrainError};
+use crate::planner::admission::Admission;
+use crate::planner::overhead::Overhead;
+use crate::planner::rehearsal::Iterations;
+use crate::planner::shape::Shape;
+
+/// A batch that is about to run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchToRun {
+    pub(crate) phase: Phase,
+    pub(crate) shape: Shape,
+    /// Whether a batch of the same shape comes before it, or other batches are summed up with it.
+    pub(crate) again: bool,
+    /// What goes on outside of its steps.
+    pub(crate) overhead: Overhead,
+}
+
+/// How a batch runs.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) shape: Shape,
+    pub(crate) plan: Plan,
+    /// The item ranges of its micro-batches.
+    pub(crate) ranges: Vec<Range<usize>>,
+    /// What is alive next to one of them.
+    pub(crate) held: Bytes,
+    /// What must be done before it runs.
+    pub(crate) admission: Admission,
+    /// On a pool of our own: the pages that all plans together need (the largest of each kind), and
+    /// the pages of this plan.
+    pub(crate) pages: Option<[PoolPages; 2]>,
+    /// Its plan, if it was made on this same batch.
+    pub(crate) made: Option<Planned>,
+}
+
+impl Planner {
+    /// Decides how a batch runs. `rehearse` rehearses one split of it, for a number of iterations,
+    /// with a recorder. It is called only if the batch has no plan.
+    ///
+    /// # Errors
+    ///
+    /// If the batch does not fit however it is cut, and those of `rehearse`.
+    pub(crate) fn prepare(
+        &mut self,
+        batch: &BatchToRun,
+        mut rehearse: impl FnMut(Split, Iterations, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> Result<Prepared, TrainError> {
+        let BatchToRun { phase, shape, again, overhead } = *batch;
+        let mut made = None;
+        if let Some(iterations) = self.to_plan(phase, shape, again) {
+            self.overhead = overhead;
+            let rehearse =
+                |split: Split, recorder: &Recorder| rehearse(split, iterations, recorder);
+            let planned = self.plan(phase, shape, iterations, rehearse)?;
+            made = Some(planned.clone());
+        }
+        let admission = self.begin(phase, shape);
+        let planned = &self.plans[&(phase, shape)];
+        let plan = planned.plan.clone();
+        let (ranges, held) = (plan.ranges().collect(), self.held(planned));
+        let pages = self.pool_pages(planned);
+        Ok(Prepared { shape, plan, ranges, held, admission, pages, made })
+    }
+
+    /// The plan for training batches of this shape, without running one.
+    ///
+    /// # Errors
+    ///
+    /// As [`prepare`](Self::prepare).
+    pub(crate) fn plan_alone(
+        &mut self,
+        shape: Shape,
+        mut rehearse: impl FnMut(Split, Iterations, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> Result<Planned, TrainError> {
+        let iterations = Iterations::Two;
+        let rehearse = |split: Split, recorder: &Recorder| rehearse(split, iterations, recorder);
+        self.plan(Phase::Training, shape, iterations, rehearse).cloned()
+    }
+
+    /// How many consecutive batches of this shape to plan for, or `None` if that plan exists.
+    /// `again` tells whether the last batch also had this shape.
+    ///
+    /// Where pages count, the first shape is planned for two batches. Every other shape, such as
+    /// the last batch of an epoch, is planned for one until two come in a row, because two may need
+    /// a page that one does not.
+    pub(super) fn to_plan(&self, phase: Phase, shape: Shape, again: bool) -> Option<Iterations> {
+        let has_trained = self.plans.keys().any(|(phase, _)| *phase == Phase::Training);
+        let iterations = match phase {
+            Phase::Training if has_trained && !again && !self.memory.is_on_host() => {
+                Iterations::One
+            }
+            _ => Iterations::Two,
+        };
+        let planned = self.planned(phase, shape);
+        if let Some(planned) = planned.filter(|planned| planned.tuning.is_over()) {
+            return Some(planned.iterations);
+        }
+        // Threads have begun to keep memory that the plan has no room for.
+        let has_no_room = planned.filter(|planned| {
+            let peak = planned.plan.peak() + self.kept_since(planned);
+            planned.kept < self.kept() && peak > self.budget.scale(self.share)
+        });
+        if let Some(planned) = has_no_room {
+            return Some(planned.iterations);
+        }
+        let planned = planned.map(|planned| planned.iterations);
+        let is_enough = planned == Some(Iterations::Two) || planned == Some(iterations);
+        (!is_enough).then_some(iterations)
+    }
+
+    /// Begins a planned batch. Returns what must be done before it runs.
+    pub(super) fn begin(&mut self, phase: Phase, shape: Shape) -> Admission {
+        let planned = self.plans.get_mut(&(phase, shape)).expect("it has a plan");
+        planned.tuning.begin();
+        let (peak, group) = (planned.plan.peak(), planned.group);
+        let pages = planned.pages();
+        let kept = planned.rehearsed.kept;
+        self.kept.fetch_max(kept.get(), Relaxed);
+        self.kept_in_held = self.kept();
+        let peak = peak + (self.kept() - kept);
+        let Some(pages) = pages else {
+            self.predicted = self.predicted.max(peak);
+            return Admission::Runs;
+        };
+        let together = self.pages.with(&pages).max(peak);
+        if group == self.open && together <= self.room(peak) {
+            self.pages.open(&pages);
+            self.predicted = self.predicted.max(together);
+            return Admission::Runs;
+        }
+        self.open = group;
+        self.pages.give_back(&pages);
+        self.predicted = self.predicted.max(peak);
+        Admission::RunsOnceGivenBack
+    }
+
+    fn pool_pages(&self, planned: &Planned) -> Option<[PoolPages; 2]> {
+        let pages = |planned: &Planned| planned.rehearsed.footprint.paging.as_ref()?.pool;
+        let of_one = pages(planned)?;
+        let all = self.plans.values().filter_map(pages);
+        Some([all.fold(of_one, |one, other| one.larger(&other)), of_one])
+    }
+}
