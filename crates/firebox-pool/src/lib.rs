@@ -20,6 +20,7 @@ mod packing;
 mod pool;
 mod prepare;
 mod refusal;
+mod region;
 mod runtime;
 mod server;
 mod space;
@@ -27,10 +28,9 @@ mod transfer;
 
 pub use inner::{has_exact_pages, opens_a_page};
 pub use packing::{Packing, Sequence, pack};
-pub use pool::{
-    Holder, Lifetime, Lifted, Needed, PageId, Pages, Place, Pool, PoolMemory, Region, SMALL,
-};
+pub use pool::{Holder, Lifetime, Lifted, Needed, PageId, Place, Pool, PoolMemory};
 pub use refusal::{NoPlace, Why};
+pub use region::{Pages, Region, SMALL};
 pub use runtime::{Control, Pooled};
 pub use server::{Layout, PoolInfo, PoolServer};
 pub use space::{Fit, Space};

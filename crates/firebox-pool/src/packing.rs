@@ -1,7 +1,8 @@
 //! Finds a page size and a [`Fit`] for a known sequence of buffers. The dry device calls it with
 //! the lifetimes it measured; the real pool then places the same sequence on a page of that size.
 
-use crate::pool::{Lifetime, Region};
+use crate::pool::Lifetime;
+use crate::region::Region;
 use crate::space::{Fit, Space};
 
 /// How many values of [`Fit::TwoEnded::from`] are tried: quantiles of the sizes that occur.

@@ -6,8 +6,9 @@ use cubecl_common::stream_id::StreamId;
 use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::ServerError;
 
-use crate::pool::{Lifted, Needed, PageId, Pages, Place, Pool, PoolMemory, Region, SMALL};
+use crate::pool::{Lifted, Needed, PageId, Place, Pool, PoolMemory};
 use crate::refusal::{NoPlace, Refusals, Why};
+use crate::region::{Pages, Region, SMALL};
 use crate::server::{Buffer, PoolServer, Training};
 use crate::space::Fit;
 

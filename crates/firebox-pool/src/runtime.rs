@@ -14,8 +14,9 @@ use cubecl_runtime::client::ComputeClient;
 use cubecl_runtime::runtime::Runtime;
 
 use crate::inner::Inner;
-use crate::pool::{Lifetime, Pages, PoolMemory, Region};
+use crate::pool::{Lifetime, PoolMemory};
 use crate::refusal::NoPlace;
+use crate::region::{Pages, Region};
 use crate::server::{PoolInfo, PoolServer};
 
 /// The runtime `R` with firebox's pool in place of CubeCL's.

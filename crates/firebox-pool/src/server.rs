@@ -29,8 +29,9 @@ use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 
 use crate::id::number_of;
 use crate::inner::{Inner, Page};
-use crate::pool::{Holder, Needed, PageId, Place, Pool, PoolMemory, Region, SMALL};
+use crate::pool::{Holder, Needed, PageId, Place, Pool, PoolMemory};
 use crate::refusal::{NoPlace, Refusals, Why, gone, no_buffer};
+use crate::region::{Region, SMALL};
 use crate::space::Fit;
 
 /// The only clone of a buffer's handle that the server keeps. CubeCL counts clones, and a second

@@ -101,9 +101,13 @@ impl Settings {
         if let Some(warning) = report.warning()
             && earlier.iter().all(|report| report.warning().is_none())
         {
-            self.say(log::Level::Warn, &format!("warning: {warning}"));
+            self.warn(&warning);
         }
         report
+    }
+
+    pub(crate) fn warn(&self, text: &str) {
+        self.say(log::Level::Warn, &format!("warning: {text}"));
     }
 
     pub(crate) fn say(&self, level: log::Level, text: &str) {

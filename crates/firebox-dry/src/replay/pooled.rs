@@ -243,27 +243,21 @@ fn pass<B: DryTwin>(
             B::Twin::sync(device).expect("a dry device does not fail");
             live = Bytes::new(pool.memory().in_use);
         }
-        match step {
-            Step::Mark(Mark::OptimizerStep) => pool.enter(Region::Lasting),
-            Step::Mark(Mark::MicroStep) => is_in_micro_step = !trains,
-            Step::Mark(Mark::Drain) if std::mem::take(&mut is_in_micro_step) => {
-                units.push(pool.requests());
-            }
-            Step::Mark(Mark::IterationEnd) => {
-                pool.enter(Region::Step);
-                units.push(pool.requests());
-            }
-            _ => {}
+        if ends_a_part(step, trains, &mut is_in_micro_step) {
+            units.push(pool.requests());
+        }
+        if step.is_mark(&Mark::OptimizerStep) {
+            pool.enter(Region::Lasting);
+        } else if step.is_mark(&Mark::IterationEnd) {
+            pool.enter(Region::Step);
         }
         timeline.push(Moment { live, peak: Bytes::new(pool.high().total()) });
     }
     B::Twin::sync(device).expect("a dry device does not fail");
     // What burn had queued belongs to the last step.
-    if let Some(last) = timeline.last_mut() {
-        last.live = Bytes::new(pool.memory().in_use);
-        last.peak = Bytes::new(pool.high().total());
-    }
-    if let Some(last) = timeline.last().copied() {
+    if timeline.pop().is_some() {
+        let live = Bytes::new(pool.memory().in_use);
+        let last = Moment { live, peak: Bytes::new(pool.high().total()) };
         timeline.resize(trace.steps.len(), last);
     }
     let End { freed, left } = program.end(OpIndex(end as u32));
@@ -271,6 +265,20 @@ fn pass<B: DryTwin>(
     pool.enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
     Passed { baseline, timeline, left, units }
+}
+
+/// Whether a part of the trace ends with this step: an iteration where it `trains`, otherwise a
+/// micro-step, which ends where the queue is drained after it.
+fn ends_a_part(step: &Step, trains: bool, is_in_micro_step: &mut bool) -> bool {
+    match step {
+        Step::Mark(Mark::IterationEnd) => true,
+        Step::Mark(Mark::MicroStep) => {
+            *is_in_micro_step = !trains;
+            false
+        }
+        Step::Mark(Mark::Drain) => std::mem::take(is_in_micro_step),
+        _ => false,
+    }
 }
 
 /// Whether a tensor that exists before a step existed before training, or is kept from step to

@@ -146,7 +146,7 @@ impl Recorder {
     }
 
     /// Records only to look at something, for example the shapes of a batch. Calls remembered from
-    /// steps do not age. Refuses every read. Tensors that loader threads asked for stay on the host.
+    /// steps do not age. Refuses every read. What loader threads asked for stays on the host.
     ///
     /// The recording must not be run.
     pub fn glance(mut self) -> Self {

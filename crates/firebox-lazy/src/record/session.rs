@@ -126,9 +126,8 @@ pub(crate) struct Session<B: Backend> {
     /// The calls so far, and the bytes of the tensors that existed before the session.
     pub(crate) calls: usize,
     pub(crate) existing: Bytes,
-    /// Tensors that loader threads asked for stay without values: only their shapes are looked at.
+    /// See the fields of [`Recorder`].
     pub(crate) looks: bool,
-    /// The program will never run and is not kept.
     never_runs: bool,
     salvage: bool,
     rows: Option<Arc<Rows>>,
@@ -206,8 +205,8 @@ impl<B: Backend> Session<B> {
         let info = &mut self.trace.tensors[index.0 as usize];
         info.prepared = tensor.is_prepared();
         self.existing += info.bytes();
-        let may_have_none = self.salvage || self.looks;
-        let has_none = self.deferred.is_some() || may_have_none && tensor.is_promise();
+        let looks = (self.salvage || self.looks) && tensor.is_promise();
+        let has_none = self.deferred.is_some() || looks;
         if !has_none {
             let value = K::erase(tensor.value());
             let rows = self.rows.as_ref().and_then(|rows| rows.get(&tensor.node.id()));

@@ -76,12 +76,7 @@ where
         rows: &Rows<'_>,
         observe: &mut Observe<'_>,
     ) -> Result<Weighed, Failure> {
-        // A weight may be read from the batch. If it is the number of items, nothing is read.
-        let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
-        let weight = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
-            self.splitter.weight(&self.splitter.range(self.batch, range.clone()))
-        })?;
-        let weight = *weight.result();
+        let weight = self.weight_on_device(range.clone(), rows)?;
         let recorder = Recorder::new().fixed_draws().keep_uploads().refuse_reads();
         let model = self.learner.model();
         let recording = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
@@ -102,13 +97,7 @@ where
             recording.inputs().into_iter().map(|input| (input.tensor, input)).collect();
         let of_batch: HashMap<u64, _> =
             rows.tensors.iter().map(|tensor| (tensor.input.id, tensor)).collect();
-        let others = inputs.values().filter(|input| !of_batch.contains_key(&input.id));
-        let size = |input: &Input| (input.shape.num_elements() * input.dtype.size()) as u64;
-        let bytes = Bytes::new(others.map(size).sum());
-        if bytes > MOST {
-            let why = format!("the host would have to read {bytes}, and {MOST} is the limit");
-            return Err(Failure::Impossible(why));
-        }
+        may_read(inputs.values().filter(|input| !of_batch.contains_key(&input.id)))?;
         let mut value = |tensor| match inputs.get(&tensor) {
             None => recording.value_of(tensor),
             Some(input) => match of_batch.get(&input.id) {
@@ -120,8 +109,7 @@ where
                 None => host.value(input.id, || recording.value_of(tensor)),
             },
         };
-        let draw = |distribution, dtype| fixed_draw(distribution, dtype);
-        let values = HostValues { value: &mut value, draw: &draw, deadline: host.deadline };
+        let values = HostValues { value: &mut value, draw: &fixed_draw, deadline: host.deadline };
         let (gradients, _) = recording.result();
         let wanted: Vec<TensorIndex> = gradients.iter().filter_map(|grad| grad.ok()).collect();
         let trace = recording.trace();
@@ -141,6 +129,27 @@ where
         recording.discard();
         Ok(Weighed { gradient, weight })
     }
+
+    /// The weight of items. It may be read from the batch; if it is the number of items, nothing is
+    /// read.
+    fn weight_on_device(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<f64, Failure> {
+        let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
+        let recording = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
+            self.splitter.weight(&self.splitter.range(self.batch, range))
+        })?;
+        Ok(*recording.result())
+    }
+}
+
+/// Fails if the host would have to read too much.
+fn may_read<'a>(inputs: impl Iterator<Item = &'a Input>) -> Result<(), Failure> {
+    let size = |input: &Input| (input.shape.num_elements() * input.dtype.size()) as u64;
+    let bytes = Bytes::new(inputs.map(size).sum());
+    if bytes > MOST {
+        let why = format!("the host would have to read {bytes}, and {MOST} is the limit");
+        return Err(Failure::Impossible(why));
+    }
+    Ok(())
 }
 
 fn numbers(data: &TensorData) -> Vec<f64> {

@@ -192,6 +192,7 @@ where
         })
     }
 
+    /// Compares the gradient of `groups` groups of `size` items with those of its parts.
     fn compare(
         &self,
         groups: usize,
@@ -199,52 +200,13 @@ where
         tensors: &[OfBatch],
         choice: &Choice,
     ) -> Result<Outcome, TrainError> {
-        let items_differ = choice.differ;
-        let others = choice.rows.iter().copied().cycle().skip(size).take(groups * size);
-        let others: Vec<usize> = others.collect();
-        let same = choice.rows.first().copied().unwrap_or(0);
-        let in_a_row = choice.in_a_row;
-        let rows = Rows { tensors, chosen: &choice.rows, in_a_row, same };
-        let permuted = Rows { chosen: &others, in_a_row: false, ..rows };
-        let all = 0..groups * size;
-        let (whole, again) =
-            match (self.gradient(all.clone(), &rows), self.gradient(all.clone(), &rows)) {
-                (Ok(whole), Ok(again)) => (whole, again),
-                (Err(Failure::Undefined(why)), _) | (_, Err(Failure::Undefined(why))) => {
-                    log::debug!("no gradient of some items: {why}");
-                    return Ok(Outcome::NotEstablished("the items have no gradient"));
-                }
-                (Err(Failure::Impossible(why)), _) | (_, Err(Failure::Impossible(why))) => {
-                    return Ok(Outcome::NotCheckable(why));
-                }
-            };
-        if whole.weight == 0.0 && self.reduction == Reduction::Mean {
-            return Ok(Outcome::NotEstablished("the items weigh nothing"));
-        }
-        if whole.gradient != again.gradient {
-            let why = "the same items gave two different gradients".to_owned();
-            return Ok(Outcome::NotCheckable(why));
-        }
-        let singles: Result<Vec<Weighed>, Failure> = (0..groups)
-            .map(|group| self.gradient(group * size..(group + 1) * size, &rows))
-            .collect();
-        let pair = (groups == GROUPS).then(|| self.gradient(0..2 * size, &rows)).transpose();
-        let parts = singles.and_then(|singles| pair.map(|pair| (singles, pair)));
-        let (singles, pair) = match parts {
-            Ok(parts) => parts,
-            Err(Failure::Undefined(what)) => {
-                let (coupling, by) = (Coupling::Items, f64::INFINITY);
-                return Ok(Outcome::Differs { coupling, by, parameter: what, first: None });
-            }
-            Err(Failure::Impossible(why)) => return Ok(Outcome::NotCheckable(why)),
+        let gradients = match self.gradients((groups, size), tensors, choice) {
+            Ok(gradients) => gradients,
+            Err(outcome) => return Ok(outcome),
         };
-        let permuted = match self.gradient(all, &permuted) {
-            Ok(permuted) => permuted.gradient,
-            Err(_) => whole.gradient.clone(),
-        };
-        let weights: Vec<f64> = singles.iter().map(|single| single.weight / size as f64).collect();
-        let share = singles[0].weight / whole.weight;
-        let gradients = Gradients { whole, pair, singles, permuted };
+        let weights: Vec<f64> =
+            gradients.singles.iter().map(|single| single.weight / size as f64).collect();
+        let share = gradients.singles[0].weight / gradients.whole.weight;
         let (paths, dtype) = parameters::<LC::Backend, M>(&self.learner.model());
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
         let precision = Precision::of(dtype);
@@ -275,12 +237,61 @@ where
                 Outcome::Differs { coupling, by, parameter, first: first.flatten() }
             }
             Verdict::Nothing => Outcome::NotEstablished("the gradient is zero"),
-            Verdict::Equal if !items_differ => {
+            Verdict::Equal if !choice.differ => {
                 Outcome::NotEstablished("the items are alike in a tensor of the batch")
             }
             Verdict::Equal if hides_weights => Outcome::NotEstablished(HIDDEN_WEIGHTS),
             Verdict::Equal => Outcome::Agrees { each },
         })
+    }
+
+    /// The gradients of `groups` groups of `size` items: of all, of each group, of two together,
+    /// and of the same items in another order. The outcome if one of them is missing.
+    fn gradients(
+        &self,
+        (groups, size): (usize, usize),
+        tensors: &[OfBatch],
+        choice: &Choice,
+    ) -> Result<Gradients, Outcome> {
+        let others = choice.rows.iter().copied().cycle().skip(size).take(groups * size);
+        let others: Vec<usize> = others.collect();
+        let same = choice.rows.first().copied().unwrap_or(0);
+        let in_a_row = choice.in_a_row;
+        let rows = Rows { tensors, chosen: &choice.rows, in_a_row, same };
+        let permuted = Rows { chosen: &others, in_a_row: false, ..rows };
+        let all = 0..groups * size;
+        let of_all = |rows: &Rows<'_>| self.gradient(all.clone(), rows);
+        let twice = of_all(&rows).and_then(|whole| Ok((whole, of_all(&rows)?)));
+        let (whole, again) = twice.map_err(|failure| match failure {
+            Failure::Undefined(why) => {
+                log::debug!("no gradient of some items: {why}");
+                Outcome::NotEstablished("the items have no gradient")
+            }
+            Failure::Impossible(why) => Outcome::NotCheckable(why),
+        })?;
+        if whole.weight == 0.0 && self.reduction == Reduction::Mean {
+            return Err(Outcome::NotEstablished("the items weigh nothing"));
+        }
+        if whole.gradient != again.gradient {
+            let why = "the same items gave two different gradients".to_owned();
+            return Err(Outcome::NotCheckable(why));
+        }
+        let single = |group| self.gradient(group * size..(group + 1) * size, &rows);
+        let singles: Result<Vec<Weighed>, Failure> = (0..groups).map(single).collect();
+        let pair = (groups == GROUPS).then(|| self.gradient(0..2 * size, &rows)).transpose();
+        let parts = singles.and_then(|singles| pair.map(|pair| (singles, pair)));
+        let (singles, pair) = parts.map_err(|failure| match failure {
+            Failure::Undefined(parameter) => {
+                let (coupling, by) = (Coupling::Items, f64::INFINITY);
+                Outcome::Differs { coupling, by, parameter, first: None }
+            }
+            Failure::Impossible(why) => Outcome::NotCheckable(why),
+        })?;
+        let permuted = match of_all(&permuted) {
+            Ok(permuted) => permuted.gradient,
+            Err(_) => whole.gradient.clone(),
+        };
+        Ok(Gradients { whole, pair, singles, permuted })
     }
 
     /// Finds the tensors of the batch, and reads at least the first `count` items. Keeps their

@@ -143,39 +143,7 @@ where
                     true => &pieces[..],
                     false => &pieces[pieces.len() - 1..],
                 };
-                let accumulates = pieces.len() > 1;
-                let mut sum = GradientSum::new();
-                learner.lr_step();
-                let current = learner.model();
-                let mut arrival = None;
-                for piece in pieces {
-                    outputs.begin(piece);
-                    outputs.end_earlier();
-                    let micro = cut(&mut arrival, splitter, batch, piece);
-                    mark::<<LC::Backend as LazyBackend>::Base>(Mark::Drain);
-                    mark::<<LC::Backend as LazyBackend>::Base>(Mark::MicroStep);
-                    let output = train_step(&learner, &current, micro);
-                    mark::<<LC::Backend as LazyBackend>::Base>(Mark::Drain);
-                    label_gradients(model, &output.grads, Category::Gradient);
-                    let scale = if accumulates { 0.5 } else { 1.0 };
-                    sum.add(model, output.grads, scale);
-                    if let (true, Some(sum)) = (accumulates, sum.get()) {
-                        label_gradients(model, sum, Category::AccumulatedGradient);
-                    }
-                    mark::<<LC::Backend as LazyBackend>::Base>(Mark::Drain);
-                    outputs.add(output.item);
-                }
-                outputs.join();
-                drop((current, arrival));
-                let grads = sum.finish(model, 1.0);
-                // Before and after the optimizer step, the device is asked whether all work
-                // succeeded.
-                mark::<<LC::Backend as LazyBackend>::Base>(Mark::Settle);
-                mark::<<LC::Backend as LazyBackend>::Base>(Mark::OptimizerStep);
-                learner.optimizer_step(grads);
-                label_parameters(&learner.model());
-                mark::<<LC::Backend as LazyBackend>::Base>(Mark::Settle);
-                mark::<<LC::Backend as LazyBackend>::Base>(Mark::IterationEnd);
+                iterate(&mut learner, model, (splitter, batch), pieces, &mut outputs);
             }
         })
     })?;
@@ -185,6 +153,56 @@ where
     }
     retire_what_is_replaced(&mut trace.trace);
     Ok(trace)
+}
+
+/// Records one iteration on the micro-batches `pieces`. Gradients are labelled by the parameters of
+/// `labels`.
+fn iterate<LC, S>(
+    learner: &mut burn::train::Learner<LC>,
+    labels: &LC::TrainingModel,
+    (splitter, batch): (&S, &<LC::TrainingModel as TrainStep>::Input),
+    pieces: &[Range<usize>],
+    outputs: &mut Outputs<'_, <LC::TrainingModel as TrainStep>::Output>,
+) where
+    LC: LearningComponentsTypes,
+    LC::Backend: LazyBackend,
+    <LC::Backend as AutodiffBackend>::InnerBackend:
+        LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
+    S: Splitter<<LC::TrainingModel as TrainStep>::Input>,
+{
+    let note = mark::<<LC::Backend as LazyBackend>::Base>;
+    let accumulates = pieces.len() > 1;
+    let mut sum = GradientSum::new();
+    learner.lr_step();
+    let current = learner.model();
+    let mut arrival = None;
+    for piece in pieces {
+        outputs.begin(piece);
+        outputs.end_earlier();
+        let micro = cut(&mut arrival, splitter, batch, piece);
+        note(Mark::Drain);
+        note(Mark::MicroStep);
+        let output = train_step(learner, &current, micro);
+        note(Mark::Drain);
+        label_gradients(labels, &output.grads, Category::Gradient);
+        let scale = if accumulates { 0.5 } else { 1.0 };
+        sum.add(labels, output.grads, scale);
+        if let (true, Some(sum)) = (accumulates, sum.get()) {
+            label_gradients(labels, sum, Category::AccumulatedGradient);
+        }
+        note(Mark::Drain);
+        outputs.add(output.item);
+    }
+    outputs.join();
+    drop((current, arrival));
+    let grads = sum.finish(labels, 1.0);
+    // Before and after the optimizer step, the device is asked whether all work succeeded.
+    note(Mark::Settle);
+    note(Mark::OptimizerStep);
+    learner.optimizer_step(grads);
+    label_parameters(&learner.model());
+    note(Mark::Settle);
+    note(Mark::IterationEnd);
 }
 
 /// Runs the step of the learner's `model` on a micro-batch. Then releases graphs that had a forward
@@ -358,15 +376,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let left = conditions.kept - footprint.stays;
     footprint.peak += left;
     footprint.categories.add(Category::Temporary, left);
-    let before = |step: usize| match step {
-        0 => footprint.baseline,
-        step => footprint.timeline[step - 1].live,
-    };
-    let micro_steps =
-        trace.steps.iter().enumerate().filter(|(_, step)| step.is_mark(&Mark::MicroStep));
-    let held = micro_steps.map(|(at, _)| before(at)).max().unwrap_or(footprint.baseline)
-        + loop_bytes(*memory)
-        + left;
+    let held = held_by(&trace, &footprint) + loop_bytes(*memory) + left;
     let planning = match memory.is_on_host() {
         true => footprint.baseline + first_batch_bytes(&trace) + host_bytes_of_rehearsal(&trace),
         false => Bytes::ZERO,
@@ -385,6 +395,17 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         trace: (footprint.paging.is_some() && memory.keeps_pages()).then(|| Arc::new(trace)),
         footprint,
     }
+}
+
+/// The most that is alive before a micro-step.
+fn held_by(trace: &Trace, footprint: &Footprint) -> Bytes {
+    let before = |step: usize| match step {
+        0 => footprint.baseline,
+        step => footprint.timeline[step - 1].live,
+    };
+    let steps = trace.steps.iter().enumerate();
+    let micro_steps = steps.filter(|(_, step)| step.is_mark(&Mark::MicroStep));
+    micro_steps.map(|(at, _)| before(at)).max().unwrap_or(footprint.baseline)
 }
 
 /// One page, if the pool of the smallest pages can be full at times. Whether a small operation

@@ -8,6 +8,7 @@
 mod account;
 mod accumulated;
 mod again;
+mod begin;
 mod coupled;
 mod last_state;
 mod metrics;
@@ -16,10 +17,11 @@ mod validation;
 mod work;
 
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
-use burn::data::dataloader::Progress;
+use burn::data::dataloader::{DataLoader, Progress};
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
@@ -28,14 +30,14 @@ use burn::train::{
     InferenceStep, Interrupter, Learner, LearningComponentsMarker, SupervisedLearningStrategy,
     SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
 };
-use firebox_lazy::{LazyBackend, LoaderGate, LoaderGuard, TrainingGuard};
+use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard};
 use firebox_trace::Bytes;
 
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::{During, Phase, TrainError, panic_message};
-use crate::gradients::{Reduction, has_untrained};
+use crate::gradients::Reduction;
 use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
 use crate::planner::{Planner, Prepared};
@@ -114,65 +116,25 @@ where
         } else {
             restored_scheduler(&self.scheduler, &learner, &components.event_store)
         };
-        let keeps_statistics = has_untrained::<B, M>(&learner.model());
-        let mut run = Run {
-            strategy: self,
-            scheduler,
-            scheduler_steps: 0,
-            learner,
-            processor: components.event_processor,
-            interrupter: components.interrupter.clone(),
-            accumulation: components.grad_accumulation.unwrap_or(1).max(1),
-            device: device.clone(),
-            saves: components.checkpointer.is_some(),
-            training: <B as LazyBackend>::Base::FUSES
-                .then(TrainingGuard::enter::<<B as LazyBackend>::Base>),
-            gate: LoaderGate::enter(),
-            loader_limit: Bytes::ZERO,
-            loader_items: 0,
-            latest: None,
-            unmeasured: 0,
-            watch: Watch::new(device.clone()),
-            position: (starting_epoch, 0),
-            batch_start: None,
-            optimizer_lost: false,
-            keeps_statistics,
-            known: Known::default(),
-            pool: <B as LazyBackend>::Base::own_pool(&device)
-                .map(|pool| TrainingPool::begin(pool, self.settings.others).into()),
-            signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
-            phantom: PhantomData,
-        };
-        // Until the first batch is planned, loader threads make no more than the training thread
-        // waits for.
-        run.gate.limit(Bytes::new(1));
-        let mut checkpointer = components.checkpointer;
-        let mut early_stopping = components.early_stopping;
         let store = components.event_store;
+        let (mut checkpointer, mut early_stopping) =
+            (components.checkpointer, components.early_stopping);
+        let mut run = self.begin(learner, components.event_processor, scheduler, starting_epoch);
+        run.interrupter = components.interrupter.clone();
+        run.accumulation = components.grad_accumulation.unwrap_or(1).max(1);
+        run.saves = checkpointer.is_some();
         let epochs = || {
             skipped.unwrap_or_else(|panic| resume_unwind(panic));
-            let mut planner = run.planner()?;
-            for epoch in starting_epoch..=components.num_epochs {
-                let progress = Progress::new(epoch, components.num_epochs);
-                run.train_epoch(&mut planner, &*train_loader, &progress)?;
-                if !run.should_stop() {
-                    run.valid_epoch(&mut planner, &*valid_loader, &progress)?;
-                } else if !run.is_told_to_end() {
-                    return Ok(());
-                }
-                if let Some(checkpointer) = &mut checkpointer {
-                    checkpointer.checkpoint(&run.learner, epoch, &store);
-                }
-                if run.should_stop() {
-                    return Ok(());
-                }
-                if let Some(early_stopping) = &mut early_stopping
-                    && early_stopping.should_stop(epoch, &store)
-                {
-                    return Ok(());
-                }
-            }
-            Ok(())
+            run.epochs(
+                (&*train_loader, &*valid_loader),
+                starting_epoch..=components.num_epochs,
+                |learner, epoch| {
+                    checkpointer.iter_mut().for_each(|to| to.checkpoint(learner, epoch, &store));
+                },
+                |epoch| {
+                    early_stopping.as_mut().is_some_and(|early| early.should_stop(epoch, &store))
+                },
+            )
         };
         let result = match catch_unwind(AssertUnwindSafe(epochs)) {
             Ok(result) => result.map_err(|error| run.watch.explain(error)),
@@ -258,6 +220,12 @@ struct Ran<T> {
     last: Option<Output<T>>,
 }
 
+/// The loaders for training and validation.
+type Loaders<'a, B, M> = (
+    &'a dyn DataLoader<B, <M as TrainStep>::Input>,
+    &'a dyn DataLoader<<B as AutodiffBackend>::InnerBackend, ValidInput<M, B>>,
+);
+
 type ValidInput<M, B> = <<M as AutodiffModule<B>>::InnerModule as InferenceStep>::Input;
 
 impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
@@ -271,10 +239,37 @@ where
     ST: Splitter<M::Input>,
     SV: Splitter<ValidInput<M, B>>,
 {
+    /// Trains and validates in each epoch. Then calls `checkpoint`, and ends if `stops_early` says
+    /// so.
+    fn epochs(
+        &mut self,
+        (train, valid): Loaders<'_, B, M>,
+        epochs: RangeInclusive<usize>,
+        mut checkpoint: impl FnMut(&Learner<Components<B, LR, M, O>>, usize),
+        mut stops_early: impl FnMut(usize) -> bool,
+    ) -> Result<(), TrainError> {
+        let mut planner = self.planner()?;
+        let last = *epochs.end();
+        for epoch in epochs {
+            let progress = Progress::new(epoch, last);
+            self.train_epoch(&mut planner, train, &progress)?;
+            if !self.should_stop() {
+                self.valid_epoch(&mut planner, valid, &progress)?;
+            } else if !self.is_told_to_end() {
+                return Ok(());
+            }
+            checkpoint(&self.learner, epoch);
+            if self.should_stop() || stops_early(epoch) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
     fn train_epoch(
         &mut self,
         planner: &mut Planner,
-        loader: &dyn burn::data::dataloader::DataLoader<B, M::Input>,
+        loader: &dyn DataLoader<B, M::Input>,
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         self.position = (epoch.items_processed, 0);

@@ -79,8 +79,7 @@ where
         }
         // Warns once, and not again for every few bytes more.
         if measured > limit && known <= limit {
-            let text = over_budget(measured, predicted, budget);
-            settings.say(log::Level::Warn, &format!("warning: {text}"));
+            settings.warn(&over_budget(measured, predicted, budget).to_string());
         }
         Ok(())
     }

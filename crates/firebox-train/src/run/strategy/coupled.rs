@@ -59,6 +59,51 @@ impl Known {
         }
     }
 
+    /// Notes what the check of a batch has found. Warns where that leaves something unknown.
+    ///
+    /// # Errors
+    ///
+    /// If the batch must not be split.
+    fn learn(&mut self, outcome: Outcome, settings: &Settings) -> Result<(), TrainError> {
+        self.asked += 1;
+        let unknown = "whether batches may be split is not known";
+        (self.asks, self.found) = match outcome {
+            Outcome::Agrees { each: Some(each) } => {
+                // Items of equal weight say nothing about an earlier batch whose weights did not
+                // show.
+                let earlier = std::mem::take(&mut self.found);
+                let hidden = Some(earlier).filter(|found| found.hides_weights());
+                (Asks::Unless { each }, hidden.unwrap_or(SplitCheck::Agrees))
+            }
+            Outcome::Agrees { each: None } => (Asks::No, SplitCheck::Agrees),
+            Outcome::Differs { coupling, by, parameter, first } => {
+                let cause = TrainError::Coupled { coupling, by, parameter, first };
+                if !settings.accepted.contains(&coupling) {
+                    return Err(cause);
+                }
+                log::warn!("{cause}");
+                (Asks::No, SplitCheck::Accepted(coupling))
+            }
+            Outcome::NotCheckable(why) => {
+                settings.warn(&format!("{unknown}: {why}"));
+                (Asks::No, SplitCheck::Unknown(why))
+            }
+            Outcome::NotEstablished(why) => {
+                if self.asked == 1 || self.found == SplitCheck::Agrees {
+                    let text = format!("{unknown} yet: {why}; the next batches are asked");
+                    settings.say(log::Level::Info, &text);
+                }
+                (Asks::Next, SplitCheck::Unknown(why.to_owned()))
+            }
+        };
+        if let (ATTEMPTS, Asks::Next | Asks::Unless { .. }, SplitCheck::Unknown(why)) =
+            (self.asked, self.asks, &self.found)
+        {
+            settings.warn(&format!("{unknown} after {ATTEMPTS} of them: {why}"));
+        }
+        Ok(())
+    }
+
     pub(super) fn split_check(&self) -> SplitCheck {
         self.found.clone()
     }
@@ -149,57 +194,22 @@ impl Means {
                 give_back::<LC::Backend>(device);
             }
         }
-        known.asked += 1;
-        let warn = |text: &str| settings.say(log::Level::Warn, &format!("warning: {text}"));
-        (known.asks, known.found) = match outcome {
-            Outcome::Agrees { each: Some(each) } => {
-                // Items of equal weight say nothing about an earlier batch whose weights did not
-                // show.
-                let earlier = std::mem::take(&mut known.found);
-                let hidden = Some(earlier).filter(|found| found.hides_weights());
-                (Asks::Unless { each }, hidden.unwrap_or(SplitCheck::Agrees))
-            }
-            Outcome::Agrees { each: None } => (Asks::No, SplitCheck::Agrees),
-            Outcome::Differs { coupling, by, parameter, first } => {
-                let cause = TrainError::Coupled { coupling, by, parameter, first };
-                if !settings.accepted.contains(&coupling) {
-                    return Err(cause);
-                }
-                log::warn!("{cause}");
-                (Asks::No, SplitCheck::Accepted(coupling))
-            }
-            Outcome::NotCheckable(why) => {
-                warn(&format!("whether batches may be split is not known: {why}"));
-                (Asks::No, SplitCheck::Unknown(why))
-            }
-            Outcome::NotEstablished(why) => {
-                if known.asked == 1 || known.found == SplitCheck::Agrees {
-                    settings.say(
-                        log::Level::Info,
-                        &format!("whether batches may be split is not known yet: {why}; the next batches are asked"),
-                    );
-                }
-                (Asks::Next, SplitCheck::Unknown(why.to_owned()))
-            }
-        };
-        if let (ATTEMPTS, Asks::Next | Asks::Unless { .. }, SplitCheck::Unknown(why)) =
-            (known.asked, known.asks, &known.found)
-        {
-            warn(&format!(
-                "whether batches may be split is not known after {ATTEMPTS} of them: {why}"
-            ));
-        }
+        known.learn(outcome, settings)?;
         // Kernels that are compiled and tuned on first use make a device's first times meaningless.
-        let is_first = known.asked == 1 && self.memory.is_on_host();
-        if let Some(slowdown) = check.pace.borrow().slowdown(items, micro_batch)
-            && is_first
-            && slowdown > SLOW
-        {
-            warn(&format!(
-                "in micro-batches of {micro_batch} of {items} items a step takes about {slowdown:.1} times as long as at once, by what a \
-                 few items took: a larger budget is faster"
-            ));
+        if known.asked == 1 && self.memory.is_on_host() {
+            let slowdown = check.pace.borrow().slowdown(items, micro_batch);
+            warn_if_slow(slowdown, (items, micro_batch), settings);
         }
         Ok(check.needed.get() + self.held)
+    }
+}
+
+/// Warns if a batch in micro-batches takes much longer than at once.
+fn warn_if_slow(slowdown: Option<f64>, (items, micro_batch): (usize, usize), settings: &Settings) {
+    if let Some(slowdown) = slowdown.filter(|slowdown| *slowdown > SLOW) {
+        settings.warn(&format!(
+            "in micro-batches of {micro_batch} of {items} items a step takes about {slowdown:.1} times as long as at once, by what a \
+             few items took: a larger budget is faster"
+        ));
     }
 }
