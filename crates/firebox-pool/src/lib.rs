@@ -25,6 +25,7 @@ mod runtime;
 mod server;
 mod space;
 mod transfer;
+mod unroll;
 
 pub use inner::{has_exact_pages, opens_a_page};
 pub use packing::{Packing, Sequence, pack};
@@ -34,3 +35,4 @@ pub use region::{Pages, Region, SMALL};
 pub use runtime::{Control, Pooled};
 pub use server::{Layout, PoolInfo, PoolServer};
 pub use space::{Fit, Space};
+pub use unroll::{Loop, unroll};

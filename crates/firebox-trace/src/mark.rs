@@ -24,6 +24,8 @@ pub enum Mark {
     Settle,
     /// A micro-step begins.
     MicroStep,
+    /// A micro-step ends. This many more like it follow in the program, and are left out.
+    MicroStepEnd(u32),
     /// The optimizer step begins. It ends at [`IterationEnd`](Self::IterationEnd). What it makes
     /// outlives the iteration.
     OptimizerStep,
@@ -54,6 +56,7 @@ impl fmt::Display for Mark {
             Self::Drain => "drain",
             Self::Settle => "settle",
             Self::MicroStep => "micro-step",
+            Self::MicroStepEnd(more) => return write!(f, "end of micro-step, {more} more"),
             Self::OptimizerStep => "optimizer step",
             Self::IterationEnd => "end of iteration",
             Self::SteppedBefore => "stepped before",

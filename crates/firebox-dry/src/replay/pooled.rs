@@ -6,7 +6,9 @@
 
 use burn_backend::Backend;
 use burn_router::Runner;
-use firebox_pool::{Control, Fit, Lifetime, Packing, Pages, Region, SMALL, Sequence, pack};
+use firebox_pool::{
+    Control, Fit, Lifetime, Loop, Packing, Pages, Region, SMALL, Sequence, pack, unroll,
+};
 use firebox_trace::{
     Bytes, Category, Estimate, Footprint, Label, Mark, Moment, OpIndex, PoolPages, Step,
     TensorIndex, Trace,
@@ -116,13 +118,13 @@ impl<B: DryTwin> Dry<B> {
         let mut left = Leftovers::default();
         let mut rounds = Vec::new();
         let has_stepped = trace.steps.iter().any(|step| step.is_mark(&Mark::SteppedBefore));
-        let (mut baseline, mut timeline, mut units) = (Bytes::ZERO, Vec::new(), Vec::new());
+        let (mut baseline, mut timeline, mut parts) = (Bytes::ZERO, Vec::new(), Parts::begin(0));
         let (mut high, mut most_in_use) = (Pages::default(), 0);
         for round in 0..ROUNDS {
             let (program, begin) = Program::new(trace, self.types(), templates, left);
             let before = monitor.calls();
             let passed = pass::<B>(device, &runner, &pool, trace, round == 0, (program, begin));
-            Passed { baseline, timeline, left, units } = passed;
+            Passed { baseline, timeline, left, parts } = passed;
             rounds.push(monitor.calls() - before);
             let mut of_round = pool.high();
             if round == 0 && has_stepped {
@@ -143,7 +145,7 @@ impl<B: DryTwin> Dry<B> {
             most_in_use: Bytes::new(most_in_use),
             largest: Bytes::new(pool.memory().largest),
             lifetimes: pool.lifetimes(),
-            units,
+            parts,
         }
     }
 }
@@ -157,8 +159,8 @@ struct Lived {
     most_in_use: Bytes,
     largest: Bytes,
     lifetimes: Vec<Lifetime>,
-    /// See [`Passed::units`].
-    units: Vec<u32>,
+    /// Those of the last round.
+    parts: Parts,
 }
 
 impl Lived {
@@ -166,7 +168,9 @@ impl Lived {
     /// smallest on which a way to place the buffers was found.
     fn with(self, below: Usage, reads: bool, alignment: u64, largest_page: u64) -> (Replay, Pages) {
         let Self { baseline, mut timeline, settled, mut high, most_in_use, .. } = self;
-        let sequence = |region| Sequence::of(&self.lifetimes, region, &self.units);
+        let Parts { units, loops, .. } = &self.parts;
+        let (lifetimes, units) = unroll(&self.lifetimes, units, loops);
+        let sequence = |region| Sequence::of(&lifetimes, region, &units);
         for region in [Region::Step, Region::Small] {
             let used = sequence(region).place(u64::MAX, Fit::Best).unwrap_or_default();
             *high.of_mut(region) = high.of(region).max(used);
@@ -200,9 +204,7 @@ struct Passed {
     baseline: Bytes,
     timeline: Vec<Moment>,
     left: Leftovers,
-    /// The numbers of the last requests of the round's parts, and of the last request before them.
-    /// In training a part is an iteration, in validation a micro-step.
-    units: Vec<u32>,
+    parts: Parts,
 }
 
 /// Runs a program up to the end of its last iteration. Before it, puts the lasting buffers in
@@ -228,9 +230,8 @@ fn pass<B: DryTwin>(
         false => &[Region::Lasting],
     });
     let baseline = Bytes::new(pool.memory().in_use);
-    let mut units = vec![pool.requests()];
+    let mut parts = Parts::begin(pool.requests());
     let trains = trace.steps.iter().any(|step| step.is_mark(&Mark::IterationEnd));
-    let mut is_in_micro_step = false;
     let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;
     // A rehearsal drops its model after the last iteration, but a run keeps it.
@@ -243,9 +244,7 @@ fn pass<B: DryTwin>(
             B::Twin::sync(device).expect("a dry device does not fail");
             live = Bytes::new(pool.memory().in_use);
         }
-        if ends_a_part(step, trains, &mut is_in_micro_step) {
-            units.push(pool.requests());
-        }
+        parts.note(step, trains, || pool.requests());
         if step.is_mark(&Mark::OptimizerStep) {
             pool.enter(Region::Lasting);
         } else if step.is_mark(&Mark::IterationEnd) {
@@ -264,20 +263,42 @@ fn pass<B: DryTwin>(
     freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
     pool.enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
-    Passed { baseline, timeline, left, units }
+    Passed { baseline, timeline, left, parts }
 }
 
-/// Whether a part of the trace ends with this step: an iteration where it `trains`, otherwise a
-/// micro-step, which ends where the queue is drained after it.
-fn ends_a_part(step: &Step, trains: bool, is_in_micro_step: &mut bool) -> bool {
-    match step {
-        Step::Mark(Mark::IterationEnd) => true,
-        Step::Mark(Mark::MicroStep) => {
-            *is_in_micro_step = !trains;
-            false
+/// The parts of a round, by the numbers of requests.
+struct Parts {
+    /// The last requests of the parts that repeat, and the last request before them. In training a
+    /// part is an iteration, in validation a micro-step.
+    units: Vec<u32>,
+    /// The last requests of the micro-steps, and the last request before them.
+    micro_steps: Vec<u32>,
+    loops: Vec<Loop>,
+}
+
+impl Parts {
+    fn begin(requests: u32) -> Self {
+        Self { units: vec![requests], micro_steps: vec![requests], loops: Vec::new() }
+    }
+
+    /// Notes what ends with a step.
+    fn note(&mut self, step: &Step, trains: bool, requests: impl Fn() -> u32) {
+        match step {
+            Step::Mark(Mark::MicroStepEnd(more)) => {
+                self.micro_steps.push(requests());
+                if let [.., first, from, middle, to] = self.micro_steps[..] {
+                    self.loops.push(Loop { first, from, middle, to, times: *more });
+                }
+                if !trains {
+                    self.units.push(requests());
+                }
+            }
+            Step::Mark(Mark::IterationEnd) => {
+                self.micro_steps = vec![requests()];
+                self.units.push(requests());
+            }
+            _ => {}
         }
-        Step::Mark(Mark::Drain) => std::mem::take(is_in_micro_step),
-        _ => false,
     }
 }
 

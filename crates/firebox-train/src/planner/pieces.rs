@@ -11,31 +11,43 @@ const REPEATING: usize = 3;
 /// sizes have run in a row.
 const BATCHES: usize = 2;
 
-/// The micro-steps that represent those of `batches` batches in a row, as item ranges of the
-/// rehearsed batch. Of consecutive equal ones, the first three are kept. Where pages do not count,
-/// one smaller micro-step represents all smaller ones: the largest ones decide, and one is enough
-/// to see what they leave.
-pub(crate) fn representative(split: Split, batches: usize, pages: bool) -> Vec<Range<usize>> {
-    let largest = split.largest().get();
-    let most = |items: usize| if pages || items == largest { REPEATING } else { 1 };
-    let shortened = |ranges: &mut dyn Iterator<Item = Range<usize>>| shortened(ranges, most);
-    let one = shortened(&mut split.ranges());
-    let batches = if split.is_uneven() { batches.min(BATCHES) } else { batches.min(REPEATING) };
-    shortened(&mut (0..batches).flat_map(|_| one.iter().cloned()))
+/// A micro-step that is rehearsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Its items in the rehearsed batch.
+    pub(crate) range: Range<usize>,
+    /// How many more like it follow that are not rehearsed.
+    pub(crate) more: usize,
 }
 
-/// Keeps the first `most` of consecutive ranges of equal length.
-fn shortened(
-    ranges: &mut dyn Iterator<Item = Range<usize>>,
-    most: impl Fn(usize) -> usize,
-) -> Vec<Range<usize>> {
-    let mut kept: Vec<Range<usize>> = Vec::new();
+/// The micro-steps that represent those of `batches` batches in a row. Of consecutive equal ones,
+/// the first three are kept. Where pages do not count, one smaller micro-step represents all
+/// smaller ones: the largest ones decide, and one is enough to see what they leave.
+pub(crate) fn representative(split: Split, batches: usize, pages: bool) -> Vec<Piece> {
+    let largest = split.largest().get();
+    let most = |items: usize| if pages || items == largest { REPEATING } else { 1 };
+    let single = |range| Piece { range, more: 0 };
+    let one = shortened(&mut split.ranges().map(single), most);
+    // The smaller micro-steps of a batch are not equal to the larger ones of the next.
+    let batches = if split.is_uneven() { batches.min(BATCHES) } else { batches };
+    shortened(&mut (0..batches).flat_map(|_| one.iter().cloned()), most)
+}
+
+/// Keeps the first `most` of consecutive pieces of equal length.
+fn shortened(pieces: &mut dyn Iterator<Item = Piece>, most: impl Fn(usize) -> usize) -> Vec<Piece> {
+    let mut kept: Vec<Piece> = Vec::new();
     let mut equal = 0;
-    for range in ranges {
-        let repeats = kept.last().is_some_and(|last| last.len() == range.len());
-        equal = if repeats { equal + 1 } else { 1 };
-        if equal <= most(range.len()) {
-            kept.push(range);
+    for piece in pieces {
+        match kept.last_mut().filter(|last| last.range.len() == piece.range.len()) {
+            Some(last) if equal >= most(piece.range.len()) => last.more += 1 + piece.more,
+            Some(_) => {
+                equal += 1;
+                kept.push(piece);
+            }
+            None => {
+                equal = 1;
+                kept.push(piece);
+            }
         }
     }
     kept
@@ -57,9 +69,9 @@ mod tests {
         let options = PlanOptions::new().sizing(Sizing::Fixed(Items::new(size)));
         let free = |_| Ok::<_, Infallible>(Need::exact(Bytes::ZERO));
         let plan = plan(Items::new(items), Bytes::new(1), &options, free).expect("it is free");
-        let ranges = representative(plan.split(), batches, true);
-        assert_eq!(ranges.iter().map(Range::len).collect::<Vec<_>>(), expected);
-        assert!(ranges.iter().all(|range| range.end <= items));
+        let pieces = representative(plan.split(), batches, true);
+        assert_eq!(pieces.iter().map(|piece| piece.range.len()).collect::<Vec<_>>(), expected);
+        assert!(pieces.iter().all(|piece| piece.range.end <= items));
     }
 
     #[test]
@@ -82,13 +94,14 @@ mod tests {
         let uneven = plan_of(13).expect("three items fit");
         assert_eq!(uneven.to_string(), "13 = 3 x 3 + 2 x 2");
         let sizes = |pages| {
-            let ranges = representative(uneven.split(), 1, pages);
-            ranges.iter().map(Range::len).collect::<Vec<_>>()
+            let pieces = representative(uneven.split(), 1, pages);
+            pieces.iter().map(|piece| piece.range.len()).collect::<Vec<_>>()
         };
         assert_eq!((sizes(true), sizes(false)), (vec![3, 3, 3, 2, 2], vec![3, 3, 3, 2]));
         let whole = plan(Items::new(9), Bytes::new(1), &PlanOptions::new(), free);
         let whole = whole.expect("it is free").split();
-        assert_eq!(representative(whole, 8, false), [0..9, 0..9, 0..9]);
+        let piece = |more| Piece { range: 0..9, more };
+        assert_eq!(representative(whole, 8, false), [piece(0), piece(0), piece(5)]);
     }
 
     #[test]
@@ -97,5 +110,20 @@ mod tests {
         check(10, 10, 8, &[10, 10, 10]);
         check(20, 10, 8, &[10, 10, 10]);
         check(95, 10, 8, &[10, 10, 10, 5, 10, 10, 10, 5]);
+    }
+
+    #[test]
+    fn what_is_left_out_is_counted() {
+        let more = |items: usize, size: usize, batches: usize| {
+            let options = PlanOptions::new().sizing(Sizing::Fixed(Items::new(size)));
+            let free = |_| Ok::<_, Infallible>(Need::exact(Bytes::ZERO));
+            let plan = plan(Items::new(items), Bytes::new(1), &options, free).expect("it is free");
+            let pieces = representative(plan.split(), batches, true);
+            pieces.into_iter().map(|piece| piece.more).collect::<Vec<_>>()
+        };
+        assert_eq!(more(20, 10, 1), [0, 0]);
+        assert_eq!(more(90, 10, 1), [0, 0, 6]);
+        assert_eq!(more(95, 10, 2), [0, 0, 6, 0, 0, 0, 6, 0]);
+        assert_eq!(more(20, 10, 8), [0, 0, 13]);
     }
 }

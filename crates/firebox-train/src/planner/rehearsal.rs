@@ -8,7 +8,6 @@
 //! rehearsed the same way it comes: as one iteration of a process that has trained before.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -33,7 +32,7 @@ use crate::planner::labels::{
 use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
-use crate::planner::pieces::representative;
+use crate::planner::pieces::{Piece, representative};
 use crate::run::strategy::OUTPUTS_HELD;
 use crate::splitter::Splitter;
 use crate::whole::{Join, Joins, add_outputs_of_others, joined};
@@ -161,7 +160,7 @@ fn iterate<LC, S>(
     learner: &mut burn::train::Learner<LC>,
     labels: &LC::TrainingModel,
     (splitter, batch): (&S, &<LC::TrainingModel as TrainStep>::Input),
-    pieces: &[Range<usize>],
+    pieces: &[Piece],
     outputs: &mut Outputs<'_, <LC::TrainingModel as TrainStep>::Output>,
 ) where
     LC: LearningComponentsTypes,
@@ -192,6 +191,7 @@ fn iterate<LC, S>(
         }
         note(Mark::Drain);
         outputs.add(output.item);
+        note(Mark::MicroStepEnd(piece.more as u32));
     }
     outputs.join();
     drop((current, arrival));
@@ -251,6 +251,7 @@ where
                 mark::<B::Base>(Mark::MicroStep);
                 outputs.add(model.step(micro));
                 mark::<B::Base>(Mark::Drain);
+                mark::<B::Base>(Mark::MicroStepEnd(piece.more as u32));
             }
             outputs.join();
         })
@@ -268,18 +269,18 @@ fn cut<I, S: Splitter<I>>(
     arrival: &mut Option<Arrival>,
     splitter: &S,
     batch: &I,
-    piece: &Range<usize>,
+    piece: &Piece,
 ) -> I {
-    if piece.start == 0 {
+    if piece.range.start == 0 {
         *arrival = None;
     }
     let arrival = arrival.get_or_insert_default();
-    arrival.cut(|| splitter.range(batch, piece.clone()))
+    arrival.cut(|| splitter.range(batch, piece.range.clone()))
 }
 
 /// How many micro-batches of a batch are missing from the pieces that represent it.
-fn missing(split: Split, pieces: &[Range<usize>]) -> usize {
-    let of_batch = pieces.iter().skip(1).take_while(|piece| piece.start > 0).count() + 1;
+fn missing(split: Split, pieces: &[Piece]) -> usize {
+    let of_batch = pieces.iter().skip(1).take_while(|piece| piece.range.start > 0).count() + 1;
     split.ranges().count().saturating_sub(of_batch)
 }
 
@@ -298,8 +299,8 @@ impl<'a, T> Outputs<'a, T> {
     }
 
     /// Called before the micro-batch `piece`. The first micro-batch of a batch starts at item zero.
-    fn begin(&mut self, piece: &Range<usize>) {
-        if piece.start == 0 && !self.latest.is_empty() {
+    fn begin(&mut self, piece: &Piece) {
+        if piece.range.start == 0 && !self.latest.is_empty() {
             self.join();
         }
     }
