@@ -205,6 +205,48 @@ fn every_file_says_why_it_exists() {
     check_none("files that do not open with `//!`", &silent.collect::<Vec<_>>());
 }
 
+/// Names of items that were given up, and the names that they have now.
+const GIVEN_UP: [(&str, &str); 10] = [
+    ("BesideBytes", "OverheadBytes"),
+    ("Beside", "Overhead, apart from the pool's region"),
+    ("Course", "RehearsalPlan"),
+    ("Life", "ProcessReplay"),
+    ("Interference", "OtherTensors"),
+    ("footprint_after", "Question"),
+    ("footprint_given_back", "Question"),
+    ("plan_training", "prepare_training"),
+    ("Work", "Prepared"),
+    ("utils", "a name that says what it is"),
+];
+
+/// The words of a Rust file that name an item or a module of another name now.
+fn given_up_names(path: &str, text: &str) -> Vec<String> {
+    let keywords = ["struct", "enum", "trait", "type", "fn", "mod"];
+    let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        let words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+        for pair in words.windows(2).filter(|pair| keywords.contains(&pair[0])) {
+            let now = GIVEN_UP.iter().find(|(old, _)| *old == pair[1]);
+            found.extend(now.map(|(old, new)| format!("{path}:{}: {old}, now {new}", at + 1)));
+        }
+    }
+    found
+}
+
+#[test]
+fn names_that_were_given_up_do_not_come_back() {
+    let files = rust_files();
+    let found: Vec<String> =
+        files.iter().flat_map(|path| given_up_names(path, &read(path))).collect();
+    check_none("items have one name each", &found);
+    let (course, after) = (GIVEN_UP[2].0, GIVEN_UP[5].0);
+    let old = &format!("pub(crate) struct {course} {{\n// A word: {course}.\nfn {after}() {{}}\n");
+    let noticed = given_up_names("a.rs", old);
+    let expected = ["a.rs:1: Course, now RehearsalPlan", "a.rs:3: footprint_after, now Question"];
+    assert_eq!(noticed, expected);
+}
+
 #[test]
 fn every_file_has_a_telling_name() {
     let empty = |path: &String| EMPTY_NAMES.contains(&path.rsplit('/').next().unwrap_or(path));

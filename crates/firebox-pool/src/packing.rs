@@ -86,7 +86,8 @@ pub struct Sequence {
     sizes: Vec<u64>,
     /// In order. What is freed before a request comes before it.
     events: Vec<Event>,
-    repeats: Option<Unit>,
+    /// The part that repeats, and how many events end with it. What follows comes once.
+    repeats: Option<(usize, Unit)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,8 +99,10 @@ struct Event {
 /// A part of a sequence that repeats.
 #[derive(Clone, Debug)]
 struct Unit {
-    /// The first buffer of the part. The part before it has as many, with the same sizes.
+    /// The first buffer of the part, and how many it has. The part before it has as many, with the
+    /// same sizes.
     first: usize,
+    count: usize,
     /// In order, as those of the sequence.
     events: Vec<UnitEvent>,
 }
@@ -136,12 +139,12 @@ impl Sequence {
         let begins = (0..buffers.len()).map(|buffer| (buffer + 1, true, buffer));
         let frees = ends.iter().enumerate();
         let frees = frees.filter_map(|(buffer, end)| Some(((*end)?, false, buffer)));
-        let events = begins.chain(frees).filter(|(request, ..)| *request <= last);
-        let mut events: Vec<(usize, bool, usize)> = events.collect();
+        let mut events: Vec<(usize, bool, usize)> = begins.chain(frees).collect();
         events.sort_unstable();
+        let split = events.partition_point(|(request, ..)| *request <= last);
         let events = events.into_iter().map(|(_, is_new, buffer)| Event { is_new, buffer });
         let sizes: Vec<u64> = buffers.iter().map(|buffer| buffer.place.size).collect();
-        let repeats = Unit::of(&sizes, &ends, &units);
+        let repeats = Unit::of(&sizes, &ends, &units).map(|unit| (split, unit));
         Self { events: events.collect(), sizes, repeats }
     }
 
@@ -165,7 +168,24 @@ impl Sequence {
     pub fn place(&self, page: u64, fit: Fit) -> Option<u64> {
         let mut space = Space::new(page, fit);
         let mut offsets = vec![0; self.sizes.len()];
-        for event in &self.events {
+        let (split, unit) = match &self.repeats {
+            None => (self.events.len(), None),
+            Some((split, unit)) => (*split, Some(unit)),
+        };
+        let (before, behind) = self.events.split_at(split);
+        self.run(before, &mut offsets, &mut space)?;
+        let mut high = 0;
+        if let Some(unit) = unit {
+            let mut repeated = space.clone();
+            unit.repeat(&self.sizes, &offsets, &mut repeated)?;
+            high = repeated.high();
+        }
+        self.run(behind, &mut offsets, &mut space)?;
+        Some(space.high().max(high))
+    }
+
+    fn run(&self, events: &[Event], offsets: &mut [u64], space: &mut Space) -> Option<()> {
+        for event in events {
             let size = self.sizes[event.buffer];
             if event.is_new {
                 offsets[event.buffer] = space.take(size)?;
@@ -173,10 +193,7 @@ impl Sequence {
                 space.give(offsets[event.buffer], size);
             }
         }
-        if let Some(unit) = &self.repeats {
-            unit.repeat(&self.sizes[unit.first..], offsets, &mut space)?;
-        }
-        Some(space.high())
+        Some(())
     }
 }
 
@@ -193,22 +210,23 @@ impl Unit {
             events.push(UnitEvent { request: buffer + 1, is_new: true, buffer, age: 0 });
             let (request, age) = match (ends[middle + buffer], ends[from + buffer]) {
                 (Some(end), _) if end <= to => (end - middle, 0),
-                (_, Some(end)) if end <= to => (end - middle, 1),
+                (_, Some(end)) if end > middle && end <= to => (end - middle, 1),
                 _ => (1, 2),
             };
             events.push(UnitEvent { request, is_new: false, buffer, age });
         }
         events.sort_unstable();
-        Some(Self { first: middle, events })
+        Some(Self { first: middle, count: to - middle, events })
     }
 
-    /// Repeats the part until the buffers that outlive it lie where they lay before. `sizes` are
-    /// those of the part, and `offsets` those of the whole sequence. `None` if one found no room.
-    fn repeat(&self, sizes: &[u64], mut offsets: Vec<u64>, space: &mut Space) -> Option<()> {
-        let count = sizes.len();
+    /// Repeats the part until the buffers that outlive it lie where they lay before. `sizes` and
+    /// `offsets` are those of the whole sequence. `None` if a buffer found no room.
+    fn repeat(&self, sizes: &[u64], offsets: &[u64], space: &mut Space) -> Option<()> {
+        let (first, count) = (self.first, self.count);
+        let sizes = &sizes[first..first + count];
         // The offsets of the part before the latest, and of the latest.
-        let mut earlier = offsets.split_off(self.first - count);
-        let mut latest = earlier.split_off(count);
+        let mut earlier = offsets[first - count..first].to_vec();
+        let mut latest = offsets[first..first + count].to_vec();
         let mut seen = Vec::new();
         for _ in 0..MOST_REPEATS {
             let outlives = self.events.iter().filter(|event| event.age > 0);
@@ -298,6 +316,25 @@ mod tests {
         assert!(best(&twice) < best(&repeated), "{:?} {:?}", best(&twice), best(&repeated));
         let packing = pack(&repeated, 1);
         assert!(by_hand.place(packing.page, packing.fit).is_some());
+    }
+
+    #[test]
+    fn what_comes_after_the_part_that_repeats_is_placed_once() {
+        let mut buffers = iterations(20);
+        buffers.extend([lifetime(1000, 7, Some(8)), lifetime(10, 8, None)]);
+        let best = |buffers: &[Lifetime], units: &[u32]| {
+            Sequence::of(buffers, Region::Step, units).place(u64::MAX, Fit::Best)
+        };
+        let repeated = best(&buffers, &[0, 3, 6]);
+        assert!(repeated >= best(&buffers, &[]) && repeated >= Some(1000), "{repeated:?}");
+        buffers.truncate(6);
+        assert!(best(&buffers, &[0, 3, 6]) < repeated);
+        // A buffer that one part freed and the next did not.
+        buffers[2].end = Some(4);
+        assert!(best(&buffers, &[0, 3, 6]).is_some());
+        buffers[1].end = Some(3);
+        buffers[4].end = None;
+        assert!(best(&buffers, &[0, 3, 6]).is_some());
     }
 
     #[test]

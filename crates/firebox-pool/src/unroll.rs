@@ -78,8 +78,12 @@ fn unroll_one(all: &[Lifetime], one: &Loop) -> Vec<Lifetime> {
         let own = all[at].end.map(moved);
         match ends[at - part.start] {
             None => own,
-            // Behind the loop it ends where it was seen to.
-            Some(end) if end + time * length > one.to + added => own,
+            // Behind the loop it ends where its like was seen to, that of the last part or that of
+            // the part before it.
+            Some(end) if end + time * length > one.to + added => match times - time {
+                0 => own,
+                _ => all[at - length as usize].end.map(moved),
+            },
             Some(end) => Some(end + time * length),
         }
     };

@@ -34,6 +34,10 @@ use crate::twin::DryTwin;
 /// bytes. Small buffers are many, and cost little.
 const UNSURE_SHARE: u64 = 4;
 
+fn with_margin_of_small(bytes: u64) -> u64 {
+    bytes + bytes / UNSURE_SHARE + 2 * SMALL
+}
+
 /// How often a trace runs in one life. From the second time on, what the trace leaves lies where
 /// steps have placed it.
 const ROUNDS: usize = 2;
@@ -175,22 +179,25 @@ impl Lived {
             let used = sequence(region).place(u64::MAX, Fit::Best).unwrap_or_default();
             *high.of_mut(region) = high.of(region).max(used);
         }
+        let is_unsure = below.tuned > 0 || reads;
+        let with_margin = |bytes: u64| {
+            let margin = if is_unsure { bytes / UNSURE_SHARE } else { 0 };
+            (bytes + margin).next_multiple_of(alignment)
+        };
+        let steps = sequence(Region::Step);
+        high.step = with_margin(high.step);
         // A step that reads values is planned in parts, which all must use the same rule.
         if !reads
-            && let Packing { page, fit: Fit::TwoEnded { from } } =
-                pack(&sequence(Region::Step), alignment)
-            && page < high.step
-            && page <= largest_page
+            && let Packing { page, fit: fit @ Fit::TwoEnded { from } } = pack(&steps, alignment)
         {
-            (high.step, high.step_from) = (page, from);
+            let page = with_margin(page);
+            let fits = page < high.step && page <= largest_page;
+            // Places follow from the size of the page, margin included.
+            if fits && steps.place(page, fit).is_some() {
+                (high.step, high.step_from) = (page, from);
+            }
         }
-        if below.tuned > 0 || reads {
-            high.step += high.step / UNSURE_SHARE;
-        }
-        high.small += high.small / UNSURE_SHARE + 2 * SMALL;
-        for region in [Region::Step, Region::Small] {
-            *high.of_mut(region) = high.of(region).next_multiple_of(alignment);
-        }
+        high.small = with_margin_of_small(high.small).next_multiple_of(alignment);
         let peak = Bytes::new(high.total()) + below.peak;
         timeline.iter_mut().for_each(|moment| moment.peak = moment.peak.min(peak));
         let most_in_use = most_in_use + below.most_in_use;

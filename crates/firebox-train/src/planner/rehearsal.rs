@@ -191,7 +191,7 @@ fn iterate<LC, S>(
         }
         note(Mark::Drain);
         outputs.add(output.item);
-        note(Mark::MicroStepEnd(piece.more as u32));
+        note(Mark::MicroStepEnd(outputs.more(piece)));
     }
     outputs.join();
     drop((current, arrival));
@@ -251,7 +251,7 @@ where
                 mark::<B::Base>(Mark::MicroStep);
                 outputs.add(model.step(micro));
                 mark::<B::Base>(Mark::Drain);
-                mark::<B::Base>(Mark::MicroStepEnd(piece.more as u32));
+                mark::<B::Base>(Mark::MicroStepEnd(outputs.more(piece)));
             }
             outputs.join();
         })
@@ -296,6 +296,12 @@ struct Outputs<'a, T> {
 impl<'a, T> Outputs<'a, T> {
     fn new(join: Option<&'a Join<T>>) -> Self {
         Self { latest: VecDeque::new(), earlier: None, join }
+    }
+
+    /// How many more micro-steps like this one follow. None where outputs are joined: what all
+    /// outputs of a batch need together is added to the trace later.
+    fn more(&self, piece: &Piece) -> u32 {
+        if self.join.is_some() { 0 } else { piece.more as u32 }
     }
 
     /// Called before the micro-batch `piece`. The first micro-batch of a batch starts at item zero.

@@ -248,6 +248,9 @@ where
         mut checkpoint: impl FnMut(&Learner<Components<B, LR, M, O>>, usize),
         mut stops_early: impl FnMut(usize) -> bool,
     ) -> Result<(), TrainError> {
+        if epochs.is_empty() {
+            return Ok(());
+        }
         let mut planner = self.planner()?;
         let last = *epochs.end();
         for epoch in epochs {
