@@ -106,7 +106,7 @@ pub(crate) struct Planner {
 /// A plan for batches of one shape.
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
-    pub(crate) plan: Plan,
+    pub(crate) plan: Arc<Plan>,
     /// How many consecutive batches it was made for.
     iterations: Iterations,
     /// Its rehearsal.

@@ -54,7 +54,7 @@ impl PlanReport {
             device,
             phase,
             budget,
-            plan: plan.clone(),
+            plan: (**plan).clone(),
             categories: rehearsed.footprint.categories,
             optimizer_state: rehearsed.optimizer_state.iter().map(TensorInfo::bytes).sum(),
             operation: rehearsed.footprint.op.clone(),

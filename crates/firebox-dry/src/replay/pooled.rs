@@ -34,10 +34,6 @@ use crate::twin::DryTwin;
 /// bytes. Small buffers are many, and cost little.
 const UNSURE_SHARE: u64 = 4;
 
-fn with_margin_of_small(bytes: u64) -> u64 {
-    bytes + bytes / UNSURE_SHARE + 2 * SMALL
-}
-
 /// How often a trace runs in one life. From the second time on, what the trace leaves lies where
 /// steps have placed it.
 const ROUNDS: usize = 2;
@@ -174,17 +170,15 @@ impl Lived {
         let Self { baseline, mut timeline, settled, mut high, most_in_use, .. } = self;
         let Parts { units, loops, .. } = &self.parts;
         let (lifetimes, units) = unroll(&self.lifetimes, units, loops);
-        let sequence = |region| Sequence::of(&lifetimes, region, &units);
-        for region in [Region::Step, Region::Small] {
-            let used = sequence(region).place(u64::MAX, Fit::Best).unwrap_or_default();
-            *high.of_mut(region) = high.of(region).max(used);
-        }
+        let [steps, small] =
+            [Region::Step, Region::Small].map(|region| Sequence::of(&lifetimes, region, &units));
+        let used = |sequence: &Sequence| sequence.place(u64::MAX, Fit::Best).unwrap_or_default();
+        (high.step, high.small) = (high.step.max(used(&steps)), high.small.max(used(&small)));
         let is_unsure = below.tuned > 0 || reads;
         let with_margin = |bytes: u64| {
             let margin = if is_unsure { bytes / UNSURE_SHARE } else { 0 };
             (bytes + margin).next_multiple_of(alignment)
         };
-        let steps = sequence(Region::Step);
         high.step = with_margin(high.step);
         // A step that reads values is planned in parts, which all must use the same rule.
         if !reads
@@ -197,7 +191,8 @@ impl Lived {
                 (high.step, high.step_from) = (page, from);
             }
         }
-        high.small = with_margin_of_small(high.small).next_multiple_of(alignment);
+        high.small += high.small / UNSURE_SHARE + 2 * SMALL;
+        high.small = high.small.next_multiple_of(alignment);
         let peak = Bytes::new(high.total()) + below.peak;
         timeline.iter_mut().for_each(|moment| moment.peak = moment.peak.min(peak));
         let most_in_use = most_in_use + below.most_in_use;

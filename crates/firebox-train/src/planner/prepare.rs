@@ -1,7 +1,7 @@
 //! The planner's one door for the training and validation loops: [`Planner::prepare`] makes a batch
 //! ready to run, and plans it first if it has no plan.
 
-use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_lazy::{Recorder, Rehearsal};
@@ -22,18 +22,14 @@ pub(crate) struct BatchToRun {
     pub(crate) shape: Shape,
     /// Whether a batch of the same shape comes before it, or other batches are summed up with it.
     pub(crate) again: bool,
-    /// What goes on outside of its steps.
-    pub(crate) overhead: Overhead,
 }
 
 /// How a batch runs.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) shape: Shape,
-    pub(crate) plan: Plan,
-    /// The item ranges of its micro-batches.
-    pub(crate) ranges: Vec<Range<usize>>,
-    /// What is alive next to one of them.
+    pub(crate) plan: Arc<Plan>,
+    /// What is alive next to one of its micro-batches.
     pub(crate) held: Bytes,
     /// What must be done before it runs.
     pub(crate) admission: Admission,
@@ -45,8 +41,8 @@ pub(crate) struct Prepared {
 }
 
 impl Planner {
-    /// Decides how a batch runs. `rehearse` rehearses one split of it, for a number of iterations,
-    /// with a recorder. It is called only if the batch has no plan.
+    /// Decides how a batch runs. If it has no plan, `overhead` tells what goes on outside of its
+    /// steps, and `rehearse` rehearses one split of it, for a number of iterations, with a recorder.
     ///
     /// # Errors
     ///
@@ -54,12 +50,13 @@ impl Planner {
     pub(crate) fn prepare(
         &mut self,
         batch: &BatchToRun,
+        overhead: impl FnOnce() -> Overhead,
         mut rehearse: impl FnMut(Split, Iterations, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<Prepared, TrainError> {
-        let BatchToRun { phase, shape, again, overhead } = *batch;
+        let BatchToRun { phase, shape, again } = *batch;
         let mut made = None;
         if let Some(iterations) = self.to_plan(phase, shape, again) {
-            self.overhead = overhead;
+            self.overhead = overhead();
             let rehearse =
                 |split: Split, recorder: &Recorder| rehearse(split, iterations, recorder);
             let planned = self.plan(phase, shape, iterations, rehearse)?;
@@ -67,10 +64,9 @@ impl Planner {
         }
         let admission = self.begin(phase, shape);
         let planned = &self.plans[&(phase, shape)];
-        let plan = planned.plan.clone();
-        let (ranges, held) = (plan.ranges().collect(), self.held(planned));
+        let (plan, held) = (planned.plan.clone(), self.held(planned));
         let pages = self.pool_pages(planned);
-        Ok(Prepared { shape, plan, ranges, held, admission, pages, made })
+        Ok(Prepared { shape, plan, held, admission, pages, made })
     }
 
     /// The plan for training batches of this shape, without running one.

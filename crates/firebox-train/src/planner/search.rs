@@ -131,7 +131,7 @@ impl Planner {
         }
         let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
         Planned {
-            plan,
+            plan: plan.into(),
             iterations,
             held: rehearsed.held,
             rehearsed,

@@ -369,11 +369,11 @@ where
         accumulated: &mut Accumulated<M>,
     ) -> Result<Ran<M::Output>, TrainError> {
         let sum = self.sum_if_split(&prepared);
-        let Prepared { shape, ranges, held, made, .. } = prepared;
+        let Prepared { shape, plan, held, made, .. } = prepared;
         let (splitter, settings) = (&self.strategy.train_splitter, &self.strategy.settings);
         let (items, reduction) = (shape.items, settings.reduction);
         let model = self.learner.model();
-        let mut is_asked = ranges.len() > 1;
+        let mut is_asked = !plan.is_whole();
         let (known, learner) = (&mut self.known, &self.learner);
         let micro_batch = items / 2;
         let to_split = ToSplit { batch, items, weight: total, micro_batch, splitter, settings };
@@ -399,7 +399,7 @@ where
         let sender = sender(&mut self.processor, &self.training, &self.gate);
         let mut outputs = Outputs::of_batch(sender, at, settings.joins.of());
         let mut parts = 0.0;
-        for range in ranges {
+        for range in plan.ranges() {
             outputs.send();
             micro_step.run(
                 range,

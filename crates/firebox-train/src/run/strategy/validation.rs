@@ -97,7 +97,7 @@ where
         if join.is_some() {
             sender.done_with_all();
         }
-        for range in prepared.ranges {
+        for range in prepared.plan.ranges() {
             micro_step.run(range, &mut |micro| model.step(micro), &mut |output, weight| {
                 // A micro-batch that counts nothing has no loss: its mean is not a number.
                 if weights::scale(weight, 1.0, reduction).is_none() {

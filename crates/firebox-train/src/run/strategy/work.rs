@@ -61,7 +61,7 @@ where
         }
         self.change_shape(self.latest, shape);
         let again = self.accumulation > 1 || self.latest == Some(shape);
-        let to_run = BatchToRun { phase, shape, again, overhead: self.overhead(items) };
+        let to_run = BatchToRun { phase, shape, again };
         let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
         let pages = !planner.memory().is_on_host();
         let (has_stepped, batches) = (self.scheduler_steps > 0, self.accumulation);
@@ -73,7 +73,7 @@ where
             queue.after_rehearsal(recorder);
             rehearsed
         };
-        let prepared = planner.prepare(&to_run, rehearse)?;
+        let prepared = planner.prepare(&to_run, || self.overhead(items), rehearse)?;
         self.report(planner, phase, &prepared);
         self.latest = Some(shape);
         if !prepared.plan.is_whole() {
@@ -101,8 +101,7 @@ where
         let phase = Phase::Validation;
         let shape = Shape::of::<B::InnerBackend, _, _>(phase, batch, items, splitter, planner);
         self.change_shape(latest.replace(shape), shape);
-        let again = self.accumulation > 1 || self.latest == Some(shape);
-        let to_run = BatchToRun { phase, shape, again, overhead: self.overhead(items) };
+        let to_run = BatchToRun { phase, shape, again: true };
         let joins = &self.strategy.settings.joins;
         let queue = queue::<B>(&self.training, &self.device);
         let rehearse = |split: Split, _: Iterations, recorder: &Recorder| {
@@ -112,7 +111,7 @@ where
             queue.after_rehearsal(recorder);
             rehearsed
         };
-        let prepared = planner.prepare(&to_run, rehearse)?;
+        let prepared = planner.prepare(&to_run, || self.overhead(items), rehearse)?;
         self.report(planner, phase, &prepared);
         self.make_room(planner, &prepared)?;
         self.watch.begin_batch(During::Validation, items, &prepared.plan);
@@ -136,11 +135,8 @@ where
             self.unmeasured = self.unmeasured.max(1);
         }
         queue.prepare(prepared.admission);
-        if let Some(pool) = &self.pool {
-            pool.limit(planner.budget());
-            if let Some(pages) = prepared.pages {
-                planner.predict(queue.alone(|| pool.prepare(pages))?);
-            }
+        if let Some((pool, pages)) = self.pool.as_ref().zip(prepared.pages) {
+            planner.predict(queue.alone(|| pool.prepare(pages))?);
         }
         Ok(())
     }
