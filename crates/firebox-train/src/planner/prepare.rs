@@ -42,7 +42,7 @@ pub(crate) struct Prepared {
 
 impl Planner {
     /// Decides how a batch runs. If it has no plan, `overhead` tells what goes on outside of its
-    /// steps, and `rehearse` rehearses one split of it, for a number of iterations, with a recorder.
+    /// steps, and `rehearse` rehearses one split of it for a number of iterations.
     ///
     /// # Errors
     ///
