@@ -97,7 +97,7 @@ fn main() {
     }
     let requests = requests.last().expect("there are models");
     let started = Instant::now();
-    black_box(pack(&Sequence::of(requests, Region::Step, &[]), ALIGNMENT));
+    black_box(pack(&Sequence::of(requests, Region::Step, &[], &[]), ALIGNMENT));
     let packing = started.elapsed();
     println!(
         " pack_ms={:.1} request_ns={}",
@@ -132,7 +132,7 @@ fn of_page(lifetimes: &[Lifetime]) -> Vec<Lifetime> {
 
 fn ratios(page: &[Lifetime]) -> Vec<f64> {
     let alive = most_alive(page) as f64;
-    let packing = pack(&Sequence::of(page, Region::Step, &[]), ALIGNMENT);
+    let packing = pack(&Sequence::of(page, Region::Step, &[], &[]), ALIGNMENT);
     let used = online(page, packing.fit, packing.page);
     assert!(used <= packing.page, "the buffers have room on the page that was found");
     let online = ONLINE.iter().map(|(_, fit)| online(page, *fit, u64::MAX)).chain([packing.page]);

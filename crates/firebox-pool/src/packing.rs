@@ -4,6 +4,7 @@
 use crate::pool::Lifetime;
 use crate::region::Region;
 use crate::space::{Fit, Space};
+use crate::unroll::{Loop, unroll};
 
 /// How many values of [`Fit::TwoEnded::from`] are tried: quantiles of the sizes that occur.
 const THRESHOLDS: usize = 8;
@@ -31,7 +32,7 @@ pub struct Packing {
 /// ```
 /// use firebox_pool::{Fit, Region, Sequence, pack};
 ///
-/// assert_eq!(pack(&Sequence::of(&[], Region::Step, &[]), 256).page, 0);
+/// assert_eq!(pack(&Sequence::of(&[], Region::Step, &[], &[]), 256).page, 0);
 /// ```
 pub fn pack(sequence: &Sequence, alignment: u64) -> Packing {
     let least = sequence.most_in_use();
@@ -122,28 +123,25 @@ struct UnitEvent {
 const MOST_REPEATS: usize = 32;
 
 impl Sequence {
-    /// The buffers of `region` among `lifetimes`, which are in the order requested.
+    /// The buffers of `region` among `lifetimes`, which are in the order requested, with `loops`
+    /// unrolled (see [`Loop`]).
     ///
     /// `units` has the numbers of the last requests of consecutive parts. If the last two parts
     /// made the same requests, the last one repeats. What the part before it left ends in a
     /// repetition where it ended in the last part, or with that part if it was still in use then.
-    pub fn of(lifetimes: &[Lifetime], region: Region, units: &[u32]) -> Self {
-        let buffers: Vec<&Lifetime> =
-            lifetimes.iter().filter(|lifetime| lifetime.region == region).collect();
-        // From here on, only the requests of the region are counted.
-        let made_by = |request: u32| buffers.partition_point(|buffer| buffer.begin <= request);
-        let ends = buffers.iter().map(|buffer| Some(made_by(buffer.end? - 1) + 1));
-        let ends: Vec<Option<usize>> = ends.collect();
-        let units: Vec<usize> = units.iter().map(|request| made_by(*request)).collect();
-        let last = units.last().copied().unwrap_or(usize::MAX);
+    pub fn of(lifetimes: &[Lifetime], region: Region, units: &[u32], loops: &[Loop]) -> Self {
+        let (buffers, units) = only(lifetimes, region, units, loops);
+        let sizes: Vec<u64> = buffers.iter().map(|buffer| buffer.place.size).collect();
+        let ends: Vec<Option<usize>> =
+            buffers.iter().map(|buffer| buffer.end.map(|end| end as usize)).collect();
         let begins = (0..buffers.len()).map(|buffer| (buffer + 1, true, buffer));
         let frees = ends.iter().enumerate();
         let frees = frees.filter_map(|(buffer, end)| Some(((*end)?, false, buffer)));
         let mut events: Vec<(usize, bool, usize)> = begins.chain(frees).collect();
         events.sort_unstable();
+        let last = units.last().copied().unwrap_or(usize::MAX);
         let split = events.partition_point(|(request, ..)| *request <= last);
         let events = events.into_iter().map(|(_, is_new, buffer)| Event { is_new, buffer });
-        let sizes: Vec<u64> = buffers.iter().map(|buffer| buffer.place.size).collect();
         let repeats = Unit::of(&sizes, &ends, &units).map(|unit| (split, unit));
         Self { events: events.collect(), sizes, repeats }
     }
@@ -195,6 +193,35 @@ impl Sequence {
         }
         Some(())
     }
+}
+
+/// The buffers of `region`, and `units`, with `loops` unrolled. Only the requests of the region are
+/// counted, so that parts repeat that differ in others.
+fn only(
+    lifetimes: &[Lifetime],
+    region: Region,
+    units: &[u32],
+    loops: &[Loop],
+) -> (Vec<Lifetime>, Vec<usize>) {
+    let buffers = lifetimes.iter().filter(|lifetime| lifetime.region == region);
+    let buffers: Vec<Lifetime> = buffers.copied().collect();
+    let made_by = |request: u32| buffers.partition_point(|buffer| buffer.begin <= request) as u32;
+    let units: Vec<u32> = units.iter().map(|request| made_by(*request)).collect();
+    let loops = loops.iter().map(|one| Loop {
+        first: made_by(one.first),
+        from: made_by(one.from),
+        middle: made_by(one.middle),
+        to: made_by(one.to),
+        times: one.times,
+    });
+    let loops: Vec<Loop> = loops.collect();
+    let renumbered = buffers.iter().zip(1..).map(|(buffer, begin)| {
+        let end = buffer.end.map(|end| made_by(end - 1) + 1);
+        Lifetime { begin, end, ..*buffer }
+    });
+    let renumbered: Vec<Lifetime> = renumbered.collect();
+    let (buffers, units) = unroll(&renumbered, &units, &loops);
+    (buffers, units.into_iter().map(|unit| unit as usize).collect())
 }
 
 impl Unit {
@@ -277,7 +304,7 @@ mod tests {
             lifetime(20, 3, None),
             lifetime(100, 4, None),
         ];
-        let sequence = Sequence::of(&buffers, Region::Step, &[]);
+        let sequence = Sequence::of(&buffers, Region::Step, &[], &[]);
         assert_eq!(sequence.place(u64::MAX, Fit::Best), Some(210));
         let packing = pack(&sequence, 1);
         assert_eq!(packing, Packing { page: 130, fit: Fit::TwoEnded { from: 20 } });
@@ -308,9 +335,9 @@ mod tests {
             ]
         });
         let long: Vec<Lifetime> = long.collect();
-        let twice = Sequence::of(&iterations(20), Region::Step, &[]);
-        let repeated = Sequence::of(&iterations(20), Region::Step, &[0, 3, 6]);
-        let by_hand = Sequence::of(&long, Region::Step, &[]);
+        let twice = Sequence::of(&iterations(20), Region::Step, &[], &[]);
+        let repeated = Sequence::of(&iterations(20), Region::Step, &[0, 3, 6], &[]);
+        let by_hand = Sequence::of(&long, Region::Step, &[], &[]);
         let best = |sequence: &Sequence| sequence.place(u64::MAX, Fit::Best);
         assert_eq!(best(&repeated), best(&by_hand));
         assert!(best(&twice) < best(&repeated), "{:?} {:?}", best(&twice), best(&repeated));
@@ -323,7 +350,7 @@ mod tests {
         let mut buffers = iterations(20);
         buffers.extend([lifetime(1000, 7, Some(8)), lifetime(10, 8, None)]);
         let best = |buffers: &[Lifetime], units: &[u32]| {
-            Sequence::of(buffers, Region::Step, units).place(u64::MAX, Fit::Best)
+            Sequence::of(buffers, Region::Step, units, &[]).place(u64::MAX, Fit::Best)
         };
         let repeated = best(&buffers, &[0, 3, 6]);
         assert!(repeated >= best(&buffers, &[]) && repeated >= Some(1000), "{repeated:?}");
@@ -342,10 +369,23 @@ mod tests {
         let mut buffers = iterations(20);
         // Another region does not count.
         buffers.push(Lifetime { region: Region::Lasting, ..lifetime(5, 7, None) });
-        assert!(Sequence::of(&buffers, Region::Step, &[0, 3, 7]).repeats.is_some());
+        assert!(Sequence::of(&buffers, Region::Step, &[0, 3, 7], &[]).repeats.is_some());
         buffers[4].place.size = 101;
-        assert!(Sequence::of(&buffers, Region::Step, &[0, 3, 7]).repeats.is_none());
-        assert!(Sequence::of(&iterations(20), Region::Step, &[3, 6]).repeats.is_none());
+        assert!(Sequence::of(&buffers, Region::Step, &[0, 3, 7], &[]).repeats.is_none());
+        assert!(Sequence::of(&iterations(20), Region::Step, &[3, 6], &[]).repeats.is_none());
+    }
+
+    #[test]
+    fn a_loop_repeats_whatever_other_regions_do() {
+        let mut buffers = iterations(20);
+        let one = Loop { first: 0, from: 0, middle: 3, to: 6, times: 4 };
+        let unrolled = Sequence::of(&buffers, Region::Step, &[], &[one]);
+        assert_eq!(unrolled.sizes.len(), 6 + 4 * 3);
+        // One more request in the second part.
+        buffers.push(Lifetime { region: Region::Small, ..lifetime(5, 7, None) });
+        let one = Loop { to: 7, ..one };
+        let same = Sequence::of(&buffers, Region::Step, &[], &[one]);
+        assert_eq!(same.sizes, unrolled.sizes);
     }
 
     proptest! {
@@ -361,7 +401,7 @@ mod tests {
                 lifetime(size * 256, begin, (end as usize <= requests.len()).then_some(end))
             });
             let buffers: Vec<Lifetime> = lifetimes.collect();
-            let sequence = Sequence::of(&buffers, Region::Step, &[]);
+            let sequence = Sequence::of(&buffers, Region::Step, &[], &[]);
             let best = sequence.place(u64::MAX, Fit::Best).expect("it has no end");
             let packing = pack(&sequence, 256);
             prop_assert!(packing.page <= best && packing.page >= sequence.most_in_use());

@@ -7,11 +7,8 @@ use std::fmt;
 
 use rustc_hash::FxHashMap;
 
-use crate::region::{Pages, Region, SMALL};
+use crate::region::{Pages, Region, SMALL, SMALL_PAGE};
 use crate::space::{Fit, Space};
-
-/// The size of a page for small buffers if no plan sets one: 2 MiB.
-const SHARED_PAGE: u64 = 2 * 1024 * 1024;
 
 /// The owner of a buffer, outside of the pool.
 pub trait Holder {
@@ -218,7 +215,7 @@ impl<H: Holder> Pool<H> {
             }
             None => {
                 let shared = size < SMALL && region != Region::Step;
-                let size = if shared { self.taken_by(SHARED_PAGE).max(taken) } else { taken };
+                let size = if shared { self.taken_by(SMALL_PAGE).max(taken) } else { taken };
                 Err((holder, Needed { region, size }))
             }
         }

@@ -24,6 +24,9 @@ impl Region {
 /// Buffers of fewer bytes than this are small: 64 KiB.
 pub const SMALL: u64 = 64 * 1024;
 
+/// The least size of a page for small buffers, and its size if no plan sets one: 2 MiB.
+pub const SMALL_PAGE: u64 = 2 * 1024 * 1024;
+
 /// The pages that training was planned with: bytes for each region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pages {

@@ -57,7 +57,11 @@ impl Loop {
 /// Buffers of the repetitions live as those of the loop's part did. One that outlives its part ends
 /// in the next one if its like in the part before the loop's ended in that, and in the next but one
 /// if a buffer of its size did from the part before both. Others stay until the loop has ended.
-pub fn unroll(lifetimes: &[Lifetime], units: &[u32], loops: &[Loop]) -> (Vec<Lifetime>, Vec<u32>) {
+pub(crate) fn unroll(
+    lifetimes: &[Lifetime],
+    units: &[u32],
+    loops: &[Loop],
+) -> (Vec<Lifetime>, Vec<u32>) {
     let (mut all, mut units) = (lifetimes.to_vec(), units.to_vec());
     // Those behind come first: they do not move the others.
     for one in loops.iter().rev().filter(|one| one.repeats(lifetimes)) {

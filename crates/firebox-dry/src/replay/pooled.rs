@@ -7,7 +7,7 @@
 use burn_backend::Backend;
 use burn_router::Runner;
 use firebox_pool::{
-    Control, Fit, Lifetime, Loop, Packing, Pages, Region, SMALL, Sequence, pack, unroll,
+    Control, Fit, Lifetime, Loop, Packing, Pages, Region, SMALL_PAGE, Sequence, pack,
 };
 use firebox_trace::{
     Bytes, Category, Estimate, Footprint, Label, Mark, Moment, OpIndex, PoolPages, Step,
@@ -30,8 +30,8 @@ use crate::twin::DryTwin;
 ///   one counted here. Up to 0.18 of the page was missing.
 /// - In models that read values. Their steps are planned in parts. Up to 0.25 was missing.
 ///
-/// The page for small buffers always has this margin, and room for two more buffers of [`SMALL`]
-/// bytes. Small buffers are many, and cost little.
+/// The page for small buffers always has this margin, and at least [`SMALL_PAGE`] bytes. Small
+/// buffers are many, and cost little.
 const UNSURE_SHARE: u64 = 4;
 
 /// How often a trace runs in one life. From the second time on, what the trace leaves lies where
@@ -169,9 +169,8 @@ impl Lived {
     fn with(self, below: Usage, reads: bool, alignment: u64, largest_page: u64) -> (Replay, Pages) {
         let Self { baseline, mut timeline, settled, mut high, most_in_use, .. } = self;
         let Parts { units, loops, .. } = &self.parts;
-        let (lifetimes, units) = unroll(&self.lifetimes, units, loops);
-        let [steps, small] =
-            [Region::Step, Region::Small].map(|region| Sequence::of(&lifetimes, region, &units));
+        let of_region = |region| Sequence::of(&self.lifetimes, region, units, loops);
+        let [steps, small] = [Region::Step, Region::Small].map(of_region);
         let used = |sequence: &Sequence| sequence.place(u64::MAX, Fit::Best).unwrap_or_default();
         (high.step, high.small) = (high.step.max(used(&steps)), high.small.max(used(&small)));
         let is_unsure = below.tuned > 0 || reads;
@@ -191,7 +190,7 @@ impl Lived {
                 (high.step, high.step_from) = (page, from);
             }
         }
-        high.small += high.small / UNSURE_SHARE + 2 * SMALL;
+        high.small = (high.small + high.small / UNSURE_SHARE).max(SMALL_PAGE);
         high.small = high.small.next_multiple_of(alignment);
         let peak = Bytes::new(high.total()) + below.peak;
         timeline.iter_mut().for_each(|moment| moment.peak = moment.peak.min(peak));
