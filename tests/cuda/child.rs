@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use burn::backend::cuda::CudaDevice;
-use burn::backend::{Autodiff, Cuda};
+use burn::backend::{Autodiff, Cuda, Flex};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataset::InMemDataset;
 use burn::module::AutodiffModule;
@@ -15,17 +15,19 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{Adam, AdamConfig, LearningRate, SimpleOptimizer};
 use burn::prelude::*;
 use burn::record::CompactRecorder;
-use burn::train::metric::LossMetric;
+use burn::train::metric::{Adaptor, ItemLazy, LossInput, LossMetric};
 use burn::train::renderer::{
     EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
-use burn::train::{ClassificationOutput, InferenceStep, SupervisedTraining, TrainStep};
+use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
+use cubecl::cuda::CudaRuntime;
 use cubecl_runtime::config::cache::CacheConfig;
 use cubecl_runtime::config::memory::PersistentMemory;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 use firebox::{Budget, Bytes, DeviceMemory, FitError, LastState, Lazy, Learner, TrainError};
 use firebox_blank::Books;
+use firebox_pool::Control;
 use serde::{Deserialize, Serialize};
 
 use crate::lengths;
@@ -145,7 +147,11 @@ impl Job {
         SAMPLES.store(self.samples.unwrap_or(usize::MAX), Relaxed);
         let ended = match self.pools {
             Pools::Burns => self.perform_on::<Cuda>(),
-            Pools::Ours => self.perform_on::<firebox::Cuda>(),
+            Pools::Ours => {
+                let ended = self.perform_on::<firebox::Cuda>();
+                let memory = Control::<CudaRuntime>::of(&Default::default()).memory();
+                Ended { most_in_use: Some(Bytes::new(memory.most_in_use)), ..ended }
+            }
         };
         println!("{MARK} {}", serde_json::to_string(&ended).expect("it is plain data"));
         if ended.error.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
@@ -156,6 +162,7 @@ impl Job {
             "mlp" => self.perform::<C, zoo::Mlp<B<C>>>(),
             "cnn" => self.perform::<C, zoo::Cnn<B<C>>>(),
             "resnet" => self.perform::<C, zoo::ResNet<B<C>>>(),
+            "unet" => self.perform::<C, zoo::UNet<B<C>>>(),
             "encoder" => self.perform::<C, zoo::Encoder<B<C>>>(),
             "gpt" => self.perform::<C, zoo::Gpt<B<C>>>(),
             "lstm" => self.perform::<C, zoo::Recurrent<B<C>>>(),
@@ -278,6 +285,8 @@ pub struct Ended {
     pub error: Option<(String, String)>,
     pub predicted: Option<Bytes>,
     pub measured: Option<Bytes>,
+    /// The most bytes that buffers took at once, if they lay on a pool of ours.
+    pub most_in_use: Option<Bytes>,
     pub plan: Option<String>,
     /// The largest batch planned to run unsplit, if asked for.
     pub largest: Option<usize>,
@@ -321,17 +330,19 @@ impl<C: DeviceMemory + Backend<Device = CudaDevice>> Base for C {}
 /// A model that can be trained here.
 trait Subject<C: Base>:
     Zoo<B<C>>
-    + TrainStep<Input = <Self as Zoo<B<C>>>::Batch, Output = ClassificationOutput<B<C>>>
+    + TrainStep<Input = <Self as Zoo<B<C>>>::Batch, Output: HasLoss>
     + AutodiffModule<B<C>, InnerModule = Self::Valid>
     + Display
     + 'static
 {
     type Valid: Zoo<Valid<C>>
-        + InferenceStep<
-            Input = <Self::Valid as Zoo<Valid<C>>>::Batch,
-            Output = ClassificationOutput<Valid<C>>,
-        >;
+        + InferenceStep<Input = <Self::Valid as Zoo<Valid<C>>>::Batch, Output: HasLoss>;
 }
+
+/// An output that a loss can be read from.
+trait HasLoss: ItemLazy<ItemSync: Adaptor<LossInput<Flex>>> {}
+
+impl<T: ItemLazy<ItemSync: Adaptor<LossInput<Flex>>>> HasLoss for T {}
 
 macro_rules! subjects {
     ($($model:ident)*) => {
@@ -341,7 +352,7 @@ macro_rules! subjects {
     };
 }
 
-subjects!(Mlp Cnn ResNet Encoder Gpt Recurrent Reader);
+subjects!(Mlp Cnn ResNet UNet Encoder Gpt Recurrent Reader);
 
 static STEPS: AtomicUsize = AtomicUsize::new(0);
 

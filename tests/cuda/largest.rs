@@ -9,7 +9,7 @@ use crate::machine::device;
 use crate::trial::{CARD, LIMIT, Left, card, ensure, only, run_with, test};
 
 /// The models, and budgets that hold many, some and few pages.
-const MODELS: [&str; 6] = ["mlp", "cnn", "resnet", "encoder", "gpt", "lstm"];
+const MODELS: [&str; 7] = ["mlp", "cnn", "resnet", "unet", "encoder", "gpt", "lstm"];
 const BUDGETS: [Bytes; 3] = [Bytes::mib(2200), Bytes::mib(900), Bytes::mib(330)];
 
 /// Minimum ratio of the planned size to the largest batch that runs.
@@ -92,9 +92,12 @@ impl Search {
                 break;
             }
         }
+        let mut unused = String::new();
         for _ in 0..PROCESSES {
             let left = self.run(planned, *memory)?;
-            left.fitted()?;
+            if let Some(most_in_use) = left.fitted()?.most_in_use {
+                unused = format!(", {:.3} of what is in use", left.peak().ratio(most_in_use));
+            }
             let books = left.books.as_ref().ok_or("the child kept no books")?;
             let refused = books.device(0).refused();
             ensure(refused == 0 && left.peak() <= *memory, || {
@@ -118,7 +121,9 @@ impl Search {
             largest = size;
         }
         let share = planned as f64 / largest as f64;
-        println!("{model} in {memory} on {card}: planned {planned}, largest {largest}, {share:.3}");
+        println!(
+            "{model} in {memory} on {card}: planned {planned}, largest {largest}, {share:.3}{unused}"
+        );
         ensure(share >= SHARE, || format!("{planned} are planned, and {largest} run").into())
     }
 }

@@ -1,15 +1,9 @@
-//! Dry devices: a fixed number of device indices, each bound to the properties of one card and lent
-//! to one user at a time.
-//!
-//! `replay/model.rs` and `replay/pooled.rs` take a lease for each footprint and run their programs
-//! through it. CubeCL starts a thread for a device index and never ends it, and burn's fusion keeps
-//! its plans with the index. So indices form a pool: an index is made when a card needs one, kept,
-//! and lent again.
+//! Dry devices and their leases. `replay/model.rs` and `replay/pooled.rs` take a lease for each
+//! footprint and run their programs through it. `registry.rs` knows which devices exist.
 
 use std::any::Any;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use burn_backend::DeviceOps;
 use cubecl::ir::DeviceProperties;
@@ -19,16 +13,10 @@ use cubecl_common::stream_id::StreamId;
 
 use firebox_trace::Bytes;
 
+use crate::registry::{self, LeaseError};
 use crate::server::DryServer;
 use crate::server::usage::Usage;
 use crate::target::Target;
-
-/// The maximum number of dry devices in a process, over all cards and targets.
-pub const MAX_DEVICES: usize = 64;
-
-/// The maximum number of dry devices of one card, and so of footprints computed for it at the same
-/// time.
-pub const MAX_DEVICES_PER_CARD: usize = 4;
 
 /// A device without memory, as burn's backends see it.
 ///
@@ -86,16 +74,6 @@ pub struct Lease<T: Target> {
     broken: bool,
 }
 
-/// Why there is no dry device.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LeaseError {
-    /// All device indices belong to other cards.
-    #[error(
-        "all {MAX_DEVICES} dry devices of this process belong to other cards; ask about fewer cards in one process"
-    )]
-    TooManyCards,
-}
-
 /// A program panicked on a dry device.
 ///
 /// burn's queues for that device are in an unknown state, so it is never lent again.
@@ -110,31 +88,7 @@ impl<T: Target> Lease<T> {
     /// Borrows a dry device with these properties. Waits while all devices that the card may have
     /// are lent.
     pub fn take(properties: &DeviceProperties) -> Result<Self, LeaseError> {
-        let mut known = known();
-        let index = loop {
-            let is_ours = |slot: &Slot| {
-                slot.id.type_id == T::DEVICE_TYPE
-                    && slot.state != State::Broken
-                    && slot.properties == *properties
-            };
-            if let Some(slot) =
-                known.iter_mut().find(|slot| is_ours(slot) && slot.state == State::Idle)
-            {
-                slot.state = State::Lent;
-                break slot.id.index_id;
-            }
-            let ours = known.iter().filter(|slot| is_ours(slot)).count();
-            if ours < MAX_DEVICES_PER_CARD && known.len() < MAX_DEVICES {
-                let id = DeviceId::new(T::DEVICE_TYPE, known.len() as u16);
-                known.push(Slot { id, properties: properties.clone(), state: State::Lent });
-                break id.index_id;
-            }
-            if ours == 0 {
-                return Err(LeaseError::TooManyCards);
-            }
-            known = RETURNED.wait(known).unwrap_or_else(PoisonError::into_inner);
-        };
-        drop(known);
+        let index = registry::lend(T::DEVICE_TYPE, properties)?;
         Ok(Self { device: DryDevice { index, target: PhantomData }, tuned: None, broken: false })
     }
 
@@ -202,11 +156,7 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 impl<T: Target> Drop for Lease<T> {
     fn drop(&mut self) {
-        let id = self.device.to_id();
-        if let Some(slot) = known().iter_mut().find(|slot| slot.id == id) {
-            slot.state = if self.broken { State::Broken } else { State::Idle };
-        }
-        RETURNED.notify_all();
+        registry::take_back(self.device.to_id(), self.broken);
     }
 }
 
@@ -242,41 +192,4 @@ impl<T: Target> Monitor<T> {
     pub(crate) fn usage(&self) -> Usage {
         self.0.submit_blocking(DryServer::usage).expect("the device runs this program")
     }
-}
-
-/// A device index.
-struct Slot {
-    id: DeviceId,
-    properties: DeviceProperties,
-    state: State,
-}
-
-#[derive(PartialEq, Eq)]
-enum State {
-    Idle,
-    Lent,
-    Broken,
-}
-
-/// The device indices made so far. CubeCL makes a server from a device's id alone, so the
-/// properties must be found by id.
-static KNOWN: Mutex<Vec<Slot>> = Mutex::new(Vec::new());
-static RETURNED: Condvar = Condvar::new();
-
-fn known() -> MutexGuard<'static, Vec<Slot>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The properties of a device that has been lent.
-pub(crate) fn properties_of(id: DeviceId) -> DeviceProperties {
-    let known = known();
-    let slot = known.iter().find(|slot| slot.id == id);
-    slot.unwrap_or_else(|| panic!("{id} is no dry device; take one with `Lease::take`"))
-        .properties
-        .clone()
-}
-
-/// The devices of a type that have been made so far.
-pub(crate) fn known_devices(type_id: u16) -> Vec<DeviceId> {
-    known().iter().map(|slot| slot.id).filter(|id| id.type_id == type_id).collect()
 }

@@ -114,7 +114,9 @@ mod target;
 
 mod server;
 
+mod compiler;
 mod device;
+mod registry;
 mod runtime;
 
 mod twin;
@@ -122,10 +124,12 @@ mod twin;
 mod replay;
 
 pub use card::{Capability, Card};
-pub use device::{DryDevice, Lease, LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD, Panicked};
+pub use compiler::{DryCompiler, NoCode};
+pub use device::{DryDevice, Lease, Panicked};
+pub use registry::{LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD};
 pub use replay::model::{Dry, MOST_REPLAYS, ReplayError};
 pub use replay::values::{HostValues, NotComputed, Observer};
-pub use runtime::{DryCompiler, DryRuntime, NoCode};
+pub use runtime::DryRuntime;
 pub use server::storage::DryStorage;
 pub use server::usage::{Refusal, Usage};
 pub use server::{DryInfo, DryServer, max_streams};

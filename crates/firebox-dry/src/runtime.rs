@@ -1,23 +1,20 @@
 //! The runtime: runs burn's `CubeBackend` on a dry device.
 //!
 //! burn-cubecl implements its backend for every CubeCL runtime. The compiler of this runtime
-//! compiles nothing. Fusion, kernel selection, temporary buffers and the allocator are the real
-//! ones. Requests go to `server.rs`.
+//! (`compiler.rs`) compiles nothing. Fusion, kernel selection, temporary buffers and the allocator
+//! are the real ones. Requests go to `server.rs`.
 
-use std::fmt;
 use std::marker::PhantomData;
 
-use cubecl::ir::{ElemType, StorageType, TargetProperties};
+use cubecl::ir::TargetProperties;
 use cubecl::zspace::{Shape, Strides};
-use cubecl_common::backtrace::BackTrace;
 use cubecl_common::device::DeviceId;
 use cubecl_runtime::client::ComputeClient;
-use cubecl_runtime::compiler::{CompilationError, Compiler};
-use cubecl_runtime::kernel::KernelDefinition;
 use cubecl_runtime::runtime::Runtime;
-use cubecl_runtime::server::ExecutionMode;
 
-use crate::device::{self, DryDevice};
+use crate::compiler::DryCompiler;
+use crate::device::DryDevice;
+use crate::registry::known_devices;
 use crate::server::{DryInfo, DryServer};
 use crate::target::Target;
 
@@ -58,50 +55,10 @@ impl<T: Target> Runtime for DryRuntime<T> {
     }
 
     fn enumerate_devices(type_id: u16, _info: &DryInfo) -> Vec<DeviceId> {
-        device::known_devices(type_id)
+        known_devices(type_id)
     }
 
     fn enumerate_all_devices(_info: &DryInfo) -> Vec<DeviceId> {
-        device::known_devices(T::DEVICE_TYPE)
-    }
-}
-
-/// A compiler that is never used: the dry server drops kernels.
-#[derive(Clone, Debug, Default)]
-pub struct DryCompiler;
-
-/// What [`DryCompiler`] would compile to. Has no values.
-#[derive(Clone, Copy, Debug)]
-pub enum NoCode {}
-
-impl fmt::Display for NoCode {
-    fn fmt(&self, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {}
-    }
-}
-
-impl Compiler for DryCompiler {
-    type Representation = NoCode;
-    type CompilationOptions = ();
-
-    fn compile(
-        &mut self,
-        _kernel: KernelDefinition,
-        _options: &(),
-        _mode: ExecutionMode,
-        _address_type: StorageType,
-    ) -> Result<NoCode, CompilationError> {
-        Err(CompilationError::Generic {
-            reason: "a dry device has no compiler; run the kernel on a real device".into(),
-            backtrace: BackTrace::capture(),
-        })
-    }
-
-    fn elem_size(&self, elem: ElemType) -> usize {
-        elem.size()
-    }
-
-    fn extension(&self) -> &'static str {
-        "dry"
+        known_devices(T::DEVICE_TYPE)
     }
 }

@@ -33,8 +33,8 @@ use cubecl_runtime::server::{
 use cubecl_runtime::storage::ManagedResource;
 use firebox_trace::Bytes;
 
-use crate::device;
-use crate::runtime::DryCompiler;
+use crate::compiler::DryCompiler;
+use crate::registry;
 use crate::server::room::SmallRoom;
 use crate::server::storage::DryStorage;
 use crate::server::tuning::Name;
@@ -305,7 +305,7 @@ impl DryInfo {
 
 impl<T: Target> DeviceService for DryServer<T> {
     fn init(device: DeviceId) -> Self {
-        let properties = device::properties_of(device);
+        let properties = registry::properties_of(device);
         let memory = properties.memory.clone();
         let info = DryInfo::new::<T>(&properties);
         let layout = T::layout(memory.alignment);

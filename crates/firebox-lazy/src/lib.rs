@@ -16,10 +16,7 @@ mod threads;
 pub use backend::{Lazy, LazyBackend};
 pub use custom::{CustomInputs, CustomOp, CustomResults};
 pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
-pub use module::{
-    Rehearsal, forget_graphs, goes_on_with_zeros, initialize, is_rehearsal, rehearse, rehearsing,
-    restore,
-};
+pub use module::{Rehearsal, forget_graphs, initialize, rehearse, restore};
 pub use record::arrival::Arrival;
 pub use record::draws::fixed_draw;
 pub use record::inputs::Input;
@@ -27,9 +24,9 @@ pub use record::known::{forget_calls, remember_calls_within};
 pub use record::limits::{
     HOST_BYTES_PER_CALL, host_bytes_of_descriptions, host_bytes_of_rehearsal,
 };
-pub use record::recording::{
-    Discarded, RecordError, Recorder, Recording, Survivor, index_in_trace, label, mark,
-};
+pub use record::recorder::{RecordError, Recorder};
+pub use record::recording::{Discarded, Recording, Survivor, index_in_trace, label, mark};
+pub use record::rehearsing::{goes_on_with_zeros, is_rehearsal, rehearsing};
 pub use record::session::{is_recording, latest_recording};
 pub use states::{HiddenState, HiddenStates, SavedStates};
 pub use tensor::LazyTensor;

@@ -4,7 +4,6 @@
 //! the step, running statistics, which clones of a module share, and updates of these statistics
 //! that are still pending for the thread. [`rehearse`] takes care of all three.
 
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -13,7 +12,9 @@ use burn_backend::Backend;
 use firebox_trace::Trace;
 
 use crate::backend::LazyBackend;
-use crate::record::recording::{Discarded, RecordError, Recorder, Survivor};
+use crate::record::recorder::{RecordError, Recorder};
+use crate::record::recording::{Discarded, Survivor};
+use crate::record::rehearsing::rehearsing;
 use crate::states::SavedStates;
 
 /// Initializes every parameter of a module in place, in the order of the module's fields.
@@ -150,76 +151,6 @@ pub fn rehearse<B: LazyBackend, M: Module<B>>(
         }
         Err(panic) => resume_unwind(panic),
     }
-}
-
-thread_local! {
-    static REHEARSES: Cell<bool> = const { Cell::new(false) };
-    /// Whether the program being recorded has had a read refused.
-    static REFUSED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether nothing is learned from the step that this thread runs: it runs to plan a batch, or to
-/// find out whether a batch may be split. For steps with effects on the host, such as counters and
-/// logs.
-///
-/// A micro-batch that turns out to be too large, for example because of a longer sequence, is
-/// recorded as a step that is learned from. It is then halved, and its halves are steps too. This
-/// cannot be known in advance.
-///
-/// If a step reads a value that cannot be computed within the budget, it gets zeros from then on
-/// and this is true, because the micro-batch will be halved.
-///
-/// ```
-/// use std::sync::atomic::{AtomicUsize, Ordering};
-///
-/// static STEPS: AtomicUsize = AtomicUsize::new(0);
-/// // In a step:
-/// if !firebox_lazy::is_rehearsal() {
-///     STEPS.fetch_add(1, Ordering::Relaxed);
-/// }
-/// ```
-pub fn is_rehearsal() -> bool {
-    REHEARSES.get()
-}
-
-/// Runs `program` as a step that nothing is learned from.
-pub fn rehearsing<R>(program: impl FnOnce() -> R) -> R {
-    rehearsing_as_before(|| {
-        nothing_is_learned();
-        program()
-    })
-}
-
-/// Declares that nothing is learned from what runs on this thread from now on.
-pub(crate) fn nothing_is_learned() {
-    REHEARSES.set(true);
-}
-
-/// Declares that the program being recorded on this thread computes with zeros from now on.
-pub(crate) fn read_is_refused() {
-    REFUSED.set(true);
-    nothing_is_learned();
-}
-
-/// Whether the program being recorded on this thread goes on after a refused read. What it makes of
-/// the zeros it got means nothing, even a panic. For panic hooks.
-pub fn goes_on_with_zeros() -> bool {
-    REFUSED.try_with(Cell::get).unwrap_or(false)
-}
-
-/// Runs `program` and then restores whether something is learned, whatever the program declared.
-pub(crate) fn rehearsing_as_before<R>(program: impl FnOnce() -> R) -> R {
-    struct Before(bool, bool);
-
-    impl Drop for Before {
-        fn drop(&mut self) {
-            REHEARSES.set(self.0);
-            REFUSED.set(self.1);
-        }
-    }
-
-    let _before = Before(REHEARSES.get(), REFUSED.get());
-    program()
 }
 
 /// The result of a rehearsal.

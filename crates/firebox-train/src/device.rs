@@ -7,6 +7,8 @@
 
 #[cfg(feature = "cuda")]
 pub(crate) mod nvidia;
+#[cfg(feature = "cuda")]
+pub(crate) mod nvidia_error;
 pub(crate) mod own_pool;
 pub(crate) mod panics;
 #[cfg(feature = "cuda")]
@@ -183,7 +185,7 @@ impl RuntimeMemory for cubecl::cuda::CudaRuntime {
     }
 
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        crate::device::nvidia::memory_info(device.index)
+        Ok(crate::device::nvidia::memory_info(device.index)?)
     }
 }
 

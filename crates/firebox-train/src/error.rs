@@ -9,7 +9,7 @@ use firebox_plan::{BudgetError, HostMemoryError, Plan, PlanError};
 use firebox_pool::{NoPlace, Why};
 use firebox_trace::{Bytes, Items};
 
-use crate::check::Coupling;
+use crate::check::verdict::Coupling;
 
 /// The phase of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -193,7 +193,7 @@ pub enum TrainError {
     /// CUDA cannot be used, or the memory of an NVIDIA device cannot be read.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
-    Nvidia(#[from] crate::device::nvidia::NvidiaError),
+    Nvidia(#[from] crate::device::nvidia_error::NvidiaError),
     /// The error of another crate's backend: something is not installed, or the memory of its
     /// devices is unknown.
     #[error("the device cannot be used: {0}")]
@@ -380,15 +380,6 @@ impl<M, R, S> std::error::Error for FitError<M, R, S> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.cause.source()
     }
-}
-
-/// The message of a caught panic.
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_owned())
 }
 
 /// Formats a share as a percentage.

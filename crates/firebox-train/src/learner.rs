@@ -15,9 +15,11 @@ use firebox_lazy::{HiddenState, LazyBackend, Recorder};
 use firebox_plan::{Budget, Cliffs, Sizing, Split};
 
 use crate::check::{Coupling, SplitCheck};
+use crate::components::Components;
 use crate::device::DeviceMemory;
 use crate::device::panics::Listener;
-use crate::error::{FitError, Phase, TrainError, panic_message};
+use crate::device::panics::panic_message;
+use crate::error::{FitError, Phase, TrainError};
 use crate::gradients::Reduction;
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
@@ -25,7 +27,7 @@ use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
 use crate::run::checkpoints::unreadable_checkpoint;
 use crate::run::micro_step::give_back;
-use crate::run::strategy::{AutoBatch, Components, Outcome};
+use crate::run::strategy::{AutoBatch, Outcome};
 use crate::settings::Settings;
 use crate::splitter::{ByMicroBatch, Splitter};
 
@@ -333,7 +335,7 @@ where
     ///
     /// If the batch cannot be cut, or does not fit however it is cut.
     pub fn plan(&self, batch: &M::Input) -> Result<PlanReport, TrainError> {
-        let others = make_ready::<B, M>(&self.model)?;
+        let others = make_ready::<B, _>(&self.model)?;
         let _listener = Listener::of_all();
         let splitter = &self.builder.train_splitter;
         let items = splitter.items(batch)?;
@@ -344,7 +346,7 @@ where
             self.lr_scheduler.clone(),
         );
         let settings = &Settings { others, ..self.builder.settings.clone() };
-        let mut planner = settings.planner::<B, M>(&self.model)?;
+        let mut planner = settings.planner::<B, _>(&self.model)?;
         let pages = !planner.memory().is_on_host();
         let (states, joins) = (&settings.states, &settings.joins);
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
@@ -359,7 +361,7 @@ where
         };
         let planned = planner.plan_alone(Shape::of_items(items), rehearse)?;
         let quiet = Settings { quiet: true, ..settings.clone() };
-        Ok(quiet.report::<B, M>(&self.model, planner.budget(), (Phase::Training, &planned), &[]))
+        Ok(quiet.report::<B, _>(&self.model, planner.budget(), (Phase::Training, &planned), &[]))
     }
 
     /// Trains the model. `training` is burn's own, with everything that was set on it, except that
@@ -392,7 +394,7 @@ where
         self,
         training: SupervisedTraining<Components<B, LR, M, O>>,
     ) -> FitResult<B, LR, M, O> {
-        let others = make_ready::<B, M>(&self.model).map_err(|cause| FitError::new(cause, None))?;
+        let others = make_ready::<B, _>(&self.model).map_err(|cause| FitError::new(cause, None))?;
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
         let settings = Settings { others, ..settings };
@@ -403,7 +405,6 @@ where
             valid_splitter,
             scheduler: self.lr_scheduler.clone(),
             outcome: outcome.clone(),
-            components: PhantomData,
         };
         let learner = burn::train::Learner::new(self.model, self.optim, self.lr_scheduler);
         let training =

@@ -13,6 +13,7 @@ mod planner;
 mod signals;
 
 mod check;
+mod components;
 mod gradients;
 mod share;
 mod splitter;
@@ -29,9 +30,11 @@ mod report;
 
 pub use check::{Coupling, SplitCheck};
 #[cfg(feature = "cuda")]
-pub use device::nvidia::{DeviceUsage, NvidiaError, cuda_memory};
+pub use device::nvidia::{DeviceUsage, cuda_memory};
 #[cfg(feature = "cuda")]
-pub use device::prerequisites::{Looked, Version, check_cuda};
+pub use device::nvidia_error::{Looked, NvidiaError, Version};
+#[cfg(feature = "cuda")]
+pub use device::prerequisites::check_cuda;
 pub use device::{DeviceMemory, PoolUsage, RuntimeMemory};
 pub use durable::DurableRecorder;
 pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};

@@ -10,8 +10,9 @@ use firebox_lazy::{LazyBackend, Recorder, initialize, rehearse};
 use firebox_trace::Bytes;
 
 use crate::device::DeviceMemory;
+use crate::device::panics::panic_message;
 use crate::device::panics::{Listener, without_backtrace};
-use crate::error::{TrainError, panic_message};
+use crate::error::TrainError;
 use crate::planner::labels::label_parameters;
 
 /// Less than this does not count as tensors of the program, because seeds and counters are as

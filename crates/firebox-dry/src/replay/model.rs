@@ -17,7 +17,8 @@ use firebox_trace::{
     OpIndex, Origin, Paging, Question, Step, TensorIndex, Trace,
 };
 
-use crate::device::{DryDevice, Lease, LeaseError, Monitor, Panicked};
+use crate::device::{DryDevice, Lease, Monitor, Panicked};
+use crate::registry::LeaseError;
 use crate::replay::execute::{execute, is_drain, is_settle, upload};
 use crate::replay::program::{Begin, End, Leftovers, Program, Templates, unaccounted};
 use crate::replay::translate::Types;

@@ -19,22 +19,22 @@ macro_rules! forward {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
             let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
-                return <$ret as $crate::record::forms::Returned<B>>::wrap($crate::threads::streams::on_stream::<B, _>(|| {
-                    B::$name($(<$ty as $crate::record::forms::Argument<B>>::plain($arg)),*)
+                return <$ret as $crate::record::call::forms::Returned<B>>::wrap($crate::threads::streams::on_stream::<B, _>(|| {
+                    B::$name($(<$ty as $crate::record::call::forms::Argument<B>>::plain($arg)),*)
                 }));
             };
             let mut frame = $crate::record::call::CallFrame::<B>::open(stringify!($name));
-            $(let $arg = <$ty as $crate::record::forms::Argument<B>>::take($arg, &mut frame);)*
+            $(let $arg = <$ty as $crate::record::call::forms::Argument<B>>::take($arg, &mut frame);)*
             let known = frame.known();
             let described = known.is_none().then(|| {
                 frame.describe();
                 $crate::record::describe::Describer::<B>::$name(
-                    $(<$ty as $crate::record::forms::Argument<B>>::describe(&$arg, &mut frame)),*
+                    $(<$ty as $crate::record::call::forms::Argument<B>>::describe(&$arg, &mut frame)),*
                 )
             });
             let run = move |values: &mut $crate::record::values::Values<B>| {
                 $(let mut $arg = $arg;)*
-                B::$name($($crate::record::forms::Slot::<B>::fetch(&mut $arg, values)),*)
+                B::$name($($crate::record::call::forms::Slot::<B>::fetch(&mut $arg, values)),*)
             };
             match (known, described) {
                 (Some(known), _) => frame.close_known::<$ret>(known, run),
@@ -53,10 +53,10 @@ macro_rules! by_shape {
     )*) => {$(
         fn $name($first: $first_ty $(, $arg: $ty)*) -> $ret {
             let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
-                return <$ret as $crate::record::forms::Returned<B>>::wrap($crate::threads::streams::on_stream::<B, _>(|| {
+                return <$ret as $crate::record::call::forms::Returned<B>>::wrap($crate::threads::streams::on_stream::<B, _>(|| {
                     B::$name(
-                        <$first_ty as $crate::record::forms::Argument<B>>::plain($first)
-                        $(, <$ty as $crate::record::forms::Argument<B>>::plain($arg))*
+                        <$first_ty as $crate::record::call::forms::Argument<B>>::plain($first)
+                        $(, <$ty as $crate::record::call::forms::Argument<B>>::plain($arg))*
                     )
                 }));
             };
@@ -64,16 +64,16 @@ macro_rules! by_shape {
             let device = $first.device();
             let parameters = $crate::ops::parameters(&[$(&$crate::ops::Described(&$arg)),*]);
             let mut frame = $crate::record::call::CallFrame::<B>::open(stringify!($name));
-            let $first = <$first_ty as $crate::record::forms::Argument<B>>::take($first, &mut frame);
-            $(let $arg = <$ty as $crate::record::forms::Argument<B>>::take($arg, &mut frame);)*
+            let $first = <$first_ty as $crate::record::call::forms::Argument<B>>::take($first, &mut frame);
+            $(let $arg = <$ty as $crate::record::call::forms::Argument<B>>::take($arg, &mut frame);)*
             let described = frame.describe_by_shape(parameters, &device, shapes);
             let described = $crate::ops::FromShapes::from_shapes(described);
             frame.close::<$ret>(described, move |values| {
                 let mut $first = $first;
                 $(let mut $arg = $arg;)*
                 B::$name(
-                    $crate::record::forms::Slot::<B>::fetch(&mut $first, values)
-                    $(, $crate::record::forms::Slot::<B>::fetch(&mut $arg, values))*
+                    $crate::record::call::forms::Slot::<B>::fetch(&mut $first, values)
+                    $(, $crate::record::call::forms::Slot::<B>::fetch(&mut $arg, values))*
                 )
             })
         }
@@ -149,7 +149,7 @@ macro_rules! move_to {
         let [described] = frame.describe_by_shape(String::new(), $device, [shape]);
         let $device = $device.clone();
         frame.close(described, move |values| {
-            B::$name($crate::record::forms::Slot::<B>::fetch(&mut slot, values), &$device)
+            B::$name($crate::record::call::forms::Slot::<B>::fetch(&mut slot, values), &$device)
         })
     }};
 }

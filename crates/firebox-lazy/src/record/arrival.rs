@@ -12,8 +12,8 @@ use firebox_trace::{Bytes, Category, Label, OpIndex, Origin, Step, TensorIndex};
 use rustc_hash::FxHashMap;
 
 use crate::kind::Kind;
-use crate::record::limits::push;
 use crate::record::session::{self, Session};
+use crate::record::values::push;
 use crate::tensor::LazyTensor;
 
 /// A batch that arrives while this thread records: a copy of one that exists.

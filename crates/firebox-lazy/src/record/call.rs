@@ -4,6 +4,8 @@
 //! `ops` opens a frame for every call of `Lazy<B>` that is recorded. Closing the frame adds the
 //! call to the session.
 
+pub(crate) mod forms;
+
 use std::any::TypeId;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -17,8 +19,8 @@ use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
 use crate::kind::Kind;
+use crate::record::call::forms::{Returned, TensorSlot};
 use crate::record::describe::{Described, DescriptionClient};
-use crate::record::forms::{Returned, TensorSlot};
 use crate::record::known::{Form, Known, Sign};
 use crate::record::session::{self, Session};
 use crate::record::values::Values;

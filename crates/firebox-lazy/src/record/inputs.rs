@@ -7,7 +7,6 @@ use firebox_trace::TensorIndex;
 use rustc_hash::FxHashMap;
 
 use crate::kind::Value;
-use crate::record::session::Session;
 
 /// The rows that stand in for all rows of a tensor, by [`Input::id`].
 pub(crate) type Rows = FxHashMap<u64, Vec<usize>>;
@@ -97,34 +96,4 @@ pub(crate) fn rows_of<B: Backend>(value: Value<B>, rows: usize) -> Option<Tensor
         }
         Value::Quantized(_) => return None,
     })
-}
-
-impl<B: Backend> Session<B> {
-    /// The tensors that existed before the session and were met in it, in the order of their
-    /// indices.
-    pub(crate) fn inputs(&self) -> Vec<Input> {
-        let mut inputs: Vec<_> = self.met.iter().collect();
-        inputs.sort_by_key(|(_, index)| **index);
-        let input = |(id, index): (&u64, &TensorIndex)| {
-            let (shape, dtype) = self.form(*index);
-            Input { id: *id, tensor: *index, shape, dtype }
-        };
-        inputs.into_iter().map(input).collect()
-    }
-
-    /// The value of a tensor that nothing has used up: one that existed before the session, or host
-    /// data that was kept.
-    pub(crate) fn value_of(&self, tensor: TensorIndex) -> Option<TensorData> {
-        if let Some(data) = self.uploads.as_ref().and_then(|uploads| uploads.get(&tensor)) {
-            return Some(data.clone());
-        }
-        values_of(self.values.get(tensor)?.clone())
-    }
-
-    /// The first rows of an input.
-    pub(crate) fn rows_of_input(&self, input: &Input, rows: usize) -> Option<TensorData> {
-        let index = self.met.get(&input.id)?;
-        let value = self.values.get(*index)?;
-        rows_of(value.clone(), rows.min(*input.shape.first()?))
-    }
 }

@@ -1,16 +1,13 @@
 //! Limits of a recording: what its reads may run, and how much host memory it may take.
 
-use std::fmt;
-use std::sync::Arc;
-
 use burn_backend::{Backend, TensorData, TensorMetadata};
 use burn_ir::OperationIr;
 use burn_std::{DType, Shape};
 use firebox_trace::{Bytes, Description, OpIndex, Step, Trace};
 
 use crate::kind::Kind;
-use crate::module::read_is_refused;
-use crate::record::recording::RecordError;
+use crate::record::recorder::RecordError;
+use crate::record::rehearsing::read_is_refused;
 use crate::record::session::Session;
 use crate::tensor::LazyTensor;
 use crate::threads::progress;
@@ -52,20 +49,6 @@ fn of_rehearsal(trace: &Trace, calls: usize) -> Bytes {
     Bytes::new(PER_CALL * calls as u64) + host_bytes_of_descriptions(trace)
 }
 
-/// What a read inside a recording may run. See
-/// [`Recorder::limit_reads`](crate::Recorder::limit_reads).
-#[derive(Clone)]
-pub(crate) struct ReadLimit {
-    pub(crate) budget: Bytes,
-    pub(crate) footprint: Arc<dyn Fn(&Trace) -> Bytes + Send + Sync>,
-}
-
-impl fmt::Debug for ReadLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadLimit").field("budget", &self.budget).finish_non_exhaustive()
-    }
-}
-
 /// The panic payload that carries a refusal to [`Recorder::record`](crate::Recorder::record).
 pub(crate) struct Refused(pub(crate) RecordError);
 
@@ -74,15 +57,6 @@ impl Refused {
     fn unwind(error: RecordError) -> ! {
         std::panic::resume_unwind(Box::new(Self(error)))
     }
-}
-
-/// Appends to a list that may be the largest part of a recording. The list grows by a quarter,
-/// because doubling takes three times its size.
-pub(crate) fn push<T>(list: &mut Vec<T>, item: T) {
-    if list.len() == list.capacity() {
-        list.reserve_exact((list.len() / 4).max(64));
-    }
-    list.push(item);
 }
 
 impl<B: Backend> Session<B> {

@@ -5,7 +5,6 @@ use firebox_trace::{TensorIndex, Use};
 
 use crate::kind::Value;
 use crate::record::draws::Generator;
-use crate::record::limits::push;
 
 /// Runs one call on the backend.
 pub(crate) type Run<B> = Box<dyn FnOnce(&mut Values<B>) + Send>;
@@ -64,4 +63,13 @@ impl<B: Backend> Values<B> {
     pub(crate) fn store(&mut self, tensor: TensorIndex, value: Value<B>) {
         self.values[tensor.0 as usize] = Some(Box::new(value));
     }
+}
+
+/// Appends to a list that may be the largest part of a recording. The list grows by a quarter,
+/// because doubling takes three times its size.
+pub(crate) fn push<T>(list: &mut Vec<T>, item: T) {
+    if list.len() == list.capacity() {
+        list.reserve_exact((list.len() / 4).max(64));
+    }
+    list.push(item);
 }

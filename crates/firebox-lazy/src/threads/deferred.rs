@@ -20,7 +20,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::kind::{Kind, Value};
 use crate::record::inputs::to_host;
-use crate::record::recording::Recorder;
+use crate::record::recorder::Recorder;
 use crate::record::session::{self, Session};
 use crate::record::values::{Run, Values};
 use crate::tensor::{LazyTensor, Node, Promised, Stage, Ticket};

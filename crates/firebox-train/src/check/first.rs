@@ -8,17 +8,14 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
-use burn::tensor::backend::AutodiffBackend;
-use burn::train::{LearningComponentsTypes, TrainStep};
-use firebox_lazy::LazyBackend;
 use firebox_trace::{Call, Category, TensorIndex, Trace};
 
 use super::choice::Choice;
 use super::host::{Host, Observe};
 use super::verdict::Weighed;
 use super::{Check, Failure, Rows};
+use crate::components::{LazyComponents, TrainBatch};
 use crate::splitter::Splitter;
 
 /// The difference that counts as rounding, relative to the largest number of a tensor.
@@ -67,14 +64,10 @@ impl Made {
     }
 }
 
-impl<LC, S, M, I> Check<'_, LC, S, I>
+impl<LC, S> Check<'_, LC, S>
 where
-    LC: LearningComponentsTypes<TrainingModel = M>,
-    LC::Backend: LazyBackend,
-    <LC::Backend as AutodiffBackend>::InnerBackend:
-        LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
-    M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
-    S: Splitter<I>,
+    LC: LazyComponents,
+    S: Splitter<TrainBatch<LC>>,
 {
     /// The first operation that gives the first of `groups` groups of `size` items other values
     /// than the group has alone. The first group weighs `share` of all. `None` if there is no such

@@ -7,11 +7,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
-use burn::train::{LearningComponentsTypes, TrainStep};
 use firebox_dry::{HostValues, NotComputed};
 use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, fixed_draw, index_in_trace};
 use firebox_trace::{Bytes, Call, TensorIndex, Trace};
@@ -19,6 +18,7 @@ use firebox_trace::{Bytes, Call, TensorIndex, Trace};
 use super::sketch::{of_zeros, sketch};
 use super::verdict::Weighed;
 use super::{Check, Failure, Rows};
+use crate::components::{LazyComponents, TrainBatch};
 use crate::planner::labels::label_parameters;
 use crate::splitter::Splitter;
 
@@ -59,14 +59,10 @@ impl Host {
     }
 }
 
-impl<LC, S, M, I> Check<'_, LC, S, I>
+impl<LC, S> Check<'_, LC, S>
 where
-    LC: LearningComponentsTypes<TrainingModel = M>,
-    LC::Backend: LazyBackend,
-    <LC::Backend as AutodiffBackend>::InnerBackend:
-        LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
-    M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
-    S: Splitter<I>,
+    LC: LazyComponents,
+    S: Splitter<TrainBatch<LC>>,
 {
     /// Runs the chosen items in `range` on the host, and calls `observe` for each call.
     pub(super) fn run_on_host(
@@ -79,7 +75,7 @@ where
         let weight = self.weight_on_device(range.clone(), rows)?;
         let recorder = Recorder::new().fixed_draws().keep_uploads().refuse_reads();
         let model = self.learner.model();
-        let recording = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
+        let recording = recorder.record::<LC::Base, _>(|| {
             label_parameters(&model);
             let micro = self.splitter.range(self.batch, range);
             let grads = self.learner.train_step(micro).grads;
@@ -134,7 +130,7 @@ where
     /// read.
     fn weight_on_device(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<f64, Failure> {
         let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
-        let recording = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
+        let recording = recorder.record::<LC::Base, _>(|| {
             self.splitter.weight(&self.splitter.range(self.batch, range))
         })?;
         Ok(*recording.result())

@@ -15,15 +15,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
-use burn::train::{Learner, LearningComponentsTypes, TrainStep};
+use burn::train::Learner;
 use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, SavedStates, rehearsing, restore};
 use firebox_trace::{Bytes, MemoryModel, Trace};
 
-use crate::error::{TrainError, panic_message};
+use crate::components::{LazyComponents, TrainBatch};
+use crate::device::panics::panic_message;
+use crate::error::TrainError;
 use crate::gradients::{Reduction, has_untrained};
 use crate::planner::rehearsal::recording_bytes;
 use crate::share::with_share;
@@ -35,7 +37,7 @@ mod host;
 mod pace;
 mod rows;
 mod sketch;
-mod verdict;
+pub(crate) mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
 pub(crate) use self::host::Host;
@@ -86,10 +88,10 @@ pub(crate) enum Outcome {
 }
 
 /// The inputs of a check.
-pub(crate) struct Check<'a, LC: LearningComponentsTypes, S, I> {
+pub(crate) struct Check<'a, LC: LazyComponents, S> {
     pub(crate) learner: &'a Learner<LC>,
     pub(crate) splitter: &'a S,
-    pub(crate) batch: &'a I,
+    pub(crate) batch: &'a TrainBatch<LC>,
     pub(crate) items: usize,
     /// The total weight of the items.
     pub(crate) weight: f64,
@@ -124,14 +126,10 @@ impl From<RecordError> for Failure {
     }
 }
 
-impl<LC, S, M, I> Check<'_, LC, S, I>
+impl<LC, S> Check<'_, LC, S>
 where
-    LC: LearningComponentsTypes<TrainingModel = M>,
-    LC::Backend: LazyBackend,
-    <LC::Backend as AutodiffBackend>::InnerBackend:
-        LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
-    M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
-    S: Splitter<I>,
+    LC: LazyComponents,
+    S: Splitter<TrainBatch<LC>>,
 {
     /// Checks a few items first and, if they agree, more. A loss that sorts or picks items may
     /// treat a few of them alike.
@@ -207,7 +205,7 @@ where
         let weights: Vec<f64> =
             gradients.singles.iter().map(|single| single.weight / size as f64).collect();
         let share = gradients.singles[0].weight / gradients.whole.weight;
-        let (paths, dtype) = parameters::<LC::Backend, M>(&self.learner.model());
+        let (paths, dtype) = parameters::<LC::Backend, _>(&self.learner.model());
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
         let precision = Precision::of(dtype);
         let precision = if self.normalizes { precision.behind_equal_items() } else { precision };
@@ -299,9 +297,7 @@ where
     fn look(&self, count: usize, keeps: bool) -> (Vec<OfBatch>, Candidates) {
         let recorder = Recorder::new().refuse_reads();
         let cut = catch_unwind(AssertUnwindSafe(|| {
-            recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
-                self.splitter.range(self.batch, 0..1)
-            })
+            recorder.record::<LC::Base, _>(|| self.splitter.range(self.batch, 0..1))
         }));
         let recording = match cut {
             Ok(Ok(recording)) => recording,
@@ -337,7 +333,7 @@ where
     fn weights(&self, candidates: usize) -> Option<Vec<u64>> {
         let of = |item| self.splitter.weight(&self.splitter.range(self.batch, item..item + 1));
         let weigh = || (0..candidates).map(|item| of(item).to_bits()).collect::<Vec<u64>>();
-        let record = || Recorder::new().record::<<LC::Backend as LazyBackend>::Base, _>(weigh);
+        let record = || Recorder::new().record::<LC::Base, _>(weigh);
         let recording = catch_unwind(AssertUnwindSafe(record)).ok()?.ok()?;
         let weights = recording.result().clone();
         recording.discard();
@@ -363,13 +359,13 @@ where
         let share = range.len() as f64 / rows.chosen.len() as f64;
         let range = range.start + rows.first()..range.end + rows.first();
         let model = self.learner.model();
-        let snapshot = has_untrained::<LC::Backend, M>(&model).then(|| model.clone().into_record());
+        let snapshot = has_untrained::<LC::Backend, _>(&model).then(|| model.clone().into_record());
         let states = SavedStates::save();
         let run =
             catch_unwind(AssertUnwindSafe(|| rehearsing(|| with_share(share, || run(range)))));
         states.restore();
         if let Some(snapshot) = snapshot {
-            let restored = restore::<LC::Backend, M>(&model, snapshot);
+            let restored = restore::<LC::Backend, _>(&model, snapshot);
             restored.map_err(|error| Failure::Impossible(error.to_string()))?;
         }
         if let Some(device) = model.devices().first() {
@@ -394,7 +390,7 @@ where
         let needs = move |trace: &Trace| memory.footprint(trace).growth();
         let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
         let recorder = recorder.limit_reads(self.budget, needs);
-        let recording = recorder.record::<<LC::Backend as LazyBackend>::Base, _>(|| {
+        let recording = recorder.record::<LC::Base, _>(|| {
             let micro = self.splitter.range(self.batch, range);
             let weight = self.splitter.weight(&micro);
             (self.learner.train_step(micro).grads, weight)

@@ -11,8 +11,8 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
-use crate::device::prerequisites::{Looked, Version};
-use crate::error::TrainError;
+use crate::device::nvidia_error::NvidiaError;
+use crate::device::panics::panic_message;
 
 /// The memory of a device, and who holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,69 +27,6 @@ pub struct DeviceUsage {
     /// What other processes hold and what the driver keeps for itself: all that is neither free nor
     /// this process's. `None` if `held_by_process` is.
     pub held_by_others: Option<Bytes>,
-}
-
-/// Why CUDA cannot be used, or why the memory of an NVIDIA device is unknown.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NvidiaError {
-    /// The driver's library cannot be loaded.
-    #[error(
-        "there is no NVIDIA driver: the library `libcuda` cannot be loaded; install the driver, or in a container pass \
-         the device through"
-    )]
-    NoDriver,
-    /// The library that compiles kernels cannot be loaded.
-    #[error(
-        "kernels cannot be compiled: the library `libnvrtc` cannot be loaded; install the CUDA toolkit {version} or \
-         Python's package `nvidia-cuda-nvrtc`, and name the folder with the library in `LD_LIBRARY_PATH`"
-    )]
-    NoCompiler {
-        /// The version of CUDA that the program was built for.
-        version: Version,
-    },
-    /// The headers that kernels include were not found.
-    #[error(
-        "kernels cannot be compiled: {looked}; install the CUDA toolkit, and set `CUDA_PATH` to the folder in which its \
-         `include` lies, such as /usr/local/cuda"
-    )]
-    NoHeaders {
-        /// Where they were looked for.
-        looked: Looked,
-    },
-    /// The driver is older than what must run on it.
-    #[error(
-        "the NVIDIA driver knows CUDA {driver}, and {of} needs {needed}: update the driver, or install the CUDA toolkit \
-         {driver} and build the program with `CUDARC_CUDA_VERSION={number}`", number = driver.0
-    )]
-    DriverTooOld {
-        /// The newest CUDA version that the driver supports.
-        driver: Version,
-        /// The required version.
-        needed: Version,
-        /// What requires it.
-        of: &'static str,
-    },
-    /// The driver exists but does not work.
-    #[error(
-        "the NVIDIA driver cannot be used: {cause}; see whether `nvidia-smi` lists a device and whether \
-         `CUDA_VISIBLE_DEVICES` hides it"
-    )]
-    Unusable {
-        /// Its error.
-        cause: String,
-    },
-    /// The driver cannot report the memory of a device.
-    #[error(
-        "the NVIDIA driver cannot tell the memory of device {device}: {cause}; see whether `nvidia-smi` lists it and \
-         whether `CUDA_VISIBLE_DEVICES` hides it"
-    )]
-    Driver {
-        /// The number of the device, as CUDA counts visible devices.
-        device: usize,
-        /// The driver's error.
-        cause: String,
-    },
 }
 
 /// The memory of the CUDA device with this number, counted as in burn's `CudaDevice`.
@@ -115,13 +52,13 @@ pub fn cuda_memory(device: usize) -> Result<DeviceUsage, NvidiaError> {
     let cause = match asked {
         Ok(Ok(usage)) => return Ok(usage),
         Ok(Err(error)) => error.to_string(),
-        Err(panic) => crate::error::panic_message(&*panic),
+        Err(panic) => panic_message(&*panic),
     };
     Err(NvidiaError::Driver { device, cause })
 }
 
 /// The memory of the CUDA device with this number, in the form a budget takes.
-pub(crate) fn memory_info(device: usize) -> Result<MemoryInfo, TrainError> {
+pub(crate) fn memory_info(device: usize) -> Result<MemoryInfo, NvidiaError> {
     let usage = cuda_memory(device)?;
     Ok(MemoryInfo::new(usage.total, usage.free, format!("CUDA device {device}")))
 }

@@ -2,16 +2,14 @@
 //! them, and then panics on a thread of its own. Called through `DeviceMemory::prerequisites`
 //! before training.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cubecl::cuda::install::cuda_path;
 use cudarc::driver::sys::CUDA_VERSION;
 
-use crate::device::nvidia::{NvidiaError, driver_is_there};
-use crate::error::panic_message;
-
-/// The header that every kernel of CubeCL includes.
-const HEADER: &str = "include/cuda_runtime.h";
+use crate::device::nvidia::driver_is_there;
+use crate::device::nvidia_error::{HEADER, Looked, NvidiaError, Version};
+use crate::device::panics::panic_message;
 
 /// Checks that CUDA can be used. It needs the driver and at least one device, NVRTC, which compiles
 /// kernels at run time, and CUDA's headers.
@@ -45,35 +43,6 @@ pub fn check_cuda() -> Result<(), NvidiaError> {
         Err(panic) => return Err(NvidiaError::Unusable { cause: panic_message(&*panic) }),
     };
     check_versions(driver, compiler, Version(CUDA_VERSION as i32))
-}
-
-/// A CUDA version in the driver's notation: 13000 is 13.0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version(pub i32);
-
-impl Version {
-    const fn major(self) -> i32 {
-        self.0 / 1000
-    }
-}
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.major(), self.0 % 1000 / 10)
-    }
-}
-
-/// Where CUDA's headers were looked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Looked(Option<PathBuf>);
-
-impl std::fmt::Display for Looked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.0 {
-            Some(path) => write!(f, "{} has no `{HEADER}`", path.display()),
-            None => write!(f, "CUDA is in none of the usual folders"),
-        }
-    }
 }
 
 /// A driver refuses the output of a newer compiler, and lacks functions of a newer generation.

@@ -18,8 +18,9 @@ use firebox_plan::Plan;
 use firebox_trace::Items;
 
 use crate::device::DeviceMemory;
+use crate::device::panics::panic_message;
 use crate::device::panics::{Listener, without_backtrace};
-use crate::error::{DeviceFailure, During, TrainError, panic_message};
+use crate::error::{DeviceFailure, During, TrainError};
 
 /// How long to wait for a device that failed.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -12,8 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use burn::module::{AutodiffModule, Module};
-use burn::tensor::backend::AutodiffBackend;
-use burn::train::{InferenceStep, LearningComponentsTypes, TrainOutput, TrainStep};
+use burn::train::{InferenceStep, LearningComponentsTypes, TrainOutput};
 use firebox_lazy::{
     Arrival, HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, host_bytes_of_descriptions,
     host_bytes_of_rehearsal, mark, rehearse,
@@ -24,7 +23,9 @@ use firebox_trace::{
     Step, TensorIndex, TensorInfo, Trace,
 };
 
-use crate::error::{Phase, TrainError, panic_message};
+use crate::components::{LazyComponents, TrainBatch, TrainItem};
+use crate::device::panics::panic_message;
+use crate::error::{Phase, TrainError};
 use crate::gradients::{GradientSum, Reduction, forget_graphs_without};
 use crate::planner::labels::{
     label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
@@ -33,9 +34,12 @@ use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
 use crate::planner::pieces::{Piece, representative};
-use crate::run::strategy::OUTPUTS_HELD;
 use crate::splitter::Splitter;
 use crate::whole::{Join, Joins, add_outputs_of_others, joined};
+
+/// While a micro-step runs, the metrics thread may hold the outputs of this many earlier
+/// micro-steps.
+pub(crate) const OUTPUTS_HELD: usize = 1;
 
 /// How many validation batches are rehearsed: enough for the metrics to hold the outputs of as many
 /// micro-steps as they may.
@@ -106,18 +110,15 @@ pub(crate) struct RehearsalPlan {
 pub(crate) fn rehearse_training<LC, S>(
     learner: &burn::train::Learner<LC>,
     splitter: &S,
-    batch: &<LC::TrainingModel as TrainStep>::Input,
+    batch: &TrainBatch<LC>,
     split: Split,
     course: RehearsalPlan,
     joins: &Joins,
     recorder: &Recorder,
 ) -> Result<Rehearsal, TrainError>
 where
-    LC: LearningComponentsTypes,
-    LC::Backend: LazyBackend,
-    <LC::Backend as AutodiffBackend>::InnerBackend:
-        LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
-    S: Splitter<<LC::TrainingModel as TrainStep>::Input>,
+    LC: LazyComponents,
+    S: Splitter<TrainBatch<LC>>,
 {
     let pieces = representative(split, course.batches, course.pages);
     let model = learner.model();
@@ -132,7 +133,7 @@ where
             let mut outputs = Outputs::new(joins.of());
             label_parameters(model);
             if course.has_stepped {
-                mark::<<LC::Backend as LazyBackend>::Base>(Mark::SteppedBefore);
+                mark::<LC::Base>(Mark::SteppedBefore);
             }
             let iterations = course.iterations as usize;
             for iteration in 1..=iterations {
@@ -147,7 +148,7 @@ where
         })
     })?;
     label_by_lifetime(&mut trace.trace);
-    if joins.of::<<LC::TrainingModel as TrainStep>::Output>().is_some() {
+    if joins.of::<TrainItem<LC>>().is_some() {
         add_outputs_of_others(&mut trace.trace, missing(split, &pieces));
     }
     retire_what_is_replaced(&mut trace.trace);
@@ -159,17 +160,14 @@ where
 fn iterate<LC, S>(
     learner: &mut burn::train::Learner<LC>,
     labels: &LC::TrainingModel,
-    (splitter, batch): (&S, &<LC::TrainingModel as TrainStep>::Input),
+    (splitter, batch): (&S, &TrainBatch<LC>),
     pieces: &[Piece],
-    outputs: &mut Outputs<'_, <LC::TrainingModel as TrainStep>::Output>,
+    outputs: &mut Outputs<'_, TrainItem<LC>>,
 ) where
-    LC: LearningComponentsTypes,
-    LC::Backend: LazyBackend,
-    <LC::Backend as AutodiffBackend>::InnerBackend:
-        LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
-    S: Splitter<<LC::TrainingModel as TrainStep>::Input>,
+    LC: LazyComponents,
+    S: Splitter<TrainBatch<LC>>,
 {
-    let note = mark::<<LC::Backend as LazyBackend>::Base>;
+    let note = mark::<LC::Base>;
     let accumulates = pieces.len() > 1;
     let mut sum = GradientSum::new();
     learner.lr_step();
@@ -210,11 +208,10 @@ fn iterate<LC, S>(
 pub(crate) fn train_step<LC>(
     learner: &burn::train::Learner<LC>,
     model: &LC::TrainingModel,
-    micro: <LC::TrainingModel as TrainStep>::Input,
-) -> TrainOutput<<LC::TrainingModel as TrainStep>::Output>
+    micro: TrainBatch<LC>,
+) -> TrainOutput<TrainItem<LC>>
 where
-    LC: LearningComponentsTypes,
-    LC::Backend: LazyBackend,
+    LC: LazyComponents,
 {
     let output = learner.train_step(micro);
     forget_graphs_without::<LC::Backend, _>(model, &output.grads);

@@ -10,7 +10,8 @@ use std::path::Path;
 
 use burn::train::Interrupter;
 
-use crate::error::{TrainError, panic_message};
+use crate::device::panics::panic_message;
+use crate::error::TrainError;
 
 /// The newest epoch with a complete checkpoint.
 ///

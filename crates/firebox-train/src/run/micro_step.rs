@@ -12,7 +12,8 @@ use firebox_lazy::{
 use firebox_trace::{Bytes, Items};
 
 use crate::device::DeviceMemory;
-use crate::error::{Phase, TrainError, panic_message};
+use crate::device::panics::panic_message;
+use crate::error::{Phase, TrainError};
 use crate::planner::shape::Shape;
 use crate::planner::{Admission, Applicant, Planner};
 use crate::share::with_share;

@@ -16,27 +16,25 @@ mod outcome;
 mod validation;
 mod work;
 
-use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::{DataLoader, Progress};
-use burn::module::AutodiffModule;
-use burn::optim::Optimizer;
-use burn::optim::lr_scheduler::LrScheduler;
-use burn::tensor::backend::AutodiffBackend;
+use burn::module::Module;
+use burn::tensor::Device;
 use burn::train::{
-    InferenceStep, Interrupter, Learner, LearningComponentsMarker, SupervisedLearningStrategy,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
+    Interrupter, Learner, LearnerModelRecord, LearningComponentsTypes, SupervisedLearningStrategy,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
 };
 use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard};
 use firebox_trace::Bytes;
 
-use crate::device::DeviceMemory;
+use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::own_pool::TrainingPool;
+use crate::device::panics::panic_message;
 use crate::device::watch::Watch;
-use crate::error::{During, Phase, TrainError, panic_message};
+use crate::error::{During, Phase, TrainError};
 use crate::gradients::Reduction;
 use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
@@ -51,8 +49,8 @@ use crate::weights;
 
 use self::accumulated::Accumulated;
 use self::again::{restored_scheduler, seed_epoch, skip_epochs};
+use self::begin::Start;
 use self::coupled::{Known, Means, ToSplit};
-pub(crate) use self::metrics::OUTPUTS_HELD;
 use self::metrics::{Output, Outputs, Place, Sender};
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
 
@@ -60,46 +58,30 @@ pub(crate) use self::outcome::{Outcome, OutcomeOf};
 /// from the second batch on.
 const MEASURED_BATCHES: usize = 3;
 
-/// The components of burn's Learner for a model, an optimizer and a learning-rate scheduler.
-pub(crate) type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, O>;
-
 /// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
-pub(crate) struct AutoBatch<B, LR, M, O, ST, SV>
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-    O: Optimizer<M, B>,
-    LR: LrScheduler,
-{
+pub(crate) struct AutoBatch<LC: LazyComponents, ST, SV> {
     pub(crate) settings: Settings,
     pub(crate) train_splitter: ST,
     pub(crate) valid_splitter: SV,
     /// The scheduler before training.
-    pub(crate) scheduler: LR,
-    pub(crate) outcome: Arc<Mutex<OutcomeOf<B, LR, M, O>>>,
-    pub(crate) components: PhantomData<fn() -> B>,
+    pub(crate) scheduler: LC::LrScheduler,
+    pub(crate) outcome: Arc<Mutex<OutcomeOf<LC>>>,
 }
 
-impl<B, LR, M, O, ST, SV> SupervisedLearningStrategy<Components<B, LR, M, O>>
-    for AutoBatch<B, LR, M, O, ST, SV>
+impl<LC, ST, SV> SupervisedLearningStrategy<LC> for AutoBatch<LC, ST, SV>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: Optimizer<M, B> + 'static,
-    ST: Splitter<M::Input>,
-    SV: Splitter<<M::InnerModule as InferenceStep>::Input>,
+    LC: LazyComponents,
+    ST: Splitter<TrainBatch<LC>>,
+    SV: Splitter<ValidBatch<LC>>,
 {
     fn fit(
         &self,
-        components: TrainingComponents<Components<B, LR, M, O>>,
-        mut learner: Learner<Components<B, LR, M, O>>,
-        train_loader: TrainLoader<Components<B, LR, M, O>>,
-        valid_loader: ValidLoader<Components<B, LR, M, O>>,
+        components: TrainingComponents<LC>,
+        mut learner: Learner<LC>,
+        train_loader: TrainLoader<LC>,
+        valid_loader: ValidLoader<LC>,
         starting_epoch: usize,
-    ) -> (M, SupervisedTrainingEventProcessor<Components<B, LR, M, O>>) {
+    ) -> (LC::TrainingModel, SupervisedTrainingEventProcessor<LC>) {
         let device = learner.model().devices()[0].clone();
         let train_loader = train_loader.to_device(&device);
         let valid_loader = valid_loader.to_device(&device);
@@ -119,10 +101,14 @@ where
         let store = components.event_store;
         let (mut checkpointer, mut early_stopping) =
             (components.checkpointer, components.early_stopping);
-        let mut run = self.begin(learner, components.event_processor, scheduler, starting_epoch);
-        run.interrupter = components.interrupter.clone();
-        run.accumulation = components.grad_accumulation.unwrap_or(1).max(1);
-        run.saves = checkpointer.is_some();
+        let start = Start {
+            scheduler,
+            epoch: starting_epoch,
+            interrupter: components.interrupter.clone(),
+            accumulation: components.grad_accumulation.unwrap_or(1).max(1),
+            saves: checkpointer.is_some(),
+        };
+        let mut run = self.begin(learner, components.event_processor, start);
         let epochs = || {
             skipped.unwrap_or_else(|panic| resume_unwind(panic));
             run.epochs(
@@ -150,38 +136,25 @@ where
     }
 }
 
-impl<B, LR, M, O, ST, SV> AutoBatch<B, LR, M, O, ST, SV>
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-    O: Optimizer<M, B>,
-    LR: LrScheduler,
-{
-    fn outcome(&self) -> std::sync::MutexGuard<'_, OutcomeOf<B, LR, M, O>> {
+impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
+    fn outcome(&self) -> std::sync::MutexGuard<'_, OutcomeOf<LC>> {
         self.outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 /// A training run in progress.
-struct Run<'a, B, LR, M, O, ST, SV>
-where
-    B: AutodiffBackend + LazyBackend,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: Optimizer<M, B> + 'static,
-{
-    strategy: &'a AutoBatch<B, LR, M, O, ST, SV>,
+struct Run<'a, LC: LazyComponents, ST, SV> {
+    strategy: &'a AutoBatch<LC, ST, SV>,
     /// The scheduler as it was when training began, and the number of its steps since. burn's
     /// Learner does not give access to its own.
-    scheduler: LR,
+    scheduler: LC::LrScheduler,
     scheduler_steps: usize,
-    learner: Learner<Components<B, LR, M, O>>,
-    processor: SupervisedTrainingEventProcessor<Components<B, LR, M, O>>,
+    learner: Learner<LC>,
+    processor: SupervisedTrainingEventProcessor<LC>,
     interrupter: Interrupter,
     /// How many loader batches one optimizer step takes.
     accumulation: usize,
-    device: B::Device,
+    device: Device<LC::Base>,
     /// Whether burn writes checkpoints.
     saves: bool,
     /// Drops the tensors that burn's metrics and checkpoint threads leave.
@@ -196,12 +169,12 @@ where
     latest: Option<Shape>,
     /// How many more batches to compare with a prediction.
     unmeasured: usize,
-    watch: Watch<<B as LazyBackend>::Base>,
+    watch: Watch<LC::Base>,
     /// The epoch, and how many of its loader batches the model has learned from.
     position: (usize, usize),
     /// The model before the first micro-step since the last optimizer step, if it may have running
     /// statistics.
-    batch_start: Option<M::Record>,
+    batch_start: Option<LearnerModelRecord<LC>>,
     optimizer_lost: bool,
     /// Whether the model has tensors that may be running statistics.
     keeps_statistics: bool,
@@ -209,7 +182,6 @@ where
     /// The device's pool if it is our own. In use from the first plan on.
     pool: Option<Arc<TrainingPool>>,
     signals: Option<Signals>,
-    phantom: PhantomData<B>,
 }
 
 /// What a batch leaves once its micro-batches have run.
@@ -221,31 +193,24 @@ struct Ran<T> {
 }
 
 /// The loaders for training and validation.
-type Loaders<'a, B, M> = (
-    &'a dyn DataLoader<B, <M as TrainStep>::Input>,
-    &'a dyn DataLoader<<B as AutodiffBackend>::InnerBackend, ValidInput<M, B>>,
+type Loaders<'a, LC> = (
+    &'a dyn DataLoader<<LC as LearningComponentsTypes>::Backend, TrainBatch<LC>>,
+    &'a dyn DataLoader<<LC as LazyComponents>::Inner, ValidBatch<LC>>,
 );
 
-type ValidInput<M, B> = <<M as AutodiffModule<B>>::InnerModule as InferenceStep>::Input;
-
-impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: Optimizer<M, B> + 'static,
-    ST: Splitter<M::Input>,
-    SV: Splitter<ValidInput<M, B>>,
+    LC: LazyComponents,
+    ST: Splitter<TrainBatch<LC>>,
+    SV: Splitter<ValidBatch<LC>>,
 {
     /// Trains and validates in each epoch. Then calls `checkpoint`, and ends if `stops_early` says
     /// so.
     fn epochs(
         &mut self,
-        (train, valid): Loaders<'_, B, M>,
+        (train, valid): Loaders<'_, LC>,
         epochs: RangeInclusive<usize>,
-        mut checkpoint: impl FnMut(&Learner<Components<B, LR, M, O>>, usize),
+        mut checkpoint: impl FnMut(&Learner<LC>, usize),
         mut stops_early: impl FnMut(usize) -> bool,
     ) -> Result<(), TrainError> {
         if epochs.is_empty() {
@@ -272,12 +237,12 @@ where
     fn train_epoch(
         &mut self,
         planner: &mut Planner,
-        loader: &dyn DataLoader<B, M::Input>,
+        loader: &dyn DataLoader<LC::Backend, TrainBatch<LC>>,
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         self.position = (epoch.items_processed, 0);
         if let Some(seed) = self.strategy.settings.seed {
-            seed_epoch::<B>(&self.device, seed, epoch.items_processed);
+            seed_epoch::<LC::Backend>(&self.device, seed, epoch.items_processed);
         }
         self.loader_items = loader.num_items();
         let mut iterator = self.gate.starting(|| loader.iter());
@@ -313,9 +278,9 @@ where
     fn train_batch(
         &mut self,
         planner: &mut Planner,
-        batch: M::Input,
+        batch: TrainBatch<LC>,
         mut at: Place,
-        accumulated: &mut Accumulated<M>,
+        accumulated: &mut Accumulated<LC::TrainingModel>,
     ) -> Result<(), TrainError> {
         let iteration = at.iteration;
         let items = self.strategy.train_splitter.items(&batch)?;
@@ -363,11 +328,11 @@ where
     fn run_batch(
         &mut self,
         planner: &mut Planner,
-        (batch, total): (&M::Input, f64),
+        (batch, total): (&TrainBatch<LC>, f64),
         prepared: Prepared,
         at: &Place,
-        accumulated: &mut Accumulated<M>,
-    ) -> Result<Ran<M::Output>, TrainError> {
+        accumulated: &mut Accumulated<LC::TrainingModel>,
+    ) -> Result<Ran<TrainItem<LC>>, TrainError> {
         let sum = self.sum_if_split(&prepared);
         let Prepared { shape, plan, held, made, .. } = prepared;
         let (splitter, settings) = (&self.strategy.train_splitter, &self.strategy.settings);
@@ -377,7 +342,7 @@ where
         let (known, learner) = (&mut self.known, &self.learner);
         let micro_batch = items / 2;
         let to_split = ToSplit { batch, items, weight: total, micro_batch, splitter, settings };
-        let mut micro_step = MicroStep::<B, M, M::Input, ST> {
+        let mut micro_step = MicroStep::<LC::Backend, LC::TrainingModel, TrainBatch<LC>, ST> {
             phase: Phase::Training,
             may_split: &mut |planner| match std::mem::replace(&mut is_asked, true) {
                 true => Ok(Bytes::ZERO),
@@ -395,7 +360,7 @@ where
             queue: queue(&self.training, &self.device),
             pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),
         };
-        let (queue, watch) = (queue::<B>(&self.training, &self.device), &self.watch);
+        let (queue, watch) = (queue::<LC::Backend>(&self.training, &self.device), &self.watch);
         let sender = sender(&mut self.processor, &self.training, &self.gate);
         let mut outputs = Outputs::of_batch(sender, at, settings.joins.of());
         let mut parts = 0.0;
@@ -423,7 +388,7 @@ where
     fn optimizer_step(
         &mut self,
         planner: &mut Planner,
-        accumulated: &mut Accumulated<M>,
+        accumulated: &mut Accumulated<LC::TrainingModel>,
         iteration: usize,
     ) -> Result<(), TrainError> {
         let done = std::mem::replace(accumulated, Accumulated::new());
@@ -431,7 +396,7 @@ where
         let rest = weights::rest(reference, weight, self.strategy.settings.reduction);
         let pool = self.pool.as_deref();
         let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
-        let stepped = queue::<B>(&self.training, &self.device).alone(|| {
+        let stepped = queue::<LC::Backend>(&self.training, &self.device).alone(|| {
             let grads = sum.finish(&self.learner.model(), rest);
             // From here on, a failure loses the model.
             self.watch.check()?;

@@ -1,29 +1,19 @@
 //! Keeps account of a run's memory: describes what is alive outside of its steps, and compares
 //! predictions with measurements.
 
-use burn::module::AutodiffModule;
-use burn::optim::Optimizer;
-use burn::optim::lr_scheduler::LrScheduler;
-use burn::tensor::backend::AutodiffBackend;
-use burn::train::{InferenceStep, TrainStep};
-use firebox_lazy::LazyBackend;
 use firebox_trace::Bytes;
 
 use super::Run;
+use crate::components::LazyComponents;
 use crate::device::DeviceMemory;
 use crate::error::{TrainError, over_budget};
 use crate::planner::Planner;
 use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
 
-impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: Optimizer<M, B> + 'static,
+    LC: LazyComponents,
 {
     /// What goes on outside of the steps for batches of `items` items.
     pub(super) fn overhead(&self, items: usize) -> Overhead {
@@ -52,7 +42,7 @@ where
         let mut outcome = self.strategy.outcome();
         let memory = outcome.memory.get_or_insert_default();
         memory.predicted = predicted;
-        let usage = <B as LazyBackend>::Base::pool_usage(&self.device);
+        let usage = LC::Base::pool_usage(&self.device);
         let others = settings.others.held;
         let (measured, limit) = match usage {
             Some(usage) => (Some(usage.reserved - others), budget),

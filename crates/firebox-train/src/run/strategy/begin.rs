@@ -1,42 +1,41 @@
 //! Begins a run: takes over the learner and the device, and holds loader threads back. The strategy
 //! calls it once.
 
-use std::marker::PhantomData;
-
-use burn::module::AutodiffModule;
-use burn::optim::Optimizer;
-use burn::optim::lr_scheduler::LrScheduler;
-use burn::tensor::backend::AutodiffBackend;
-use burn::train::{
-    InferenceStep, Interrupter, Learner, SupervisedTrainingEventProcessor, TrainStep,
-};
-use firebox_lazy::{LazyBackend, LoaderGate, TrainingGuard};
+use burn::module::Module;
+use burn::train::{Interrupter, Learner, SupervisedTrainingEventProcessor};
+use firebox_lazy::{LoaderGate, TrainingGuard};
 use firebox_trace::Bytes;
 
 use super::coupled::Known;
-use super::{AutoBatch, Components, Run};
+use super::{AutoBatch, Run};
+use crate::components::LazyComponents;
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::gradients::has_untrained;
 use crate::signals::Signals;
 
-impl<B, LR, M, O, ST, SV> AutoBatch<B, LR, M, O, ST, SV>
-where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: Optimizer<M, B> + 'static,
-{
+/// What a run begins with, besides the learner.
+pub(super) struct Start<S> {
+    pub(super) scheduler: S,
+    /// The first epoch.
+    pub(super) epoch: usize,
+    pub(super) interrupter: Interrupter,
+    /// How many loader batches one optimizer step takes.
+    pub(super) accumulation: usize,
+    /// Whether burn writes checkpoints.
+    pub(super) saves: bool,
+}
+
+impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
     /// A run that begins.
     pub(super) fn begin(
         &self,
-        learner: Learner<Components<B, LR, M, O>>,
-        processor: SupervisedTrainingEventProcessor<Components<B, LR, M, O>>,
-        scheduler: LR,
-        starting_epoch: usize,
-    ) -> Run<'_, B, LR, M, O, ST, SV> {
+        learner: Learner<LC>,
+        processor: SupervisedTrainingEventProcessor<LC>,
+        start: Start<LC::LrScheduler>,
+    ) -> Run<'_, LC, ST, SV> {
+        let Start { scheduler, epoch, interrupter, accumulation, saves } = start;
         let model = learner.model();
         let device = model.devices()[0].clone();
         let gate = LoaderGate::enter();
@@ -49,27 +48,25 @@ where
             scheduler_steps: 0,
             learner,
             processor,
-            interrupter: Interrupter::new(),
-            accumulation: 1,
-            saves: false,
-            training: <B as LazyBackend>::Base::FUSES
-                .then(TrainingGuard::enter::<<B as LazyBackend>::Base>),
+            interrupter,
+            accumulation,
+            saves,
+            training: LC::Base::FUSES.then(TrainingGuard::enter::<LC::Base>),
             gate,
             loader_limit: Bytes::ZERO,
             loader_items: 0,
             latest: None,
             unmeasured: 0,
             watch: Watch::new(device.clone()),
-            position: (starting_epoch, 0),
+            position: (epoch, 0),
             batch_start: None,
             optimizer_lost: false,
-            keeps_statistics: has_untrained::<B, M>(&model),
+            keeps_statistics: has_untrained::<LC::Backend, _>(&model),
             known: Known::default(),
-            pool: <B as LazyBackend>::Base::own_pool(&device)
+            pool: LC::Base::own_pool(&device)
                 .map(|pool| TrainingPool::begin(pool, self.settings.others).into()),
             signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
             device,
-            phantom: PhantomData,
         }
     }
 }

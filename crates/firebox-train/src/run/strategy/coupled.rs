@@ -5,14 +5,12 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use burn::module::AutodiffModule;
-use burn::tensor::backend::AutodiffBackend;
-use burn::train::{Learner, LearningComponentsTypes, TrainStep};
-use firebox_lazy::LazyBackend;
+use burn::module::Module;
+use burn::train::Learner;
 use firebox_trace::{Bytes, MemoryModel};
 
 use crate::check::{Check, HIDDEN_WEIGHTS, Host, OF_STATISTICS, Outcome, SplitCheck};
-use crate::device::DeviceMemory;
+use crate::components::{LazyComponents, TrainBatch};
 use crate::error::TrainError;
 use crate::planner::Planner;
 use crate::run::micro_step::give_back;
@@ -150,19 +148,15 @@ impl Means {
 
     /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
     /// memory that the check needed, including what is held.
-    pub(super) fn ask<LC, S, M, I>(
+    pub(super) fn ask<LC, S>(
         &self,
         known: &mut Known,
         learner: &Learner<LC>,
-        to_split: &ToSplit<'_, I, S>,
+        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
     ) -> Result<Bytes, TrainError>
     where
-        LC: LearningComponentsTypes<TrainingModel = M>,
-        LC::Backend: LazyBackend<Base: DeviceMemory>,
-        <LC::Backend as AutodiffBackend>::InnerBackend:
-            LazyBackend<Base = <LC::Backend as LazyBackend>::Base>,
-        M: TrainStep<Input = I> + AutodiffModule<LC::Backend> + core::fmt::Display + 'static,
-        S: Splitter<I>,
+        LC: LazyComponents,
+        S: Splitter<TrainBatch<LC>>,
     {
         let ToSplit { batch, items, weight, micro_batch, splitter, settings } = *to_split;
         if !known.asks(items, weight) {

@@ -3,31 +3,24 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::module::AutodiffModule;
-use burn::optim::Optimizer;
-use burn::optim::lr_scheduler::LrScheduler;
-use burn::tensor::backend::AutodiffBackend;
+use burn::lr_scheduler::LrScheduler;
+use burn::train::Interrupter;
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{InferenceStep, Interrupter, TrainStep};
-use firebox_lazy::{LazyBackend, restore};
+use firebox_lazy::restore;
 
-use super::{Run, ValidInput};
-use crate::device::DeviceMemory;
+use super::Run;
+use super::outcome::LastStateOf;
+use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{LastState, TrainError};
 use crate::run::capture::records;
 use crate::signals::Signals;
 use crate::splitter::Splitter;
 
-impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: Optimizer<M, B> + 'static,
-    ST: Splitter<M::Input>,
-    SV: Splitter<ValidInput<M, B>>,
+    LC: LazyComponents,
+    ST: Splitter<TrainBatch<LC>>,
+    SV: Splitter<ValidBatch<LC>>,
 {
     /// Whether training must end because of the interrupter or a signal.
     pub(super) fn should_stop(&self) -> bool {
@@ -68,7 +61,7 @@ where
     }
 
     /// The state to resume from.
-    fn last_state(&mut self, store: &EventStoreClient) -> LastState<M, O::Record, LR::Record<B>> {
+    fn last_state(&mut self, store: &EventStoreClient) -> LastStateOf<LC> {
         self.give_back_statistics();
         let optimizer =
             if self.optimizer_lost { None } else { records(&self.learner, store).optimizer };
@@ -76,7 +69,7 @@ where
         for _ in 0..self.scheduler_steps {
             self.scheduler.step();
         }
-        let scheduler = self.scheduler.to_record::<B>();
+        let scheduler = self.scheduler.to_record::<LC::Backend>();
         let (epoch, iteration) = self.position;
         LastState { model: self.learner.model(), optimizer, scheduler, epoch, iteration }
     }
@@ -84,7 +77,7 @@ where
     /// Restores the running statistics that the model had at the last optimizer step.
     fn give_back_statistics(&mut self) {
         if let Some(start) = self.batch_start.take()
-            && let Err(error) = restore::<B, M>(&self.learner.model(), start)
+            && let Err(error) = restore::<LC::Backend, _>(&self.learner.model(), start)
         {
             log::error!("the running statistics are those of a part of a batch: {error}");
         }

@@ -13,10 +13,6 @@ use crate::gradients::Reduction;
 use crate::run::micro_step::Queue;
 use crate::whole::{Join, joined};
 
-/// While a micro-step runs, the metrics thread may hold the outputs of this many earlier
-/// micro-steps.
-pub(crate) const OUTPUTS_HELD: usize = 1;
-
 /// How long to wait for the metrics thread before loader threads may exceed their limit. A metric
 /// may have a loader of its own.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -1,7 +1,6 @@
 //! What a run hands back to [`Learner::fit`](crate::Learner::fit).
 
-use burn::lr_scheduler::LrScheduler;
-use burn::optim::Optimizer;
+use burn::train::{LearnerOptimizerRecord, LearnerSchedulerRecord, TrainingModel};
 
 use crate::check::SplitCheck;
 use crate::error::{LastState, TrainError};
@@ -24,8 +23,12 @@ pub(crate) struct Outcome<M, R, S> {
 }
 
 /// The outcome for these components.
-pub(crate) type OutcomeOf<B, LR, M, O> =
-    Outcome<M, <O as Optimizer<M, B>>::Record, <LR as LrScheduler>::Record<B>>;
+pub(crate) type OutcomeOf<LC> =
+    Outcome<TrainingModel<LC>, LearnerOptimizerRecord<LC>, LearnerSchedulerRecord<LC>>;
+
+/// The state to resume from, for these components.
+pub(crate) type LastStateOf<LC> =
+    LastState<TrainingModel<LC>, LearnerOptimizerRecord<LC>, LearnerSchedulerRecord<LC>>;
 
 impl<M, R, S> Default for Outcome<M, R, S> {
     fn default() -> Self {

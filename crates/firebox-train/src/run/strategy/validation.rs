@@ -1,17 +1,12 @@
 //! The validation of an epoch: forward passes only, while the optimizer's state stays in memory.
 
 use burn::data::dataloader::{DataLoader, Progress};
-use burn::module::AutodiffModule;
-use burn::optim::Optimizer;
-use burn::optim::lr_scheduler::LrScheduler;
-use burn::tensor::backend::AutodiffBackend;
-use burn::train::{InferenceStep, TrainStep};
-use firebox_lazy::LazyBackend;
+use burn::train::InferenceStep;
 use firebox_trace::Bytes;
 
 use super::metrics::{Output, Place};
-use super::{Run, ValidInput, queue, sender};
-use crate::device::DeviceMemory;
+use super::{Run, queue, sender};
+use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{Phase, TrainError};
 use crate::planner::rehearsal::validation_model;
 use crate::planner::{Planner, Prepared};
@@ -20,21 +15,16 @@ use crate::splitter::Splitter;
 use crate::weights;
 use crate::whole::joined;
 
-impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: Optimizer<M, B> + 'static,
-    ST: Splitter<M::Input>,
-    SV: Splitter<ValidInput<M, B>>,
+    LC: LazyComponents,
+    ST: Splitter<TrainBatch<LC>>,
+    SV: Splitter<ValidBatch<LC>>,
 {
     pub(super) fn valid_epoch(
         &mut self,
         planner: &mut Planner,
-        loader: &dyn DataLoader<B::InnerBackend, ValidInput<M, B>>,
+        loader: &dyn DataLoader<LC::Inner, ValidBatch<LC>>,
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         let model = validation_model(&self.learner);
@@ -68,14 +58,14 @@ where
     fn validate(
         &mut self,
         planner: &mut Planner,
-        model: &M::InnerModule,
-        batch: &ValidInput<M, B>,
+        model: &LC::InferenceModel,
+        batch: &ValidBatch<LC>,
         prepared: Prepared,
         at: &Place,
     ) -> Result<(), TrainError> {
         let settings = &self.strategy.settings;
         let keeps_statistics = planner.has_running_state();
-        let mut micro_step = MicroStep::<B::InnerBackend, M::InnerModule, _, SV> {
+        let mut micro_step = MicroStep::<LC::Inner, LC::InferenceModel, _, SV> {
             phase: Phase::Validation,
             // No gradient is computed, so a split is always allowed.
             may_split: &mut |_| Ok(Bytes::ZERO),
@@ -110,7 +100,7 @@ where
                 Ok(())
             })?;
         }
-        let queue = queue::<B::InnerBackend>(&self.training, &self.device);
+        let queue = queue::<LC::Inner>(&self.training, &self.device);
         let output = join.and_then(|join| queue.alone(|| joined(join, reduction, parts)));
         if let Some(output) = output {
             sender.validated(at, Output::of_latest(output));

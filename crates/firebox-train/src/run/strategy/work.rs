@@ -1,16 +1,12 @@
 //! Prepares a batch to run: asks the planner how, reports a new plan, and makes room on the device.
 
-use burn::module::AutodiffModule;
-use burn::optim::Optimizer;
-use burn::optim::lr_scheduler::LrScheduler;
-use burn::tensor::backend::AutodiffBackend;
-use burn::train::{InferenceStep, TrainStep};
-use firebox_lazy::{LazyBackend, Recorder};
+use firebox_lazy::Recorder;
 use firebox_plan::{Accumulating, Split};
 use firebox_trace::Bytes;
 
 use super::coupled::{Means, ToSplit};
-use super::{MEASURED_BATCHES, Run, ValidInput, queue, sender};
+use super::{MEASURED_BATCHES, Run, queue, sender};
+use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::summed_bytes;
@@ -21,23 +17,18 @@ use crate::planner::shape::Shape;
 use crate::planner::{Admission, BatchToRun, Planner, Prepared};
 use crate::splitter::Splitter;
 
-impl<B, LR, M, O, ST, SV> Run<'_, B, LR, M, O, ST, SV>
+impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: Optimizer<M, B> + 'static,
-    ST: Splitter<M::Input>,
-    SV: Splitter<ValidInput<M, B>>,
+    LC: LazyComponents,
+    ST: Splitter<TrainBatch<LC>>,
+    SV: Splitter<ValidBatch<LC>>,
 {
     /// The run's planner.
     pub(super) fn planner(&self) -> Result<Planner, TrainError> {
-        let planner = self.strategy.settings.planner::<B, M>(&self.learner.model())?;
+        let planner = self.strategy.settings.planner::<LC::Backend, _>(&self.learner.model())?;
         // A thread of burn's has read the checkpoint, and its pools stay open.
         if self.position.0 > 1
-            && let Some(usage) = <B as LazyBackend>::Base::pool_usage(&self.device)
+            && let Some(usage) = LC::Base::pool_usage(&self.device)
         {
             planner.keep_for_threads(usage.reserved - usage.own);
         }
@@ -48,13 +39,13 @@ where
     pub(super) fn prepare_training(
         &mut self,
         planner: &mut Planner,
-        batch: &M::Input,
+        batch: &TrainBatch<LC>,
         items: usize,
         weight: f64,
     ) -> Result<Prepared, TrainError> {
         let splitter = &self.strategy.train_splitter;
         let phase = Phase::Training;
-        let shape = Shape::of::<B, _, _>(phase, batch, items, splitter, planner);
+        let shape = Shape::of::<LC::Backend, _, _>(phase, batch, items, splitter, planner);
         if let Some(pool) = &self.pool {
             pool.limit(planner.budget());
             planner.use_pool(pool);
@@ -65,7 +56,7 @@ where
         let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
         let pages = !planner.memory().is_on_host();
         let (has_stepped, batches) = (self.scheduler_steps > 0, self.accumulation);
-        let queue = queue::<B>(&self.training, &self.device);
+        let queue = queue::<LC::Backend>(&self.training, &self.device);
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
             let course = RehearsalPlan { iterations, has_stepped, batches, pages };
             let rehearsed =
@@ -92,20 +83,20 @@ where
     pub(super) fn prepare_validation(
         &mut self,
         planner: &mut Planner,
-        model: &M::InnerModule,
-        batch: &ValidInput<M, B>,
+        model: &LC::InferenceModel,
+        batch: &ValidBatch<LC>,
         items: usize,
         latest: &mut Option<Shape>,
     ) -> Result<Prepared, TrainError> {
         let splitter = &self.strategy.valid_splitter;
         let phase = Phase::Validation;
-        let shape = Shape::of::<B::InnerBackend, _, _>(phase, batch, items, splitter, planner);
+        let shape = Shape::of::<LC::Inner, _, _>(phase, batch, items, splitter, planner);
         self.change_shape(latest.replace(shape), shape);
         let to_run = BatchToRun { phase, shape, again: true };
         let joins = &self.strategy.settings.joins;
-        let queue = queue::<B>(&self.training, &self.device);
+        let queue = queue::<LC::Backend>(&self.training, &self.device);
         let rehearse = |split: Split, _: Iterations, recorder: &Recorder| {
-            let rehearsed = rehearse_validation::<B::InnerBackend, _, _>(
+            let rehearsed = rehearse_validation::<LC::Inner, _, _>(
                 model, splitter, batch, split, joins, recorder,
             );
             queue.after_rehearsal(recorder);
@@ -130,7 +121,7 @@ where
     /// Gives back what must be given back before a batch runs, and prepares its pages if the pool
     /// is our own.
     fn make_room(&mut self, planner: &mut Planner, prepared: &Prepared) -> Result<(), TrainError> {
-        let queue = queue::<B>(&self.training, &self.device);
+        let queue = queue::<LC::Backend>(&self.training, &self.device);
         if prepared.admission == Admission::RunsOnceGivenBack {
             self.unmeasured = self.unmeasured.max(1);
         }
@@ -146,12 +137,13 @@ where
         let Some(planned) = &prepared.made else { return };
         self.unmeasured = MEASURED_BATCHES;
         if planner.has_run_steps() {
-            <B as LazyBackend>::Base::give_back(&self.device);
+            LC::Base::give_back(&self.device);
         }
         let plans = &mut self.strategy.outcome().plans;
         let model = self.learner.model();
         let settings = &self.strategy.settings;
-        let report = settings.report::<B, M>(&model, planner.budget(), (phase, planned), plans);
+        let report =
+            settings.report::<LC::Backend, _>(&model, planner.budget(), (phase, planned), plans);
         plans.push(report);
         self.let_loaders_ahead(planned.rehearsed.loader_limit);
     }
@@ -161,7 +153,7 @@ where
     pub(super) fn sum_if_split(&self, prepared: &Prepared) -> Bytes {
         match prepared.plan.accumulating() {
             Accumulating::No if self.accumulation == 1 => {
-                summed_bytes::<B, M>(&self.learner.model())
+                summed_bytes::<LC::Backend, _>(&self.learner.model())
             }
             _ => Bytes::ZERO,
         }

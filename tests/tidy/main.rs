@@ -2,6 +2,9 @@
 //!
 //! Documents name only files that exist. Files say why they exist and stay readable.
 
+mod circles;
+
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -51,7 +54,7 @@ fn files(extension: &str) -> Vec<String> {
 /// The Rust files of the repository, as sorted paths below its root.
 fn rust_files() -> Vec<String> {
     let found = files(".rs");
-    assert!(found.iter().any(|path| path == "tests/tidy.rs"), "{found:?}");
+    assert!(found.iter().any(|path| path == "tests/tidy/main.rs"), "{found:?}");
     found
 }
 
@@ -262,6 +265,32 @@ fn every_file_can_be_read_in_one_sitting() {
         "files of more than 500 lines: split them where they change subject",
         &long.collect::<Vec<_>>(),
     );
+}
+
+/// The files that know each other on purpose: what a tensor is, what its recording is, and what a
+/// deferred call is cannot be told apart.
+const KNOT: [&str; 5] = [
+    "firebox-lazy/record/arrival",
+    "firebox-lazy/record/session",
+    "firebox-lazy/tensor",
+    "firebox-lazy/threads/deferred",
+    "firebox-lazy/threads/loaders",
+];
+
+#[test]
+fn files_do_not_import_each_other_in_circles() {
+    let mut crates: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+    for path in rust_files() {
+        let source = path.strip_prefix("crates/").and_then(|below| below.split_once("/src/"));
+        if let Some((name, below)) = source {
+            crates.entry(name.to_owned()).or_default().push((below.to_owned(), read(&path)));
+        }
+    }
+    assert!(crates.len() > 9, "{:?}", crates.keys());
+    let circles = crates.iter().flat_map(|(name, files)| {
+        circles::on_circles(files).into_iter().map(move |file| format!("{name}/{file}"))
+    });
+    assert_eq!(circles.collect::<Vec<_>>(), KNOT, "files on circles");
 }
 
 /// The longest line of a comment, in columns.
