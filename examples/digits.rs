@@ -174,7 +174,8 @@ fn main() -> anyhow::Result<()> {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
     let model = Cnn::<B>::new(&device);
-    let builder = Learner::builder().auto_batch().memory(options.memory).stop_on_ctrl_c();
+    let builder =
+        Learner::builder().auto_batch().memory(options.memory).progress().stop_on_ctrl_c();
     let learner = builder.build(model, AdamConfig::new().init(), 2e-3);
 
     if options.plan_only {
@@ -195,8 +196,7 @@ fn main() -> anyhow::Result<()> {
         DataLoaderBuilder::new(DigitBatcher).batch_size(batch_size).build(InMemDataset::new(valid));
     let training = SupervisedTraining::new(&options.artifacts, train_loader, valid_loader)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .num_epochs(options.epochs as usize)
-        .summary();
+        .num_epochs(options.epochs as usize);
     let fitted = learner.fit(training)?;
     let measured = HEAP.peak_usage().saturating_sub(before);
 

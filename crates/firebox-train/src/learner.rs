@@ -1,6 +1,7 @@
 //! The Learner and its builder: the API that users write against. Everything else in this crate
 //! runs below [`Learner::fit`] or [`Learner::plan`].
 
+use std::io::IsTerminal;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -23,6 +24,7 @@ use crate::error::{FitError, Phase, TrainError};
 use crate::gradients::Reduction;
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
+use crate::progress::{Renderer, Screen};
 use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
 use crate::run::checkpoints::unreadable_checkpoint;
@@ -227,6 +229,18 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
+    /// Shows training on standard error: a bar that moves with every micro-batch, and a line for
+    /// each epoch with the means of the metrics, the items trained on in a second, and the memory
+    /// predicted and measured so far. Planning that takes over half a second shows as well. Without
+    /// a terminal there are only the lines. Colors follow `NO_COLOR`.
+    ///
+    /// Replaces the renderer that was set on burn's training. Exception: burn's dashboard, with the
+    /// feature `tui` and on a terminal, stays. Default: burn's renderer.
+    pub fn progress(mut self) -> Self {
+        self.settings.screen = Some(Screen::new());
+        self
+    }
+
     /// Builds the Learner from a model, an optimizer and a learning-rate scheduler. A number as the
     /// scheduler is a constant rate.
     pub fn build<B, LR, M, O>(
@@ -247,6 +261,11 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     {
         Learner { model, optim, lr_scheduler, builder: self, backend: PhantomData }
     }
+}
+
+/// Whether burn shows its dashboard if no renderer was set.
+fn burns_dashboard_shows() -> bool {
+    cfg!(feature = "tui") && std::io::stdout().is_terminal()
 }
 
 /// Trains a model on batches of any size, in micro-batches that fit into memory.
@@ -398,7 +417,7 @@ where
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
         let settings = Settings { others, ..settings };
-        let states = settings.states.clone();
+        let (states, screen) = (settings.states.clone(), settings.screen.clone());
         let strategy = AutoBatch {
             settings,
             train_splitter,
@@ -409,11 +428,16 @@ where
         let learner = burn::train::Learner::new(self.model, self.optim, self.lr_scheduler);
         let training =
             training.with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)));
+        let training = match &screen {
+            Some(screen) if !burns_dashboard_shows() => training.renderer(Renderer(screen.clone())),
+            _ => training,
+        };
         let listener = Listener::of_all();
         // After a device failure, burn's metrics thread may be gone, and burn panics when it
         // notices.
         let launch = || states.kept(|| training.launch(learner));
         let result = catch_unwind(AssertUnwindSafe(launch));
+        screen.iter().for_each(Screen::close);
         let mut outcome = outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         match (outcome.failure.take(), result) {
             (Some((cause, state)), _) => Err(FitError::new(cause, state)),

@@ -15,6 +15,7 @@ mod signals;
 mod check;
 mod components;
 mod gradients;
+mod progress;
 mod share;
 mod splitter;
 mod statistics;

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use comfy_table::presets::UTF8_BORDERS_ONLY;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::{CellAlignment, ContentArrangement, Table};
 use firebox_plan::Plan;
 use firebox_trace::{Bytes, CategoryBytes, Estimate, Paging, PoolPages, TensorInfo};
 
@@ -150,16 +150,21 @@ pub struct MemoryUse {
     pub measured: Option<Bytes>,
 }
 
+/// The columns of a plan's table.
+const COLUMNS: u16 = 80;
+
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new();
         table.load_preset(UTF8_BORDERS_ONLY);
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(COLUMNS);
         let steps = if self.plan.is_whole() { "whole" } else { "micro-batches" };
         table.add_row(vec!["device".to_owned(), self.device.clone()]);
         table.add_row(vec!["budget".to_owned(), self.budget.to_string()]);
         table.add_row(vec![format!("batch ({steps})"), self.plan.to_string()]);
-        let at = format!("{} in `{}`, {}", self.predicted(), self.operation, self.estimate);
-        table.add_row(vec!["predicted peak".to_owned(), at]);
+        let peak = format!("{}, {}", self.predicted(), self.estimate);
+        table.add_row(vec!["predicted peak".to_owned(), peak]);
+        table.add_row(vec!["  in the operation".to_owned(), self.operation.clone()]);
         for (category, bytes) in self.categories.iter() {
             if bytes > Bytes::ZERO {
                 table.add_row(vec![format!("  {category}"), bytes.to_string()]);

@@ -14,6 +14,7 @@ use crate::error::{Phase, TrainError};
 use crate::gradients::Reduction;
 use crate::planner::growth::Growth;
 use crate::planner::{Planned, Planner};
+use crate::progress::Screen;
 use crate::ready::OtherTensors;
 use crate::report::PlanReport;
 use crate::whole::Joins;
@@ -40,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) states: HiddenStates,
     /// Whether ctrl-c ends training after the running optimizer step.
     pub(crate) stops_on_ctrl_c: bool,
+    /// Where the run is shown, if the user asked for it.
+    pub(crate) screen: Option<Screen>,
     /// Couplings that do not prevent a split.
     pub(crate) accepted: Vec<Coupling>,
     /// What the device's allocator holds for other tensors of the program, such as a data set on
@@ -112,8 +115,10 @@ impl Settings {
 
     pub(crate) fn say(&self, level: log::Level, text: &str) {
         log::log!(level, "{text}");
-        if !self.quiet {
-            eprintln!("{text}");
+        match &self.screen {
+            _ if self.quiet => {}
+            Some(screen) => screen.write(text),
+            None => eprintln!("{text}"),
         }
     }
 }

@@ -194,7 +194,10 @@ impl<B: DryTwin> Dry<B> {
             pages: usage.pages,
             full: usage.full,
             largest_buffer: usage.largest,
-            largest_page: Bytes::new(page / alignment * alignment),
+            largest_page: match page {
+                u64::MAX => Bytes::MAX,
+                page => Bytes::new(page / alignment * alignment),
+            },
             tunes: usage.tuned > 0,
             pool: None,
         };

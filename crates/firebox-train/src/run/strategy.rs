@@ -226,6 +226,9 @@ where
             } else if !self.is_told_to_end() {
                 return Ok(());
             }
+            if let Some(screen) = &self.strategy.settings.screen {
+                screen.end_epoch(self.strategy.outcome().memory);
+            }
             checkpoint(&self.learner, epoch);
             if self.should_stop() || stops_early(epoch) {
                 return Ok(());
@@ -366,6 +369,7 @@ where
         let mut parts = 0.0;
         for range in plan.ranges() {
             outputs.send();
+            outputs.ahead = items - range.end;
             micro_step.run(
                 range,
                 &mut |micro| train_step(learner, &model, micro),

@@ -27,9 +27,12 @@ pub(super) struct Place {
 }
 
 impl Place {
-    fn item<T>(&self, output: T) -> TrainingItem<T> {
-        let (progress, epoch) = (self.loader.clone(), self.epoch.clone());
-        TrainingItem::new(output, progress, epoch, Some(self.iteration), self.lr)
+    fn item<T>(&self, output: Output<T>) -> TrainingItem<T> {
+        let Progress { items_processed, items_total } = self.loader;
+        // burn counts the whole batch once it is yielded.
+        let items_processed = items_processed.saturating_sub(output.ahead);
+        let progress = Progress { items_processed, items_total };
+        TrainingItem::new(output.item, progress, self.epoch.clone(), Some(self.iteration), self.lr)
     }
 }
 
@@ -37,12 +40,14 @@ impl Place {
 pub(super) struct Output<T> {
     item: T,
     recording: u64,
+    /// How many items of its batch are still ahead.
+    ahead: usize,
 }
 
 impl<T> Output<T> {
-    /// The output of the micro-step that has just run.
-    pub(super) fn of_latest(item: T) -> Self {
-        Self { item, recording: latest_recording() }
+    /// The output of the micro-step that has just run. `ahead` items of its batch have not.
+    pub(super) fn of_latest(item: T, ahead: usize) -> Self {
+        Self { item, recording: latest_recording(), ahead }
     }
 }
 
@@ -60,18 +65,20 @@ impl<P> Sender<'_, P> {
     where
         P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
-        let event = LearnerEvent::ProcessedItem(at.item(output.item));
+        let recording = output.recording;
+        let event = LearnerEvent::ProcessedItem(at.item(output));
         self.gate.waiting_for(PATIENCE, || self.processor.process_train(event));
-        self.catch_up(output.recording);
+        self.catch_up(recording);
     }
 
     pub(super) fn validated<T, V>(&mut self, at: &Place, output: Output<V>)
     where
         P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
-        let event = LearnerEvent::ProcessedItem(at.item(output.item));
+        let recording = output.recording;
+        let event = LearnerEvent::ProcessedItem(at.item(output));
         self.gate.waiting_for(PATIENCE, || self.processor.process_valid(event));
-        self.catch_up(output.recording);
+        self.catch_up(recording);
     }
 
     /// Ends the training part of an epoch. The metrics thread is then done with its outputs, so
@@ -131,6 +138,8 @@ pub(super) struct Outputs<'a, P, T> {
     join: Option<&'a Join<T>>,
     pending: Option<Output<T>>,
     parts: Vec<(T, f64)>,
+    /// How many items of the batch come after the running micro-step.
+    pub(super) ahead: usize,
 }
 
 impl<'a, P, T> Outputs<'a, P, T> {
@@ -146,7 +155,7 @@ impl<'a, P, T> Outputs<'a, P, T> {
         if join.is_some() {
             sender.done_with_all();
         }
-        Self { sender, at, join, pending: None, parts: Vec::new() }
+        Self { sender, at, join, pending: None, parts: Vec::new(), ahead: 0 }
     }
 
     /// Sends the output that is held back.
@@ -168,7 +177,7 @@ impl<'a, P, T> Outputs<'a, P, T> {
             self.parts.push((item, weight));
         } else {
             self.send();
-            self.pending = Some(Output::of_latest(item));
+            self.pending = Some(Output::of_latest(item, self.ahead));
         }
     }
 
@@ -180,7 +189,8 @@ impl<'a, P, T> Outputs<'a, P, T> {
         match self.join {
             None => self.pending,
             Some(join) => {
-                queue.alone(|| joined(join, reduction, self.parts)).map(Output::of_latest)
+                let output = queue.alone(|| joined(join, reduction, self.parts));
+                output.map(|output| Output::of_latest(output, 0))
             }
         }
     }

@@ -88,13 +88,14 @@ where
             sender.done_with_all();
         }
         for range in prepared.plan.ranges() {
+            let ahead = prepared.shape.items - range.end;
             micro_step.run(range, &mut |micro| model.step(micro), &mut |output, weight| {
                 // A micro-batch that counts nothing has no loss: its mean is not a number.
                 if weights::scale(weight, 1.0, reduction).is_none() {
                     return Ok(());
                 }
                 match join {
-                    None => sender.validated(at, Output::of_latest(output)),
+                    None => sender.validated(at, Output::of_latest(output, ahead)),
                     Some(_) => parts.push((output, weight)),
                 }
                 Ok(())
@@ -103,7 +104,7 @@ where
         let queue = queue::<LC::Inner>(&self.training, &self.device);
         let output = join.and_then(|join| queue.alone(|| joined(join, reduction, parts)));
         if let Some(output) = output {
-            sender.validated(at, Output::of_latest(output));
+            sender.validated(at, Output::of_latest(output, 0));
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use crate::planner::rehearsal::{
 };
 use crate::planner::shape::Shape;
 use crate::planner::{Admission, BatchToRun, Planner, Prepared};
+use crate::progress::Screen;
 use crate::splitter::Splitter;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
@@ -57,7 +58,9 @@ where
         let pages = !planner.memory().is_on_host();
         let (has_stepped, batches) = (self.scheduler_steps > 0, self.accumulation);
         let queue = queue::<LC::Backend>(&self.training, &self.device);
+        let screen = self.strategy.settings.screen.as_ref();
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
+            screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
             let course = RehearsalPlan { iterations, has_stepped, batches, pages };
             let rehearsed =
                 rehearse_training(learner, splitter, batch, split, course, joins, recorder);
@@ -65,6 +68,7 @@ where
             rehearsed
         };
         let prepared = planner.prepare(&to_run, || self.overhead(items), rehearse)?;
+        screen.into_iter().for_each(Screen::planned);
         self.report(planner, phase, &prepared);
         self.latest = Some(shape);
         if !prepared.plan.is_whole() {
@@ -95,7 +99,9 @@ where
         let to_run = BatchToRun { phase, shape, again: true };
         let joins = &self.strategy.settings.joins;
         let queue = queue::<LC::Backend>(&self.training, &self.device);
+        let screen = self.strategy.settings.screen.as_ref();
         let rehearse = |split: Split, _: Iterations, recorder: &Recorder| {
+            screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
             let rehearsed = rehearse_validation::<LC::Inner, _, _>(
                 model, splitter, batch, split, joins, recorder,
             );
@@ -103,6 +109,7 @@ where
             rehearsed
         };
         let prepared = planner.prepare(&to_run, || self.overhead(items), rehearse)?;
+        screen.into_iter().for_each(Screen::planned);
         self.report(planner, phase, &prepared);
         self.make_room(planner, &prepared)?;
         self.watch.begin_batch(During::Validation, items, &prepared.plan);
