@@ -231,13 +231,15 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
 
     /// Shows training on standard error: a bar that moves with every micro-batch, and a line for
     /// each epoch with the means of the metrics, the items trained on in a second, and the memory
-    /// predicted and measured so far. Planning that takes over half a second shows as well. Without
-    /// a terminal there are only the lines. Colors follow `NO_COLOR`.
+    /// predicted and measured so far. Planning in several rehearsals that takes over half a second
+    /// shows as well. Without a terminal there are only the lines. Colors follow `NO_COLOR`.
     ///
-    /// Replaces the renderer that was set on burn's training. Exception: burn's dashboard, with the
-    /// feature `tui` and on a terminal, stays. Default: burn's renderer.
+    /// Replaces the renderer that was set on burn's training. With the feature `tui` and on a
+    /// terminal it does nothing: burn's dashboard shows training there. Default: burn's renderer.
+    ///
+    /// A mean weighs the values of micro-batches by their items, as burn's summary does.
     pub fn progress(mut self) -> Self {
-        self.settings.screen = Some(Screen::new());
+        self.settings.progress = true;
         self
     }
 
@@ -416,8 +418,10 @@ where
         let others = make_ready::<B, _>(&self.model).map_err(|cause| FitError::new(cause, None))?;
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
-        let settings = Settings { others, ..settings };
-        let (states, screen) = (settings.states.clone(), settings.screen.clone());
+        let shows = settings.progress && !burns_dashboard_shows();
+        let screen = shows.then(Screen::new);
+        let settings = Settings { others, screen: screen.clone(), ..settings };
+        let states = settings.states.clone();
         let strategy = AutoBatch {
             settings,
             train_splitter,
@@ -429,8 +433,8 @@ where
         let training =
             training.with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)));
         let training = match &screen {
-            Some(screen) if !burns_dashboard_shows() => training.renderer(Renderer(screen.clone())),
-            _ => training,
+            Some(screen) => training.renderer(Renderer(screen.clone())),
+            None => training,
         };
         let listener = Listener::of_all();
         // After a device failure, burn's metrics thread may be gone, and burn panics when it

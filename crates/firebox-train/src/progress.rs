@@ -1,8 +1,8 @@
 //! Shows a run on the terminal: a bar while an epoch runs, a line when it ends, and what is being
 //! planned. The training loop and burn's metrics thread share a [`Screen`].
 //!
-//! Everything goes to stderr, so that stdout belongs to the program. Without a terminal there are
-//! only the lines.
+//! It goes to stderr, so that stdout belongs to the program, and to burn's summary if one was asked
+//! for. Without a terminal there are only the lines.
 
 mod epoch;
 
@@ -83,8 +83,13 @@ impl Screen {
         self.shown().write(text);
     }
 
-    /// Notes a rehearsal of a batch of `items` items. From the second half second of planning on, a
-    /// spinner says so.
+    /// Begins to train in an epoch.
+    pub(crate) fn begin_epoch(&self) {
+        self.shown().epoch.begins();
+    }
+
+    /// Notes that a batch of `items` items is rehearsed. A spinner says so if planning began more
+    /// than half a second ago.
     pub(crate) fn rehearsed(&self, phase: Phase, items: usize) {
         let mut shown = self.shown();
         let now = Instant::now();
@@ -111,7 +116,7 @@ impl Screen {
             shown.bar.disable_steady_tick();
             shown.bar.set_message("");
             // Planning is no time in which items were trained on.
-            shown.epoch.began_to_wait();
+            shown.epoch.waited();
         }
     }
 

@@ -41,7 +41,9 @@ pub(crate) struct Settings {
     pub(crate) states: HiddenStates,
     /// Whether ctrl-c ends training after the running optimizer step.
     pub(crate) stops_on_ctrl_c: bool,
-    /// Where the run is shown, if the user asked for it.
+    /// Whether the user asked to see the run.
+    pub(crate) progress: bool,
+    /// Where the run is shown.
     pub(crate) screen: Option<Screen>,
     /// Couplings that do not prevent a split.
     pub(crate) accepted: Vec<Coupling>,

@@ -21,12 +21,13 @@ pub(super) fn width() -> usize {
     columns.unwrap_or(COLUMNS).max(COLUMNS)
 }
 
-/// The metrics that burn has announced, in their order.
+/// The metrics that burn has announced. burn knows a metric by its name, in training and in
+/// validation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Names(Vec<(MetricId, String, String)>);
 
 impl Names {
-    /// Adds a metric. burn announces one for training and one for validation of the same name.
+    /// Adds a metric.
     pub(super) fn add(&mut self, definition: MetricDefinition) {
         let unit = match definition.attributes {
             MetricAttributes::Numeric(numeric) => numeric.unit.unwrap_or_default(),
@@ -97,8 +98,13 @@ impl Epoch {
         self.items = progress.items_processed;
     }
 
+    /// Begins to count time.
+    pub(super) fn begins(&mut self) {
+        self.latest = Some(Instant::now());
+    }
+
     /// Notes that what has passed since the latest output was not training.
-    pub(super) fn began_to_wait(&mut self) {
+    pub(super) fn waited(&mut self) {
         self.latest = self.latest.map(|_| Instant::now());
     }
 
@@ -170,7 +176,11 @@ impl Epoch {
         }
         if self.time > Duration::ZERO {
             let speed = self.items as f64 / self.time.as_secs_f64();
-            add("items/s", HumanCount(speed as u64).to_string());
+            let text = match speed < 100.0 {
+                true => format!("{speed:.2}"),
+                false => HumanCount(speed as u64).to_string(),
+            };
+            add("items/s", text);
         }
         if let Some(memory) = memory {
             add("predicted", memory.predicted.to_string());

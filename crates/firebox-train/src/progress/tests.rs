@@ -44,8 +44,6 @@ fn screen() -> (Screen, Renderer, InMemoryTerm) {
     let mut renderer = Renderer(screen.clone());
     renderer.register_metric(define(0, &Loss::new()));
     renderer.register_metric(define(1, &Accuracy::new()));
-    renderer.register_metric(define(2, &Loss::new()));
-    renderer.register_metric(define(3, &Accuracy::new()));
     (screen, renderer, term)
 }
 
@@ -64,8 +62,8 @@ fn a_bar_moves_and_an_epoch_ends_with_its_means() {
     assert!(shown.starts_with("epoch 1/8 ━━"), "{shown}");
     assert!(shown.contains(" 18 %  Loss 1.2500  Accuracy 50.00%"), "{shown}");
     assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
-    renderer.update_valid(value(2, 0.5, 360));
-    renderer.update_valid(value(3, 87.5, 360));
+    renderer.update_valid(value(0, 0.5, 360));
+    renderer.update_valid(value(1, 87.5, 360));
     renderer.render_valid(at(1, 360), Vec::new());
     let shown = term.contents();
     assert!(shown.starts_with("valid 1/8 ━━"), "{shown}");
@@ -85,6 +83,20 @@ fn a_bar_moves_and_an_epoch_ends_with_its_means() {
 }
 
 #[test]
+fn speed_counts_the_time_of_the_first_output() {
+    let (screen, mut renderer, _) = screen();
+    screen.begin_epoch();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    renderer.render_train(at(1, 40), Vec::new());
+    screen.end_epoch(None);
+    let lines = screen.shown().lines.clone();
+    assert_eq!(lines[0], "  epoch  items/s", "{lines:?}");
+    let speed: f64 = lines[1].split_whitespace().last().expect("a cell").parse().expect("a number");
+    // 40 items in at least 50 ms.
+    assert!(speed > 0.0 && speed <= 800.0, "{lines:?}");
+}
+
+#[test]
 fn planning_shows_once_it_takes_long() {
     let (screen, _, term) = screen();
     screen.rehearsed(Phase::Training, 256);
@@ -100,7 +112,7 @@ fn planning_shows_once_it_takes_long() {
 #[test]
 fn many_columns_are_named_in_several_lines() {
     let (_, mut renderer, _) = screen();
-    for number in 4..12 {
+    for number in 2..12 {
         renderer.register_metric(define(number, &Loss::new()));
     }
     let mut epoch = std::mem::take(&mut renderer.0.shown().epoch);
@@ -110,6 +122,6 @@ fn many_columns_are_named_in_several_lines() {
     let (heads, line) = epoch.line(Some(memory()), 80);
     assert_eq!(heads, "");
     assert!(line.lines().count() > 1 && line.lines().all(|line| line.len() <= 80), "{line}");
-    assert_eq!(line.matches("Loss 1.00e-5").count(), 10, "{line}");
-    assert_eq!(line.matches("Accuracy 0.00%").count(), 2, "{line}");
+    assert_eq!(line.matches("Loss 1.00e-5").count(), 11, "{line}");
+    assert_eq!(line.matches("Accuracy 0.00%").count(), 1, "{line}");
 }

@@ -39,6 +39,7 @@ use crate::gradients::Reduction;
 use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
 use crate::planner::{Planner, Prepared};
+use crate::progress::Screen;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::run::micro_step::{MicroStep, Queue};
 use crate::settings::Settings;
@@ -244,17 +245,20 @@ where
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         self.position = (epoch.items_processed, 0);
+        self.strategy.settings.screen.iter().for_each(Screen::begin_epoch);
         if let Some(seed) = self.strategy.settings.seed {
             seed_epoch::<LC::Backend>(&self.device, seed, epoch.items_processed);
         }
         self.loader_items = loader.num_items();
         let mut iterator = self.gate.starting(|| loader.iter());
-        let mut iteration = 0;
+        let (mut iteration, mut before) = (0, 0);
         let mut accumulated = Accumulated::new();
         while let Some(batch) = self.gate.waiting(|| iterator.next()) {
             iteration += 1;
             let loader = iterator.progress();
-            let at = Place { loader, epoch: epoch.clone(), iteration, lr: None };
+            let yielded = loader.items_processed;
+            let at = Place { loader, before, epoch: epoch.clone(), iteration, lr: None };
+            before = yielded;
             self.train_batch(planner, batch, at, &mut accumulated)?;
             if self.should_stop() {
                 break;
@@ -369,7 +373,7 @@ where
         let mut parts = 0.0;
         for range in plan.ranges() {
             outputs.send();
-            outputs.ahead = items - range.end;
+            outputs.done = (range.end, items);
             micro_step.run(
                 range,
                 &mut |micro| train_step(learner, &model, micro),

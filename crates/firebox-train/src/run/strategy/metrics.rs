@@ -17,9 +17,15 @@ use crate::whole::{Join, joined};
 /// may have a loader of its own.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// What is done once a batch is.
+pub(super) const WHOLE: (usize, usize) = (1, 1);
+
 /// The position of an output in the run.
 pub(super) struct Place {
+    /// The items that the loader has yielded, this batch included, as burn counts them.
     pub(super) loader: Progress,
+    /// The items that it had yielded before this batch.
+    pub(super) before: usize,
     pub(super) epoch: Progress,
     /// The number of the loader batch in the epoch, counted from 1.
     pub(super) iteration: usize,
@@ -29,9 +35,10 @@ pub(super) struct Place {
 impl Place {
     fn item<T>(&self, output: Output<T>) -> TrainingItem<T> {
         let Progress { items_processed, items_total } = self.loader;
-        // burn counts the whole batch once it is yielded.
-        let items_processed = items_processed.saturating_sub(output.ahead);
-        let progress = Progress { items_processed, items_total };
+        // What burn counts need not be what the splitter counts.
+        let (done, all) = output.done;
+        let of_batch = items_processed.saturating_sub(self.before) * done / all;
+        let progress = Progress { items_processed: self.before + of_batch, items_total };
         TrainingItem::new(output.item, progress, self.epoch.clone(), Some(self.iteration), self.lr)
     }
 }
@@ -40,14 +47,15 @@ impl Place {
 pub(super) struct Output<T> {
     item: T,
     recording: u64,
-    /// How many items of its batch are still ahead.
-    ahead: usize,
+    /// How many items of its batch are done, and how many it has.
+    done: (usize, usize),
 }
 
 impl<T> Output<T> {
-    /// The output of the micro-step that has just run. `ahead` items of its batch have not.
-    pub(super) fn of_latest(item: T, ahead: usize) -> Self {
-        Self { item, recording: latest_recording(), ahead }
+    /// The output of the micro-step that has just run. `done` are the items of its batch that have
+    /// run by then, and all of them.
+    pub(super) fn of_latest(item: T, done: (usize, usize)) -> Self {
+        Self { item, recording: latest_recording(), done }
     }
 }
 
@@ -138,8 +146,8 @@ pub(super) struct Outputs<'a, P, T> {
     join: Option<&'a Join<T>>,
     pending: Option<Output<T>>,
     parts: Vec<(T, f64)>,
-    /// How many items of the batch come after the running micro-step.
-    pub(super) ahead: usize,
+    /// How many items of the batch are done after the running micro-step, and how many it has.
+    pub(super) done: (usize, usize),
 }
 
 impl<'a, P, T> Outputs<'a, P, T> {
@@ -155,7 +163,7 @@ impl<'a, P, T> Outputs<'a, P, T> {
         if join.is_some() {
             sender.done_with_all();
         }
-        Self { sender, at, join, pending: None, parts: Vec::new(), ahead: 0 }
+        Self { sender, at, join, pending: None, parts: Vec::new(), done: WHOLE }
     }
 
     /// Sends the output that is held back.
@@ -177,7 +185,7 @@ impl<'a, P, T> Outputs<'a, P, T> {
             self.parts.push((item, weight));
         } else {
             self.send();
-            self.pending = Some(Output::of_latest(item, self.ahead));
+            self.pending = Some(Output::of_latest(item, self.done));
         }
     }
 
@@ -190,7 +198,7 @@ impl<'a, P, T> Outputs<'a, P, T> {
             None => self.pending,
             Some(join) => {
                 let output = queue.alone(|| joined(join, reduction, self.parts));
-                output.map(|output| Output::of_latest(output, 0))
+                output.map(|output| Output::of_latest(output, WHOLE))
             }
         }
     }

@@ -4,7 +4,7 @@ use burn::data::dataloader::{DataLoader, Progress};
 use burn::train::InferenceStep;
 use firebox_trace::Bytes;
 
-use super::metrics::{Output, Place};
+use super::metrics::{Output, Place, WHOLE};
 use super::{Run, queue, sender};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{Phase, TrainError};
@@ -30,12 +30,14 @@ where
         let model = validation_model(&self.learner);
         self.loader_items = loader.num_items();
         let mut iterator = self.gate.starting(|| loader.iter());
-        let mut iteration = 0;
+        let (mut iteration, mut before) = (0, 0);
         let mut latest = None;
         while let Some(batch) = self.gate.waiting(|| iterator.next()) {
             iteration += 1;
-            let at =
-                Place { loader: iterator.progress(), epoch: epoch.clone(), iteration, lr: None };
+            let loader = iterator.progress();
+            let yielded = loader.items_processed;
+            let at = Place { loader, before, epoch: epoch.clone(), iteration, lr: None };
+            before = yielded;
             let items = self.strategy.valid_splitter.items(&batch)?;
             if items == 0 {
                 return Err(TrainError::EmptyBatch { phase: Phase::Validation });
@@ -88,14 +90,14 @@ where
             sender.done_with_all();
         }
         for range in prepared.plan.ranges() {
-            let ahead = prepared.shape.items - range.end;
+            let done = (range.end, prepared.shape.items);
             micro_step.run(range, &mut |micro| model.step(micro), &mut |output, weight| {
                 // A micro-batch that counts nothing has no loss: its mean is not a number.
                 if weights::scale(weight, 1.0, reduction).is_none() {
                     return Ok(());
                 }
                 match join {
-                    None => sender.validated(at, Output::of_latest(output, ahead)),
+                    None => sender.validated(at, Output::of_latest(output, done)),
                     Some(_) => parts.push((output, weight)),
                 }
                 Ok(())
@@ -104,7 +106,7 @@ where
         let queue = queue::<LC::Inner>(&self.training, &self.device);
         let output = join.and_then(|join| queue.alone(|| joined(join, reduction, parts)));
         if let Some(output) = output {
-            sender.validated(at, Output::of_latest(output, 0));
+            sender.validated(at, Output::of_latest(output, WHOLE));
         }
         Ok(())
     }
