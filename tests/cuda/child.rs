@@ -148,9 +148,13 @@ impl Job {
         let ended = match self.pools {
             Pools::Burns => self.perform_on::<Cuda>(),
             Pools::Ours => {
-                let ended = self.perform_on::<firebox::Cuda>();
-                let memory = Control::<CudaRuntime>::of(&Default::default()).memory();
-                Ended { most_in_use: Some(Bytes::new(memory.most_in_use)), ..ended }
+                let mut ended = self.perform_on::<firebox::Cuda>();
+                // A device that failed cannot be asked.
+                ended.most_in_use = ended.error.is_none().then(|| {
+                    let memory = Control::<CudaRuntime>::of(&Default::default()).memory();
+                    Bytes::new(memory.most_in_use)
+                });
+                ended
             }
         };
         println!("{MARK} {}", serde_json::to_string(&ended).expect("it is plain data"));
