@@ -35,6 +35,8 @@ pub(crate) struct Screen(Arc<Mutex<Shown>>);
 
 struct Shown {
     bar: ProgressBar,
+    /// The template of the bar, which takes time to parse.
+    template: &'static str,
     /// Planning that has begun.
     planning: Option<Planning>,
     epoch: Epoch,
@@ -66,6 +68,7 @@ impl Screen {
         let bar = ProgressBar::with_draw_target(None, target).with_style(style(SPINNER));
         Self(Arc::new(Mutex::new(Shown {
             bar,
+            template: SPINNER,
             planning: None,
             epoch: Epoch::default(),
             heads: String::new(),
@@ -99,10 +102,8 @@ impl Screen {
         if now - since < PATIENCE {
             return;
         }
-        shown.bar.set_style(style(SPINNER));
-        if rehearsals > 1 {
-            shown.bar.enable_steady_tick(TURN);
-        }
+        shown.use_template(SPINNER);
+        shown.bar.enable_steady_tick(TURN);
         let seconds = (now - since).as_secs_f64();
         let text =
             format!("planning {phase} batches of {items}: {rehearsals} rehearsals, {seconds:.1} s");
@@ -124,8 +125,7 @@ impl Screen {
     pub(crate) fn end_epoch(&self, memory: Option<MemoryUse>) {
         let mut shown = self.shown();
         let epoch = std::mem::take(&mut shown.epoch);
-        let names = epoch.names.clone();
-        shown.epoch.names = names;
+        shown.epoch.names = epoch.names.clone();
         let (heads, line) = epoch.line(memory, width());
         if shown.heads != heads {
             shown.write(&heads);
@@ -150,16 +150,23 @@ impl Shown {
         self.bar.suspend(|| eprintln!("{text}"));
     }
 
+    fn use_template(&mut self, template: &'static str) {
+        if self.template != template {
+            self.template = template;
+            self.bar.set_style(style(template));
+        }
+    }
+
     fn render(&mut self, phase: Phase, at: &TrainingProgress) {
         self.epoch.moves(phase, at);
         let Some(progress) = &at.progress else { return };
-        if self.planning.is_some() {
+        if self.planning.is_some() || self.bar.is_hidden() {
             return;
         }
         let (done, total) = (progress.items_processed as u64, progress.items_total as u64);
         let epoch = &at.global_progress;
         let part = if phase == Phase::Training { "epoch" } else { "valid" };
-        self.bar.set_style(style(BAR));
+        self.use_template(BAR);
         self.bar.set_length(total);
         self.bar.set_prefix(format!("{part} {}/{}", epoch.items_processed, epoch.items_total));
         self.bar.set_message(self.epoch.metrics(phase));

@@ -18,7 +18,7 @@ const GAP: &str = "  ";
 /// The columns of the terminal.
 pub(super) fn width() -> usize {
     let columns = console::Term::stderr().size_checked().map(|(_, columns)| usize::from(columns));
-    columns.unwrap_or(COLUMNS).max(COLUMNS)
+    columns.unwrap_or(COLUMNS)
 }
 
 /// The metrics that burn has announced. burn knows a metric by its name, in training and in
