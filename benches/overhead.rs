@@ -4,15 +4,6 @@
 //! operation run at once; recorded as a whole and then run; and as the Learner runs it. The Learner
 //! records, hashes and runs the forward and backward pass, then runs the optimizer step at once.
 
-#[path = "models/cnn.rs"]
-mod cnn;
-#[path = "models/encoder.rs"]
-mod encoder;
-#[path = "harness/machine.rs"]
-mod machine;
-#[path = "harness/paired.rs"]
-mod paired;
-
 use std::hint::black_box;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -29,10 +20,10 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::{TrainOutput, TrainStep};
 use firebox::{Bytes, Lazy, Recorder, initialize};
 use firebox_lazy::LoaderGate;
-
-use crate::cnn::{Cnn, Images};
-use crate::encoder::{Encoder, Sequences};
-use crate::paired::{Rounds, measure, time};
+use firebox_testing::bench;
+use firebox_testing::bench::paired::{Rounds, measure, time};
+use firebox_testing::full_size::cnn::{Cnn, Images};
+use firebox_testing::full_size::encoder::{Encoder, Sequences};
 
 type Plain = Autodiff<Flex>;
 type Decorated = Autodiff<Lazy<Flex>>;
@@ -43,11 +34,11 @@ const STEP_TARGETS: [(usize, f64); 2] = [(64, 1.03), (1, 1.06)];
 const LOADER_TARGET: f64 = 1.03;
 
 fn main() {
-    machine::print();
+    bench::print_machine();
     let mut result = "result: bench=overhead".to_owned();
     for (items, target) in STEP_TARGETS {
         let device = Default::default();
-        if machine::wants("cnn") {
+        if bench::wants("cnn") {
             let ratios = compare(
                 &format!("CNN, batch {items}"),
                 target,
@@ -56,7 +47,7 @@ fn main() {
             );
             result += &line(&format!("cnn{items}"), ratios);
         }
-        if machine::wants("encoder") {
+        if bench::wants("encoder") {
             let ratios = compare(
                 &format!("transformer encoder, batch {items}"),
                 target,
@@ -66,7 +57,7 @@ fn main() {
             result += &line(&format!("encoder{items}"), ratios);
         }
     }
-    if machine::wants("loader") {
+    if bench::wants("loader") {
         let [loading, training] = loader_workers();
         result += &format!(" loader={loading:.3} loader_training={training:.3}");
     }
@@ -157,7 +148,7 @@ where
     plain.step(plain_batch.clone());
     let ((), once) = time(|| plain.step(plain_batch.clone()));
     let steps = (0.05 / once.as_secs_f64()).ceil() as usize;
-    let rounds = machine::rounds(if once > Duration::from_millis(100) { 11 } else { 61 });
+    let rounds = bench::rounds(if once > Duration::from_millis(100) { 11 } else { 61 });
     let rounds = measure(
         rounds,
         &mut [
@@ -246,7 +237,7 @@ fn loader_workers() -> [f64; 2] {
         loader.iter().for_each(|batch| drop(black_box(batch.pixels.narrow(0, 0, 1).into_data())));
     }
     let rounds = measure(
-        machine::rounds(61),
+        bench::rounds(61),
         &mut [&mut || turn(4, || load(&plain_loader)), &mut || turn(4, || load(&decorated_loader))],
     );
     let title = "two loader workers, 32 batches of 32";
@@ -258,7 +249,7 @@ fn loader_workers() -> [f64; 2] {
     let mut learner = train::<Decorated, _>(Cnn::new(&device));
     let mut held_back = train::<Decorated, _>(Cnn::new(&device));
     let rounds = measure(
-        machine::rounds(15),
+        bench::rounds(15),
         &mut [
             &mut || turn(1, || plain_loader.iter().for_each(|batch| plain.step(batch))),
             &mut || turn(1, || decorated_loader.iter().for_each(|batch| eager.step(batch))),

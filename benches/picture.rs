@@ -8,12 +8,6 @@
 //!
 //! A counting allocator measures, and a thread samples it.
 
-#[path = "harness/machine.rs"]
-#[allow(dead_code, reason = "it has no rounds")]
-mod machine;
-#[path = "../tests/zoo/mod.rs"]
-mod zoo;
-
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -30,8 +24,9 @@ use burn::train::renderer::{
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
 use firebox::{Bytes, Lazy, Learner};
+use firebox_testing::bench;
+use firebox_testing::zoo::{self, Numbered, Zoo};
 use peak_alloc::PeakAlloc;
-use zoo::{Numbered, Zoo};
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -96,12 +91,13 @@ fn run(budget: Bytes) -> anyhow::Result<Drawn> {
     let before = HEAP.current_usage();
     let model = Model::<B>::new(&device);
     let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
-    let train = DataLoaderBuilder::<B, _, _>::new(Numbered::<Model<B>>::new())
+    let train = DataLoaderBuilder::<B, _, _>::new(Numbered::<Model<B>>::default())
         .batch_size(ITEMS)
         .build(numbers(STEPS * ITEMS));
-    let valid = DataLoaderBuilder::<Lazy<Flex>, _, _>::new(Numbered::<Model<Lazy<Flex>>>::new())
-        .batch_size(ITEMS)
-        .build(numbers(0));
+    let valid =
+        DataLoaderBuilder::<Lazy<Flex>, _, _>::new(Numbered::<Model<Lazy<Flex>>>::default())
+            .batch_size(ITEMS)
+            .build(numbers(0));
     let (steps, folder) = (Arc::new(Mutex::new(Vec::new())), tempfile::tempdir()?);
     let training = SupervisedTraining::new(folder.path(), train, valid)
         .with_application_logger(None)
@@ -241,7 +237,7 @@ fn svg(theme: &Theme, whole: &Drawn, parts: &Drawn, budget: Bytes) -> anyhow::Re
 }
 
 fn main() -> anyhow::Result<()> {
-    machine::print();
+    bench::print_machine();
     let whole = run(Bytes::mib(16 * 1024))?;
     let budget = Bytes::mib((whole.predicted.scale(SHARE).get() >> 20).next_multiple_of(8));
     let parts = run(budget)?;

@@ -9,12 +9,6 @@
 //! "Efficient memory management for deep neural net inference", 2020: by size and by breadth) and
 //! of XLA (`GlobalDecreasingSizeBestFitHeap` in its heap simulator: by lifetime).
 
-#[allow(dead_code, reason = "it has one part")]
-#[path = "harness/machine.rs"]
-mod machine;
-#[path = "../tests/zoo/mod.rs"]
-mod zoo;
-
 use std::cmp::Reverse;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -26,9 +20,9 @@ use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use firebox::Lazy;
 use firebox::dry::{Card, Cuda, Dry, DryCuda, DryPooledCuda, Lease};
 use firebox_pool::{Fit, Holder, Lifetime, Pool, Region, Sequence, Space, pack};
-
-use crate::zoo::Zoo;
-use crate::zoo::iterations::{parts, record};
+use firebox_testing::bench;
+use firebox_testing::zoo::iterations::{parts, record};
+use firebox_testing::zoo::{self, Zoo};
 
 /// Of buffers on CUDA, in bytes.
 const ALIGNMENT: u64 = 512;
@@ -47,7 +41,7 @@ const OFFLINE: [(&str, Order); 3] =
 type Order = fn(&[Lifetime]) -> Vec<usize>;
 
 fn main() {
-    machine::print();
+    bench::print_machine();
     let card = Card::named(CARD).expect("it is in the table");
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
@@ -297,7 +291,7 @@ fn cost(lifetimes: &[Lifetime]) -> Duration {
         }
         started.elapsed() / lifetimes.len() as u32
     };
-    let mut rounds: Vec<Duration> = (0..machine::rounds(9)).map(|_| round()).collect();
+    let mut rounds: Vec<Duration> = (0..bench::rounds(9)).map(|_| round()).collect();
     rounds.sort_unstable();
     rounds[rounds.len() / 2]
 }

@@ -1,17 +1,6 @@
 //! Measures the cost of planning: the planner alone, and the whole search with recordings and
 //! memory model, for the CPU and for a card.
 
-#[path = "models/cnn.rs"]
-mod cnn;
-#[path = "models/gpt.rs"]
-mod gpt;
-#[path = "harness/machine.rs"]
-mod machine;
-#[path = "harness/paired.rs"]
-mod paired;
-#[path = "models/stack.rs"]
-mod stack;
-
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -27,11 +16,11 @@ use firebox::{
     Accumulating, Bytes, Heap, Items, Lazy, Learner, MemoryModel, MicroBatch, Need, PlanOptions,
     Recorder, Split, Trace, initialize, plan, rehearse,
 };
-
-use crate::cnn::{Cnn, Images};
-use crate::gpt::{Gpt, Texts};
-use crate::paired::{measure, time};
-use crate::stack::{Rows, Stack};
+use firebox_testing::bench;
+use firebox_testing::bench::paired::{measure, time};
+use firebox_testing::full_size::cnn::{Cnn, Images};
+use firebox_testing::full_size::gpt::{Gpt, Texts};
+use firebox_testing::full_size::stack::{Rows, Stack};
 
 type B = Autodiff<Lazy<Flex>>;
 
@@ -45,22 +34,22 @@ const CARD_TARGET: Duration = Duration::from_secs(2);
 const PIECES: usize = 3;
 
 fn main() {
-    machine::print();
+    bench::print_machine();
     let device = Default::default();
     let mut result = "result: bench=planning".to_owned();
-    if machine::wants("plan") {
+    if bench::wants("plan") {
         result += &format!(" plan_ms={:.4}", planner_alone());
     }
-    if machine::wants("gpt") {
+    if bench::wants("gpt") {
         let model = Gpt::new(12, 768, 16, &device);
         let ratio = search("GPT, 12 layers of 768, batch 64", model, Texts::new(64, 16, &device));
         result += &format!(" search_gpt={ratio:.2}");
     }
-    if machine::wants("cnn") {
+    if bench::wants("cnn") {
         let ratio = search("CNN, batch 256", Cnn::new(&device), Images::new(256, &device));
         result += &format!(" search_cnn={ratio:.2}");
     }
-    if machine::wants("card") {
+    if bench::wants("card") {
         let (first, later) = on_a_card();
         result += &format!(" card_first_s={first:.2} card_later_s={later:.2}");
     }
@@ -92,7 +81,7 @@ fn on_a_card() -> (f64, f64) {
     println!("  the first search                   {:>10.2} s", first.as_secs_f64());
     let subject = batch(64);
     let rounds =
-        measure(machine::rounds(5), &mut [&mut || time(|| black_box(learner.plan(&subject))).1]);
+        measure(bench::rounds(5), &mut [&mut || time(|| black_box(learner.plan(&subject))).1]);
     let later = rounds.seconds(0);
     let target = CARD_TARGET.as_secs();
     println!(
@@ -140,7 +129,7 @@ fn planner_alone() -> f64 {
     let split = plan(items, budget, &options, &mut known).expect("one item fits");
 
     let mut subject = || time(|| black_box(plan(items, budget, &options, &mut known))).1;
-    let rounds = measure(machine::rounds(1001), &mut [&mut subject]);
+    let rounds = measure(bench::rounds(1001), &mut [&mut subject]);
     let time = rounds.seconds(0);
     let (low, ms, high) = (time.low * 1e3, time.median * 1e3, time.high * 1e3);
     println!("\nplan() alone, 100 layers, footprints given: {split}");
@@ -214,7 +203,7 @@ where
     let searching = learner(budget);
     let trace = rehearsal(&model, &batch, size, PIECES);
     let rounds = measure(
-        machine::rounds(15),
+        bench::rounds(15),
         &mut [
             &mut || time(|| black_box(searching.plan(&batch))).1,
             &mut || time(|| black_box(rehearsal(&model, &batch, size, PIECES))).1,

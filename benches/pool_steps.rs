@@ -3,26 +3,13 @@
 //! The Learner's steps on `firebox::Vulkan` run against those on burn's `Vulkan`, on the same
 //! device, in turns. Planning and the first steps do not count.
 
-#[allow(dead_code, reason = "it makes its images itself")]
-#[path = "models/cnn.rs"]
-mod cnn;
-#[allow(dead_code, reason = "it has one part")]
-#[path = "harness/machine.rs"]
-mod machine;
-#[allow(dead_code, reason = "it times what happens between steps")]
-#[path = "harness/paired.rs"]
-mod paired;
-
-#[path = "harness/turn.rs"]
-mod turn;
-
 use burn::backend::{Autodiff, Vulkan};
 use burn::tensor::backend::AutodiffBackend;
 use firebox::{DeviceMemory, Lazy, LazyBackend};
-
-use crate::cnn::Cnn;
-use crate::paired::measure;
-use crate::turn::{Gray, Steps, turn};
+use firebox_testing::bench;
+use firebox_testing::bench::paired::measure;
+use firebox_testing::bench::turn::{Gray, Steps, turn};
+use firebox_testing::full_size::cnn::Cnn;
 
 /// Allowed time of a step relative to one on burn's pools.
 const TARGET: f64 = 1.01;
@@ -39,13 +26,13 @@ where
 }
 
 fn main() {
-    machine::print();
+    bench::print_machine();
     let Steps { timed, items, .. } = STEPS;
     println!("\na CNN on the first Vulkan device: {timed} steps of the Learner on {items} images");
     println!("  {:>9}  {:>9}  {:>8}  {:>16}  target", "burn's", "ours", "ratio", "quartiles");
     let mut burns = steps::<Autodiff<Lazy<Vulkan>>>;
     let mut ours = steps::<Autodiff<Lazy<firebox::Vulkan>>>;
-    let rounds = measure(machine::rounds(9), &mut [&mut burns, &mut ours]);
+    let rounds = measure(bench::rounds(9), &mut [&mut burns, &mut ours]);
     let ms = |subject| rounds.seconds(subject).median * 1e3 / timed as f64;
     let ratio = rounds.ratio(1, 0);
     println!(

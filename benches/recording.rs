@@ -5,15 +5,6 @@
 //! and the modules alone. A call is a call of a backend method. The trace holds more burn-ir
 //! operations than calls, because some calls are decomposed there.
 
-#[path = "models/gpt.rs"]
-mod gpt;
-#[path = "harness/machine.rs"]
-mod machine;
-#[path = "harness/paired.rs"]
-mod paired;
-#[path = "models/stack.rs"]
-mod stack;
-
 use std::time::Duration;
 
 use burn::backend::{Autodiff, Flex};
@@ -21,20 +12,20 @@ use burn::module::AutodiffModule;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::train::{InferenceStep, TrainStep};
 use firebox::{Lazy, Recorder, Trace, initialize};
-
-use crate::gpt::{Gpt, Texts};
-use crate::paired::{measure, time};
-use crate::stack::{Rows, Stack};
+use firebox_testing::bench;
+use firebox_testing::bench::paired::{measure, time};
+use firebox_testing::full_size::gpt::{Gpt, Texts};
+use firebox_testing::full_size::stack::{Rows, Stack};
 
 type B = Autodiff<Lazy<Flex>>;
 
 fn main() {
-    machine::print();
+    bench::print_machine();
     let mut result = "result: bench=recording".to_owned();
-    if machine::wants("gpt") {
+    if bench::wants("gpt") {
         result += &format!(" ops_per_second={:.0}", gpt_throughput());
     }
-    if machine::wants("linearity") {
+    if bench::wants("linearity") {
         for (name, growth) in growths() {
             result += &format!(" growth_{name}={growth:.2}");
         }
@@ -94,7 +85,7 @@ fn gpt_throughput() -> f64 {
     drop(trace);
     let (mut record, mut discard) =
         (|| record_iteration(&model, &batch).record, || record_iteration(&model, &batch).discard);
-    let rounds = measure(machine::rounds(41), &mut [&mut record, &mut discard]);
+    let rounds = measure(bench::rounds(41), &mut [&mut record, &mut discard]);
     let (record, discard) = (rounds.seconds(0), rounds.seconds(1));
 
     println!("\nGPT, 12 layers of 768, one iteration with AdamW");
@@ -173,7 +164,7 @@ fn growth<R: FnMut() -> Recorded>(
     let mut small = || (0..times[0]).map(|_| small().record).sum::<Duration>() / times[0] as u32;
     let mut middle = || (0..times[1]).map(|_| middle().record).sum::<Duration>() / times[1] as u32;
     let mut large = || large().record;
-    let rounds = measure(machine::rounds(15), &mut [&mut small, &mut middle, &mut large]);
+    let rounds = measure(bench::rounds(15), &mut [&mut small, &mut middle, &mut large]);
 
     println!("\nlinearity, {title}");
     println!("  {:>8}  {:>10}  {:>12}  {:>14}", "calls", "ms", "ns a call", "x10 calls cost");

@@ -7,18 +7,6 @@
 //! The card computes nothing, so all of the time is the host's: recording, hashing, predicting and
 //! burn's own work.
 
-#[allow(dead_code, reason = "it makes its images itself")]
-#[path = "models/cnn.rs"]
-mod cnn;
-#[allow(dead_code, reason = "it has one part")]
-#[path = "harness/machine.rs"]
-mod machine;
-#[allow(dead_code, reason = "it times what happens between steps")]
-#[path = "harness/paired.rs"]
-mod paired;
-#[path = "harness/turn.rs"]
-mod turn;
-
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -30,10 +18,10 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use firebox::dry::{Card, Cuda, DryCuda, Lease};
 use firebox::{Lazy, is_rehearsal};
-
-use crate::cnn::{Cnn, Images};
-use crate::paired::measure;
-use crate::turn::{Gray, Steps, turn};
+use firebox_testing::bench;
+use firebox_testing::bench::paired::measure;
+use firebox_testing::bench::turn::{Gray, Steps, turn};
+use firebox_testing::full_size::cnn::{Cnn, Images};
 
 type B = Autodiff<Lazy<DryCuda>>;
 type Plain = Autodiff<DryCuda>;
@@ -134,7 +122,7 @@ fn turn_of_burn(way: Way, device: &Device<Plain>) -> Duration {
 }
 
 fn main() {
-    machine::print();
+    bench::print_machine();
     let card = Card::named("RTX 3060 12GB").expect("in the table");
     let lease = Lease::<Cuda>::take(&card.properties()).expect("no other card was asked for");
     let device = lease.device();
@@ -143,7 +131,7 @@ fn main() {
     let mut of_burn = [Way::Fixed, Way::Random].map(|way| move || turn_of_burn(way, device));
     let [fixed, random, reads] = &mut of_learner;
     let [burn_fixed, burn_random] = &mut of_burn;
-    let rounds = measure(machine::rounds(9), &mut [fixed, random, reads, burn_fixed, burn_random]);
+    let rounds = measure(bench::rounds(9), &mut [fixed, random, reads, burn_fixed, burn_random]);
     println!("\na CNN on a card without memory: {} steps of the Learner", TURN.timed);
     println!("  {:<14}  {:>8}  {:>8}  {:>16}  target", "", "ms", "ratio", "quartiles");
     let ms = |subject| rounds.seconds(subject).median * 1e3 / TURN.timed as f64;

@@ -114,7 +114,7 @@ pub use firebox_pool::Pooled;
 
 /// burn's CUDA backend with fusion, on firebox's own memory pool.
 ///
-/// A batch about a quarter larger fits the same card, on pages that have the sizes of the plan.
+/// A batch 1.2 to 1.7 times as large fits the same card, on pages that have the sizes of the plan.
 /// Devices, kernels and tuner choices are the same as burn's.
 #[cfg(feature = "cuda")]
 pub type Cuda<F = f32, I = i32> =

@@ -16,9 +16,6 @@
 
 #![cfg(feature = "flex")]
 
-#[path = "zoo/mod.rs"]
-mod zoo;
-
 use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
@@ -28,8 +25,8 @@ use burn_fusion::Fusion;
 use cubecl::ir::DeviceProperties;
 use firebox::{Bytes, Estimate, Lazy};
 use firebox_dry::{Capability, Card, Cuda, Dry, DryRuntime, DryTwin, Wgpu};
-use zoo::Zoo;
-use zoo::iterations::{parts, record};
+use firebox_testing::zoo::iterations::{parts, record};
+use firebox_testing::zoo::{self, Zoo};
 
 type Recording = Autodiff<Lazy<Flex>>;
 type Fused<T> = Fusion<CubeBackend<DryRuntime<T>, f32, i32, u8>>;

@@ -11,12 +11,12 @@ use clap::Parser;
 use firebox::Bytes;
 use firebox_blank::Settings;
 use firebox_dry::{Capability, Card};
+use firebox_testing::machine::{self, Machine};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::backend::{BENCH, CAN_BE_BLANK, LIMITS};
 use crate::cases::{CASES, Case, FEW};
 use crate::comparison::{Compared, Comparison};
-use crate::machine::{self, Machine};
 use crate::process::{self, Found, Setup};
 use crate::target;
 

@@ -27,16 +27,11 @@ mod command;
 #[cfg(feature = "vulkan")]
 mod comparison;
 #[cfg(feature = "vulkan")]
-#[path = "../../tests/machine/mod.rs"]
-mod machine;
 #[cfg(feature = "vulkan")]
 mod process;
 #[cfg(feature = "vulkan")]
 mod target;
 #[cfg(feature = "vulkan")]
-#[path = "../../tests/zoo/mod.rs"]
-mod zoo;
-
 #[cfg(feature = "vulkan")]
 fn main() -> anyhow::Result<()> {
     command::run()

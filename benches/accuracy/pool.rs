@@ -17,16 +17,11 @@ mod command;
 #[cfg(feature = "cuda")]
 mod comparison;
 #[cfg(feature = "cuda")]
-#[path = "../../tests/machine/mod.rs"]
-mod machine;
 #[cfg(feature = "cuda")]
 mod process;
 #[cfg(feature = "cuda")]
 mod target;
 #[cfg(feature = "cuda")]
-#[path = "../../tests/zoo/mod.rs"]
-mod zoo;
-
 #[cfg(feature = "cuda")]
 fn main() -> anyhow::Result<()> {
     command::run()

@@ -19,13 +19,13 @@ use burn::train::renderer::{
 use burn::train::{InferenceStep, LearningComponentsMarker, SupervisedTraining, TrainStep};
 use firebox::{Bytes, Learner, PlanReport};
 use firebox_dry::Dry;
+use firebox_testing::machine;
+use firebox_testing::zoo::iterations::{parts, record, train};
+use firebox_testing::zoo::{self, Numbered, Zoo};
 use serde::{Deserialize, Serialize};
 
 use crate::cases::Case;
-use crate::machine;
 use crate::target::{Base, Training, held, held_by_driver, properties};
-use crate::zoo::iterations::{parts, record, train};
-use crate::zoo::{self, Numbered, Zoo};
 
 /// Optimizer steps per epoch on whole batches.
 const STEPS: usize = 2;
@@ -258,12 +258,12 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Predictions> {
     let batches = STEPS * setup.accumulate as usize + usize::from(case.valid);
     let valid_items = if case.valid { case.items + case.items / 3 } else { 0 };
     let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
-    let train = DataLoaderBuilder::<Training, _, _>::new(Numbered::<M>::new())
+    let train = DataLoaderBuilder::<Training, _, _>::new(Numbered::<M>::default())
         .batch_size(case.items)
         .shuffle(SEED)
         .num_workers(setup.workers as usize)
         .build(numbers(batches * case.items + rest));
-    let valid = DataLoaderBuilder::<Valid, _, _>::new(Numbered::<M::Valid>::new())
+    let valid = DataLoaderBuilder::<Valid, _, _>::new(Numbered::<M::Valid>::default())
         .batch_size(case.items)
         .num_workers(setup.workers as usize)
         .build(numbers(valid_items));

@@ -7,15 +7,6 @@
 //! The backend is CUDA with the feature `cuda`, Vulkan with `vulkan`, and Flex otherwise. On Flex
 //! only the times are meaningful. A part that cannot be measured says so.
 
-#[allow(dead_code, reason = "batches are made of host data here")]
-#[path = "../models/cnn.rs"]
-mod cnn;
-#[allow(dead_code, reason = "batches are made of host data here")]
-#[path = "../models/gpt.rs"]
-mod gpt;
-#[path = "../harness/paired.rs"]
-mod paired;
-
 mod child;
 mod failing;
 mod largest;

@@ -3,9 +3,8 @@
 use burn::data::dataloader::batcher::Batcher;
 use burn::prelude::*;
 use clap::ValueEnum;
-
-use crate::cnn::{Cnn, Images};
-use crate::gpt::{Gpt, Texts, VOCABULARY};
+use firebox_testing::full_size::cnn::{Cnn, Images};
+use firebox_testing::full_size::gpt::{Gpt, Texts, VOCABULARY};
 
 /// Length of a text in tokens.
 pub const TOKENS: usize = 256;

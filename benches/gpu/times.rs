@@ -13,9 +13,9 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
 use firebox::{Budget, Lazy, Learner, MicroBatch, Recorder, initialize};
+use firebox_testing::bench::paired::{measure, time};
 
 use crate::model::{self, FromNumbers, Subject};
-use crate::paired::{measure, time};
 use crate::real::{self, Device, Real};
 
 type Plain = Autodiff<Real>;

@@ -4,10 +4,10 @@
 
 use firebox::Bytes;
 use firebox_blank::{Completions, Fault};
+use firebox_testing::machine::device;
 use libtest_mimic::{Failed, Trial};
 
 use crate::child::{Job, Pools};
-use crate::machine::device;
 use crate::trial::{CARD, Kernels, LIMIT, card, ensure, only, run, run_with, test};
 
 /// Memory that the program keeps alongside training.

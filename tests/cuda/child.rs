@@ -28,10 +28,9 @@ use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 use firebox::{Budget, Bytes, DeviceMemory, FitError, LastState, Lazy, Learner, TrainError};
 use firebox_blank::Books;
 use firebox_pool::Control;
+use firebox_testing::lengths;
+use firebox_testing::zoo::{self, Numbered, Zoo};
 use serde::{Deserialize, Serialize};
-
-use crate::lengths;
-use crate::zoo::{self, Numbered, Zoo};
 
 type B<C> = Autodiff<Lazy<C>>;
 type Valid<C> = Lazy<C>;
@@ -242,11 +241,11 @@ impl Job {
         let artifacts = self.folder.clone().unwrap_or_else(|| folder.path().to_owned());
         let rest = if self.uneven { self.items / 2 + 1 } else { 0 };
         let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
-        let train = DataLoaderBuilder::<B<C>, _, _>::new(Numbered::<M>::new())
+        let train = DataLoaderBuilder::<B<C>, _, _>::new(Numbered::<M>::default())
             .batch_size(self.items)
             .num_workers(self.workers)
             .build(numbers(self.batches * self.items + rest));
-        let valid = DataLoaderBuilder::<Valid<C>, _, _>::new(Numbered::<M::Valid>::new())
+        let valid = DataLoaderBuilder::<Valid<C>, _, _>::new(Numbered::<M::Valid>::default())
             .batch_size(self.items)
             .num_workers(self.workers)
             .build(numbers(if self.validates { self.items } else { 0 }));

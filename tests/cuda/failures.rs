@@ -6,11 +6,11 @@
 use burn::backend::Flex;
 use burn::record::{CompactRecorder, Recorder};
 use firebox_blank::{Entry, Fault};
+use firebox_testing::zoo::{Cnn, Gpt, Mlp, Zoo};
 use libtest_mimic::{Failed, Trial};
 
 use crate::child::{Job, Pools};
 use crate::trial::{CARD, Kernels, Left, ensure, only, run, test};
-use crate::zoo::{Cnn, Gpt, Mlp, Zoo};
 
 /// Each epoch has two batches.
 const EPOCHS: usize = 3;

@@ -2,10 +2,10 @@
 //! for.
 
 use firebox::Bytes;
+use firebox_testing::machine::device;
 use libtest_mimic::{Failed, Trial};
 
 use crate::child::{Job, Pools, Task};
-use crate::machine::device;
 use crate::trial::{CARD, LIMIT, Left, card, ensure, only, run_with, test};
 
 /// The models, and budgets that hold many, some and few pages.

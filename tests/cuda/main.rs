@@ -29,26 +29,12 @@ mod trial;
 mod values;
 
 #[cfg(feature = "cuda")]
-#[path = "../lengths/model.rs"]
-mod lengths;
-#[cfg(feature = "cuda")]
-#[path = "../machine/mod.rs"]
-mod machine;
-#[cfg(feature = "cuda")]
-#[path = "../learner/task.rs"]
-#[allow(dead_code, reason = "written for the tests of the Learner")]
-mod task;
-#[cfg(feature = "cuda")]
-#[path = "../zoo/mod.rs"]
-mod zoo;
-
-#[cfg(feature = "cuda")]
 fn main() -> std::process::ExitCode {
     if let Some(job) = child::Job::of_this_process() {
         return job.run();
     }
     let arguments = libtest_mimic::Arguments::from_args();
-    if machine::has_nvidia() {
+    if firebox_testing::machine::has_nvidia() {
         println!(
             "values are computed on the NVIDIA device; what has to fail runs on the blank driver"
         );

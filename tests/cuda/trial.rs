@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use firebox::Bytes;
 use firebox_blank::{Blank, Books, Entry, Settings};
 use firebox_dry::Card;
+use firebox_testing::machine::device;
 use libtest_mimic::{Failed, Trial};
 
 use crate::child::{Ended, Job};
-use crate::machine::device;
 
 /// Time limit of a child. A child takes a few seconds; one that reaches the limit hangs.
 pub const LIMIT: Duration = Duration::from_secs(60);

@@ -9,10 +9,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining};
 use firebox::{Bytes, Lazy, Learner, Recorder};
+use firebox_testing::machine::has_nvidia;
+use firebox_testing::task::{Net, PointBatcher, loader, points, random_state, weights};
 use libtest_mimic::{Failed, Trial};
-
-use crate::machine::has_nvidia;
-use crate::task::{Net, PointBatcher, loader, points, random_state, weights};
 
 type Plain = Autodiff<Cuda>;
 type Decorated = Autodiff<Lazy<Cuda>>;

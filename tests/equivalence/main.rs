@@ -9,8 +9,6 @@ mod backends;
 mod dtypes;
 mod lifetimes;
 mod methods;
-#[path = "../models/mod.rs"]
-mod models;
 mod modules;
 mod recording;
 mod tensors;

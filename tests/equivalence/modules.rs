@@ -15,8 +15,8 @@ use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn::tensor::activation::*;
 use burn::tensor::backend::AutodiffBackend;
+use firebox_testing::layers::Layer;
 
-use crate::models::Layer;
 use crate::{Again, Keep, LazyFlex, Outputs, check};
 
 fn random<B: Backend, const D: usize>(shape: [usize; D], device: &B::Device) -> Tensor<B, D> {

@@ -7,8 +7,7 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::TrainStep;
 use cubecl::wgpu::WgpuDevice;
-
-use crate::task::{Net, batch};
+use firebox_testing::task::{Net, batch};
 
 /// Prints the losses of training steps on a batch that fits, one that does not and one that fits
 /// again, and whether `sync` succeeded.

@@ -11,8 +11,7 @@ use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_fusion::client::GlobalFusionClient;
 use cubecl::Runtime;
 use cubecl::wgpu::{WgpuDevice, WgpuRuntime};
-
-use crate::task::{Net, batch};
+use firebox_testing::task::{Net, batch};
 
 const STEPS: u32 = 40;
 const ROUNDS: usize = 7;

@@ -8,10 +8,6 @@ mod cost;
 mod device;
 mod training;
 
-#[allow(dead_code, reason = "written for the tests of the Learner")]
-#[path = "../learner/task.rs"]
-mod task;
-
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 

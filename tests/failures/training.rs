@@ -20,8 +20,7 @@ use firebox::{
     ByMicroBatch, Bytes, Coupling, DeviceFailure, DeviceMemory, During, FitError, Fitted,
     LastState, Lazy, Learner, MicroBatchError, Reduction, Splitter, TrainError,
 };
-
-use crate::task::{Given, Net, Points, batch, weights};
+use firebox_testing::task::{Given, Net, Points, batch, weights};
 
 type Ad<I> = Autodiff<Lazy<I>>;
 type Training<I, O> = SupervisedTraining<LearningComponentsMarker<Ad<I>, f64, Net<Ad<I>>, O>>;

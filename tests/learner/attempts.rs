@@ -9,8 +9,7 @@ use burn::optim::{AdamConfig, Optimizer};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, LearningComponentsMarker, SupervisedTraining, TrainStep};
 use firebox::{Bytes, FitError, Fitted, LastState, Lazy, Learner};
-
-use crate::task::{Given, Points, batch};
+use firebox_testing::task::{Given, Points, batch};
 
 pub type B = Autodiff<Lazy<Flex>>;
 pub type Adam<M> = burn::optim::adaptor::OptimizerAdaptor<burn::optim::Adam, M, B>;
@@ -62,7 +61,7 @@ where
 macro_rules! validates_as_its_net {
     ($($model:ident),+) => {$(
         impl<B: burn::tensor::backend::Backend> burn::train::InferenceStep for $model<B> {
-            type Input = crate::task::Points<B>;
+            type Input = firebox_testing::task::Points<B>;
             type Output = burn::train::ClassificationOutput<B>;
 
             fn step(&self, batch: Self::Input) -> Self::Output {

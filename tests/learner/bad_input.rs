@@ -21,10 +21,12 @@ use firebox::{
     Budget, BudgetError, ByFunctions, ByMicroBatch, Bytes, Lazy, Learner, MicroBatch,
     MicroBatchError, Phase, PlanError, Remedy, Splitter, TrainError,
 };
+use firebox_testing::task::{
+    Given, Net, PointBatcher, Points, batch, files, points, random_state, weights,
+};
 
 use crate::attempts::{B, State, Training, training};
 use crate::closeness::Values;
-use crate::task::{Given, Net, PointBatcher, Points, batch, files, points, random_state, weights};
 
 /// Trains a new model that must fail. Returns the cause, and the state if it differs from the
 /// start.

@@ -7,9 +7,9 @@ use std::path::Path;
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, PrettyJsonFileRecorder, Recorder};
 use firebox::{DurableRecorder, TrainError};
+use firebox_testing::task::{Content, Net, files, random_state, weights};
 
 use crate::attempts::{B, State, Training, fit, training};
-use crate::task::{Content, Net, files, random_state, weights};
 
 type Json = PrettyJsonFileRecorder<FullPrecisionSettings>;
 

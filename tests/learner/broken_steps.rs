@@ -9,11 +9,11 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use firebox::{Bytes, Learner, Phase, TrainError};
+use firebox_testing::task::{Net, Points, random_state, weights};
 
 use crate::attempts::{
     Adam, AdamRecord, B, Outcome, fit, training, validated, validates_as_its_net,
 };
-use crate::task::{Net, Points, random_state, weights};
 
 /// Where a model fails on batches of five items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

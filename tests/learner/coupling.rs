@@ -16,8 +16,7 @@ use firebox::{
     Bytes, Coupling, Lazy, Learner, MicroBatch, Reduction, SplitCheck, TrainError, batch_share,
     weight,
 };
-
-use crate::task::{Given, Net, Points, batch, random_state, weights};
+use firebox_testing::task::{Given, Net, Points, batch, random_state, weights};
 
 type B = Autodiff<Lazy<Flex>>;
 

@@ -7,9 +7,9 @@ use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Distribution, TensorMetadata, TensorPrimitive, Tolerance};
 use firebox::dry::{Card, Dry, DryCuda};
 use firebox::{Bytes, CustomOp, Estimate, Heap, Lazy, MemoryModel, Recorder};
+use firebox_testing::task::random_state;
 
 use crate::op::{Snake, SnakeKernels, snake};
-use crate::task::random_state;
 
 type L = Lazy<Flex>;
 

@@ -10,9 +10,9 @@ use burn::train::SupervisedTraining;
 use burn::train::renderer::CliMetricsRenderer;
 use burn_router::BackendRouter;
 use firebox::{Bytes, Lazy, Learner, TrainError};
+use firebox_testing::task::{Given, Net, batch, files, random_state};
 
 use crate::places::{Place, Places};
-use crate::task::{Given, Net, batch, files, random_state};
 
 type B = Autodiff<Lazy<BackendRouter<Places>>>;
 

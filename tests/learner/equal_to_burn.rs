@@ -20,8 +20,7 @@ use burn::train::{
     StoppingCondition, SupervisedTraining,
 };
 use firebox::{Bytes, Lazy, Learner};
-
-use crate::task::{Content, Net, files, loader, points, random_state, weights};
+use firebox_testing::task::{Content, Net, files, loader, points, random_state, weights};
 
 type Plain = Autodiff<Flex>;
 type Decorated = Autodiff<Lazy<Flex>>;

@@ -17,9 +17,9 @@ use burn::train::metric::LossMetric;
 use burn::train::renderer::CliMetricsRenderer;
 use burn_router::BackendRouter;
 use firebox::{Bytes, Lazy, Learner, TrainError};
+use firebox_testing::task::{Given, Net, batch, random_state, weights};
 
 use crate::places::{Place, Places, with_fault};
-use crate::task::{Given, Net, batch, random_state, weights};
 
 type B = Autodiff<Lazy<BackendRouter<Places>>>;
 type Inner = <B as AutodiffBackend>::InnerBackend;

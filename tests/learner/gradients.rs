@@ -12,9 +12,9 @@ use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
     ByFunctions, ByMicroBatch, Bytes, Coupling, Lazy, Learner, LearnerBuilder, MicroBatch, Splitter,
 };
+use firebox_testing::task::{Given, Net, Points, batch, loader, points, random_state, weights};
 
 use crate::closeness::{Values, compare, difference};
-use crate::task::{Given, Net, Points, batch, loader, points, random_state, weights};
 
 type B = Autodiff<Lazy<Flex>>;
 

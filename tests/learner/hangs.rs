@@ -20,9 +20,9 @@ use burn::train::{
 };
 use firebox::dry::{Card, Cuda, DryCuda, Lease};
 use firebox::{Bytes, Lazy, Learner, is_rehearsal};
+use firebox_testing::task::{Given, Net, PointBatcher, Points, batch, points, random_state};
 
 use crate::attempts::{B, validates_as_its_net};
-use crate::task::{Given, Net, PointBatcher, Points, batch, points, random_state};
 
 /// Time limit of a run that takes about a second.
 const LIMIT: Duration = Duration::from_secs(120);

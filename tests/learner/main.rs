@@ -15,8 +15,6 @@ mod gradients;
 mod hangs;
 mod metrics;
 mod micro_batch;
-#[path = "../models/mod.rs"]
-mod models;
 #[path = "../../examples/custom_op/op.rs"]
 mod op;
 mod places;
@@ -25,6 +23,5 @@ mod rehearsals;
 mod shapes;
 mod sizes;
 mod states;
-mod task;
 mod user_panics;
 mod whole_batch;

@@ -10,8 +10,7 @@ use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{LearnerSummary, SupervisedTraining};
 use firebox::{ByMicroBatch, Bytes, Lazy, Learner, LearnerBuilder, join};
-
-use crate::task::{Content, Net, files, loader, points, random_state};
+use firebox_testing::task::{Content, Net, files, loader, points, random_state};
 
 type B = Autodiff<Lazy<Flex>>;
 

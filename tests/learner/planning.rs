@@ -12,9 +12,9 @@ use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
 };
 use firebox::{Bytes, Category, Lazy, Learner, RecordError, TrainError, is_rehearsal};
+use firebox_testing::task::{Net, Points, batch, loader, points, random_state, weights};
 
 use crate::attempts::{fit, training, validates_as_its_net};
-use crate::task::{Net, Points, batch, loader, points, random_state, weights};
 
 type B = Autodiff<Lazy<Flex>>;
 

@@ -12,9 +12,9 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{ClassificationOutput, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{Bytes, Lazy, Learner, is_rehearsal};
+use firebox_testing::task::{Given, Net, Points, batch, random_state};
 
 use crate::attempts::{self, validates_as_its_net};
-use crate::task::{Given, Net, Points, batch, random_state};
 
 type B = Autodiff<Lazy<Flex>>;
 

@@ -4,18 +4,14 @@
 //! Covers pages that stay open for several shapes, and pages for which a buffer is too large or too
 //! small.
 
-#[path = "../lengths/model.rs"]
-mod model;
-
 use std::sync::Mutex;
 
 use burn::backend::{Autodiff, Flex};
 use burn::train::renderer::CliMetricsRenderer;
 use firebox::dry::{Capability, Card, Cuda, DryCuda, Lease};
 use firebox::{Bytes, Lazy};
-
-use self::model::{Trained, trained};
-use crate::task::random_state;
+use firebox_testing::lengths::{Trained, trained};
+use firebox_testing::task::random_state;
 
 /// Makes the parameters of a layer take 1 MiB.
 const WIDTH: usize = 512;

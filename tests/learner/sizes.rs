@@ -7,8 +7,7 @@ use burn::train::SupervisedTraining;
 use burn::train::renderer::CliMetricsRenderer;
 use firebox::dry::{Card, Cuda, DryCuda, Lease};
 use firebox::{Bytes, Lazy, Learner, Phase};
-
-use crate::task::{Given, Net, PointBatcher, points};
+use firebox_testing::task::{Given, Net, PointBatcher, points};
 
 type B = Autodiff<Lazy<DryCuda>>;
 

@@ -12,9 +12,9 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{ClassificationOutput, TrainOutput, TrainStep};
 use firebox::{Bytes, Lazy, Learner, TrainError, is_rehearsal};
+use firebox_testing::task::{Net, Points, random_state, weights};
 
 use crate::attempts::{B, training, validates_as_its_net};
-use crate::task::{Net, Points, random_state, weights};
 
 /// A kept tensor, with the number of times it was kept.
 type Kept = Arc<Mutex<(usize, Option<Tensor<Lazy<Flex>, 1>>)>>;

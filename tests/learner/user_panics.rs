@@ -21,9 +21,11 @@ use burn::train::renderer::{
 };
 use burn::train::{LearningComponentsMarker, SupervisedTraining};
 use firebox::{Bytes, Learner, TrainError};
+use firebox_testing::task::{
+    Given, Net, Point, PointBatcher, Points, batch, points, random_state, weights,
+};
 
 use crate::attempts::B;
-use crate::task::{Given, Net, Point, PointBatcher, Points, batch, points, random_state, weights};
 
 const WORDS: &str = "the user's own words";
 

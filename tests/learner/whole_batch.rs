@@ -16,10 +16,10 @@ use firebox::{
     ByFunctions, ByMicroBatch, Bytes, Coupling, Lazy, Learner, MicroBatch, MicroBatchError,
     Reduction, Splitter,
 };
+use firebox_testing::layers::Layer;
+use firebox_testing::task::{Given, random_state, weights};
 
 use crate::closeness::{Values, compare, difference, norm};
-use crate::models::Layer;
-use crate::task::{Given, random_state, weights};
 
 type B = Autodiff<Lazy<Flex>>;
 

@@ -3,7 +3,6 @@
 //! The pages of both lengths stay open, or are given back where there is no room for both. Without
 //! a device one line says what was not run.
 
-mod model;
 mod soak;
 
 use std::panic::catch_unwind;
@@ -13,8 +12,7 @@ use burn::backend::{Autodiff, Vulkan};
 use burn::tensor::backend::Backend;
 use burn::train::renderer::CliMetricsRenderer;
 use firebox::{Bytes, DeviceMemory, Lazy};
-
-use crate::model::{Trained, trained};
+use firebox_testing::lengths::{Trained, trained};
 
 type B = Autodiff<Lazy<Vulkan>>;
 

@@ -10,8 +10,8 @@ use burn::train::renderer::{
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
 use firebox::{Bytes, DeviceMemory};
+use firebox_testing::lengths::{Trained, trained};
 
-use crate::model::{Trained, trained};
 use crate::{B, WIDTH, give_back, is_there, run};
 
 /// Number of batches, one per optimizer step.

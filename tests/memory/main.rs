@@ -4,7 +4,6 @@
 //! under a counting allocator. The prediction that the Learner prints is compared with the peak of
 //! the heap above its level before the model was built.
 
-mod models;
 mod soak;
 
 use std::process::Command;
@@ -21,7 +20,7 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{SupervisedTraining, TrainStep};
 use firebox::{Bytes, Heap, Lazy, Learner, Recorder, join};
 use firebox_lazy::{HOST_BYTES_PER_CALL, host_bytes_of_descriptions};
-use models::{Kind, Model, Numbered};
+use firebox_testing::classifiers::{Kind, Model, Numbered};
 use peak_alloc::PeakAlloc;
 use soak::SOAKS;
 

@@ -13,8 +13,8 @@ use burn::train::SupervisedTraining;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use firebox::{Bytes, Lazy, Learner, Resident};
+use firebox_testing::classifiers::{Items, Kind, Model, Numbered};
 
-use crate::models::{Items, Kind, Model, Numbered};
 use crate::{B, HEAP, budget};
 
 /// A run of `steps` optimizer steps.

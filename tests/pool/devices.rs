@@ -14,8 +14,8 @@ use burn::train::renderer::CliMetricsRenderer;
 use cubecl::wgpu::{WgpuDevice, WgpuRuntime};
 use firebox::{Bytes, Learner};
 use firebox_pool::Control;
+use firebox_testing::zoo::{Mlp, Numbered, Zoo};
 
-use crate::zoo::{Mlp, Numbered, Zoo};
 use crate::{Ours, alone, bits, device, fitted};
 
 type B = firebox::Vulkan;
@@ -46,7 +46,7 @@ fn model_of(
 }
 
 fn trained_on(device: &WgpuDevice) -> Vec<u32> {
-    bits::<Valid, _>(&model_of(device, Some(4), Numbered::<Mlp<Ours>>::new()))
+    bits::<Valid, _>(&model_of(device, Some(4), Numbered::<Mlp<Ours>>::default()))
 }
 
 /// Bytes of the pages of a device.
@@ -122,11 +122,11 @@ fn a_second_learner_beside_the_model_of_the_first() {
     let _alone = alone();
     let Some(device) = device() else { return };
     let before = reserved(&device);
-    let first = model_of(&device, None, Numbered::<Mlp<Ours>>::new());
+    let first = model_of(&device, None, Numbered::<Mlp<Ours>>::default());
     let values = bits::<Valid, _>(&first);
     let kept = reserved(&device);
     assert!(kept > before, "the model lies on pages");
-    let second = model_of(&device, None, Numbered::<Mlp<Ours>>::new());
+    let second = model_of(&device, None, Numbered::<Mlp<Ours>>::default());
     assert!(values == bits::<Valid, _>(&second), "the second run computes something else");
     // The first model was moved to the pages of the second run and must be unchanged.
     assert!(values == bits::<Valid, _>(&first), "the first model has changed");
@@ -151,7 +151,7 @@ fn memory_is_cleaned_while_one_trains() {
     let _alone = alone();
     let Some(device) = device() else { return };
     let cleaned = bits::<Valid, _>(&model_of(&device, None, Cleaning));
-    let usual = bits::<Valid, _>(&model_of(&device, None, Numbered::<Mlp<Ours>>::new()));
+    let usual = bits::<Valid, _>(&model_of(&device, None, Numbered::<Mlp<Ours>>::default()));
     assert!(!usual.is_empty() && cleaned == usual, "the values differ");
 }
 
@@ -162,10 +162,10 @@ fn a_plan_of_several_pages_is_what_is_reserved() {
     let Some(device) = device() else { return };
     let folder = tempfile::tempdir().expect("there is room for a folder");
     let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
-    let batches = Numbered::<Mlp<Ours>>::new();
+    let batches = Numbered::<Mlp<Ours>>::default();
     let train =
         DataLoaderBuilder::<Ours, _, _>::new(batches).batch_size(4_000).build(numbers(12_000));
-    let valid = DataLoaderBuilder::<Valid, _, _>::new(Numbered::<Mlp<Valid>>::new())
+    let valid = DataLoaderBuilder::<Valid, _, _>::new(Numbered::<Mlp<Valid>>::default())
         .batch_size(10)
         .build(numbers(0));
     let training = SupervisedTraining::new(folder.path(), train, valid)

@@ -6,9 +6,6 @@
 mod devices;
 mod moves;
 
-#[path = "../zoo/mod.rs"]
-mod zoo;
-
 use std::fmt;
 use std::panic::catch_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,8 +21,7 @@ use burn::tensor::{Distribution, Int, Tensor};
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use cubecl::wgpu::WgpuDevice;
 use firebox::{Bytes, DeviceMemory, Lazy, LazyBackend, Learner, initialize};
-
-use crate::zoo::{Numbered, Zoo};
+use firebox_testing::zoo::{self, Numbered, Zoo};
 
 type Burns = Autodiff<Lazy<Vulkan>>;
 type Ours = Autodiff<Lazy<firebox::Vulkan>>;
@@ -95,7 +91,7 @@ where
     let folder = tempfile::tempdir().expect("there is room for a folder");
     let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
     let train = DataLoaderBuilder::<B, _, _>::new(batches).batch_size(6).build(numbers(16));
-    let valid = DataLoaderBuilder::<B::InnerBackend, _, _>::new(Numbered::<V>::new())
+    let valid = DataLoaderBuilder::<B::InnerBackend, _, _>::new(Numbered::<V>::default())
         .batch_size(6)
         .build(numbers(8));
     let training = SupervisedTraining::new(folder.path(), train, valid).num_epochs(2).summary();
@@ -110,7 +106,7 @@ where
 /// Bits of a model of the zoo, trained on one of the two backends.
 macro_rules! trained {
     ($backend:ident, $model:ident, $micro_batch:expr) => {{
-        let batches = Numbered::<zoo::$model<$backend>>::new();
+        let batches = Numbered::<zoo::$model<$backend>>::default();
         let model = fitted::<$backend, zoo::$model<$backend>, _>(
             &Default::default(),
             $micro_batch,

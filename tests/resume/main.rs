@@ -6,10 +6,6 @@
 //! Each run has its own process. The test kills a few. More are killed by
 //! `FIREBOX_KILLS=200 cargo test --workspace --release --test resume`.
 
-#[allow(dead_code, reason = "shared with other tests")]
-#[path = "../learner/task.rs"]
-mod task;
-
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -25,10 +21,9 @@ use burn::train::SupervisedTraining;
 use burn::train::metric::LossMetric;
 use burn::train::renderer::CliMetricsRenderer;
 use firebox::{Bytes, DurableRecorder, Lazy, Learner, newest_checkpoint};
+use firebox_testing::task::{Net, PointBatcher, points, weights};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-
-use crate::task::{Net, PointBatcher, points, weights};
 
 type B = Autodiff<Lazy<Flex>>;
 

@@ -16,7 +16,7 @@ pub const CAN_BE_BLANK: bool = true;
 
 /// Name of the first device, or `None` without one.
 pub fn name() -> Option<String> {
-    crate::machine::has_nvidia().then(|| "cuda".to_owned())
+    firebox_testing::machine::has_nvidia().then(|| "cuda".to_owned())
 }
 
 /// Bytes that this process holds on the first device, if the driver tells.

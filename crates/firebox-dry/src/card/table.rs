@@ -1,4 +1,5 @@
-//! The table of cards, which `card.rs` searches by name.
+//! The table of cards, which `card.rs` searches by name. A row has the name, the memory in GiB, the
+//! compute capability (major, minor) and the number of multiprocessors.
 //!
 //! - *Capabilities* were checked against NVIDIA's page "CUDA GPU Compute Capability"
 //!   (developer.nvidia.com/cuda-gpus). Those of the T4 and the A100 were checked against copies of
@@ -13,7 +14,7 @@
 //!   the driver and error correction keep some. The source is the "total capacity" in a PyTorch
 //!   message, to a hundredth of a GiB, or the bytes that `deviceQuery` printed, as users have
 //!   posted them in the public issues named next to the cards. Drivers differ by a few hundredths;
-//!   of several numbers the lowest is used. Two numbers are estimates, and are marked. For a card
+//!   of several numbers the lowest is used. Estimates are marked. For a card
 //!   on the machine, ask the driver instead.
 
 use std::sync::LazyLock;

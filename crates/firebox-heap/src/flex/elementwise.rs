@@ -3,6 +3,8 @@
 //!
 //! An operand that owns its buffer and is row-major from its start is overwritten. Everything else
 //! gets fresh memory.
+//!
+//! The model of other backends (`generic.rs`) also takes its elementwise operations from this list.
 
 use burn_std::DType;
 

@@ -1,5 +1,7 @@
 //! Rules for views: operations that return another layout on the same buffer. Flex copies if the
 //! layout cannot express the result.
+//!
+//! The model of other backends (`generic.rs`) also takes its views from this list.
 
 use burn_ir::BaseOperationIr as Base;
 

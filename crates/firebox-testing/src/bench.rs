@@ -1,11 +1,14 @@
-//! The machine that a figure was measured on, and whether a run measures at all.
+//! What benches share: the facts of the machine, whether a run measures at all, and timing.
+
+pub mod paired;
+pub mod turn;
 
 use std::fs;
 
 use firebox::host_memory;
 
 /// Prints the facts about the machine that every record names.
-pub fn print() {
+pub fn print_machine() {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = host_memory().map_or_else(|_| "unknown".to_owned(), |host| host.total.to_string());
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();

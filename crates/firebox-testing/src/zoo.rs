@@ -5,8 +5,6 @@
 //! are compared. Their items are numbers. Batches are made from these on the host, so no data set
 //! is needed.
 
-#![allow(dead_code, unused_imports, reason = "no suite uses all of it")]
-
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
@@ -40,8 +38,8 @@ impl<M> Clone for Numbered<M> {
     }
 }
 
-impl<M> Numbered<M> {
-    pub fn new() -> Self {
+impl<M> Default for Numbered<M> {
+    fn default() -> Self {
         Self(PhantomData)
     }
 }

@@ -156,7 +156,6 @@ impl<B: Backend> Net<B> {
         Self { second: LinearConfig::new(16, 3).init(second), ..Self::new(first) }
     }
 
-    #[allow(dead_code, reason = "for the tests on a device")]
     pub fn first_weight(&self) -> Tensor<B, 2> {
         self.first.weight.val()
     }

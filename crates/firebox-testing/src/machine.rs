@@ -3,8 +3,6 @@
 //! It is an NVIDIA device if there is one. Otherwise child processes run on the blank driver, as a
 //! card of the table.
 
-#![allow(dead_code, reason = "no suite uses all of it")]
-
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;

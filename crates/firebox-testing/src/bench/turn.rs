@@ -14,7 +14,7 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use firebox::{Bytes, DeviceMemory, LazyBackend, Learner, initialize};
 
-use crate::cnn::Images;
+use crate::full_size::cnn::Images;
 
 /// Makes gray images and records the time of each request for a batch.
 #[derive(Clone)]
