@@ -113,7 +113,7 @@ macro_rules! models {
 models! {
     mlp: Mlp;
     cnn: Cnn;
-    resnet: ResNet;
+    resnet: ResNet, "two minutes";
     unet: UNet;
     encoder: Encoder, "a minute";
     gpt: Gpt, "a minute";

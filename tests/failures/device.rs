@@ -8,7 +8,7 @@ use cubecl_runtime::memory_management::{MemoryConfiguration, MemoryPoolOptions, 
 pub type Unfused = CubeBackend<WgpuRuntime, f32, i32, u8>;
 pub type Fused = Fusion<Unfused>;
 
-/// The largest buffer that a small device allows: the activations of [`Net`](firebox_testing::task::Net) for
+/// The largest buffer that a small device allows: the activations of `Net` for
 /// 64 items.
 pub const LARGEST: u64 = 4096;
 

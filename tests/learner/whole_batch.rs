@@ -274,11 +274,21 @@ fn twenty_steps(study: &Study<B>, split: (usize, &[usize])) -> Values {
 
 #[test]
 fn twenty_adam_steps_of_every_layer_stay_together() {
+    stay_together(&SPLITS[2..3]);
+}
+
+#[test]
+#[ignore = "a minute"]
+fn twenty_adam_steps_of_every_layer_stay_together_however_split() {
+    stay_together(&SPLITS);
+}
+
+fn stay_together(splits: &[(usize, &[usize])]) {
     let mut failures = Vec::new();
     for study in Study::all(Loss::Weighted) {
         let whole = twenty_steps(&study, (ITEMS, &[ITEMS]));
         let moved = norm(&difference(&whole, &weights(&study)));
-        for split in SPLITS {
+        for split in splits.iter().copied() {
             let apart = norm(&difference(&twenty_steps(&study, split), &whole));
             if apart > 1e-3 * moved {
                 let name = study.layer.name();

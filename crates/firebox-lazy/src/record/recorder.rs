@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use firebox_trace::{Bytes, OpIndex, Trace};
+use firebox_trace::{Bytes, Mark, OpIndex, Trace};
 
 use crate::record::draws::Draws;
 use crate::record::inputs::Rows;
@@ -26,6 +26,8 @@ use crate::record::inputs::Rows;
 #[derive(Clone, Debug, Default)]
 pub struct Recorder {
     pub(crate) read_limit: Option<ReadLimit>,
+    /// What to do where the program passes a mark while it runs.
+    pub(crate) at_marks: Option<AtMarks>,
     /// The limit on the host memory of the recording itself.
     pub(crate) host_limit: Option<Bytes>,
     pub(crate) draws: Draws,
@@ -115,6 +117,15 @@ impl Recorder {
         self
     }
 
+    /// Calls `pass` at each mark that the program passes while it runs, in order with its
+    /// operations. Default: marks are only written down.
+    ///
+    /// A read inside a recording runs the program up to it, marks included.
+    pub fn at_marks(mut self, pass: impl Fn(&Mark) + Send + Sync + 'static) -> Self {
+        self.at_marks = Some(AtMarks(Arc::new(pass)));
+        self
+    }
+
     /// Limits the host memory that the recording may take, including the tensors that the program
     /// begins with. Default: no limit.
     ///
@@ -179,6 +190,17 @@ impl Recorder {
     pub fn keep_uploads(mut self) -> Self {
         self.keeps_uploads = true;
         self
+    }
+}
+
+/// What to do at the marks of a program that runs. See
+/// [`Recorder::at_marks`](crate::Recorder::at_marks).
+#[derive(Clone)]
+pub(crate) struct AtMarks(pub(crate) Arc<dyn Fn(&Mark) + Send + Sync>);
+
+impl fmt::Debug for AtMarks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AtMarks").finish_non_exhaustive()
     }
 }
 

@@ -14,9 +14,10 @@ use firebox_trace::{Category, Label, Mark, OpIndex, Origin, Step, TensorIndex, T
 use crate::kind::Kind;
 use crate::record::inputs::{Input, rows_of, values_of};
 use crate::record::limits::Refused;
-use crate::record::recorder::{RecordError, Recorder};
+use crate::record::recorder::{AtMarks, RecordError, Recorder};
 use crate::record::rehearsing::rehearsing_as_before;
 use crate::record::session::{self, Session};
+use crate::record::values::push;
 use crate::tensor::{LazyTensor, Stage};
 use crate::threads::progress;
 
@@ -291,5 +292,12 @@ pub fn index_in_trace<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>) -> Opti
 /// Adds a mark to the trace that this thread is recording on `B`: a [`Mark`] that memory models
 /// know, or a text, which changes nothing. Does nothing outside a recording.
 pub fn mark<B: Backend>(mark: impl Into<Mark>) {
-    session::with::<B, _>(|session| session.mark(mark.into()));
+    let mark = mark.into();
+    session::with::<B, _>(|session| {
+        if let Some(AtMarks(pass)) = session.at_marks.clone() {
+            let mark = mark.clone();
+            session.push_effect(move |_| pass(&mark));
+        }
+        push(&mut session.trace.steps, Step::Mark(mark));
+    });
 }

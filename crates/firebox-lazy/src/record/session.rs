@@ -14,7 +14,7 @@ use burn_backend::{Backend, TensorData, TensorMetadata};
 use burn_ir::{OperationIr, TensorId};
 use burn_std::{DType, Shape};
 use firebox_trace::{
-    Bytes, Call, Description, DescriptionIndex, Label, Mark, OpIndex, Origin, Step, TensorIndex,
+    Bytes, Call, Description, DescriptionIndex, Label, OpIndex, Origin, Step, TensorIndex,
     TensorInfo, TensorType, Trace, Use,
 };
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
@@ -23,7 +23,7 @@ use crate::kind::Kind;
 use crate::record::draws::Generator;
 use crate::record::inputs::{Rows, select_rows};
 use crate::record::known::{self, Form, Known};
-use crate::record::recorder::{ReadLimit, RecordError, Recorder};
+use crate::record::recorder::{AtMarks, ReadLimit, RecordError, Recorder};
 use crate::record::values::{Instruction, Run, Values, push};
 use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
 use crate::threads::deferred::{Awaited, Deferred};
@@ -118,6 +118,7 @@ pub(crate) struct Session<B: Backend> {
     /// The descriptions of known calls, by signature.
     known_calls: FxHashMap<u64, (DescriptionIndex, Arc<Known>)>,
     pub(crate) read_limit: Option<ReadLimit>,
+    pub(crate) at_marks: Option<AtMarks>,
     /// Why the recording must not run, and how many reads were refused for that reason.
     pub(crate) refused: Option<RecordError>,
     pub(crate) refusals: usize,
@@ -161,6 +162,7 @@ impl<B: Backend> Session<B> {
             known: FxHashMap::default(),
             known_calls: FxHashMap::default(),
             read_limit: options.read_limit.clone(),
+            at_marks: options.at_marks.clone(),
             refused: None,
             refusals: 0,
             host_limit: options.host_limit,
@@ -477,10 +479,6 @@ impl<B: Backend> Session<B> {
 
     pub(crate) fn label(&mut self, tensor: TensorIndex, label: Label) {
         self.trace.tensors[tensor.0 as usize].label = Some(label.into());
-    }
-
-    pub(crate) fn mark(&mut self, mark: Mark) {
-        push(&mut self.trace.steps, Step::Mark(mark));
     }
 
     pub(crate) fn end(&self, stage: Stage) {

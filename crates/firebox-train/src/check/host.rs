@@ -20,6 +20,7 @@ use super::verdict::Weighed;
 use super::{Check, Failure, Rows};
 use crate::components::{LazyComponents, TrainBatch};
 use crate::planner::labels::label_parameters;
+use crate::planner::rehearsal::train_step;
 use crate::splitter::Splitter;
 
 /// The total time that the host may compute.
@@ -78,7 +79,7 @@ where
         let recording = recorder.record::<LC::Base, _>(|| {
             label_parameters(&model);
             let micro = self.splitter.range(self.batch, range);
-            let grads = self.learner.train_step(micro).grads;
+            let grads = train_step(self.learner, &model, micro).grads;
             let mut found = Found { grads: &grads, tensors: Vec::new() };
             model.visit(&mut found);
             (found.tensors, grads)

@@ -27,7 +27,7 @@ use crate::components::{LazyComponents, TrainBatch};
 use crate::device::panics::panic_message;
 use crate::error::TrainError;
 use crate::gradients::{Reduction, has_untrained};
-use crate::planner::rehearsal::recording_bytes;
+use crate::planner::rehearsal::{recording_bytes, train_step};
 use crate::share::with_share;
 use crate::splitter::Splitter;
 
@@ -393,7 +393,7 @@ where
         let recording = recorder.record::<LC::Base, _>(|| {
             let micro = self.splitter.range(self.batch, range);
             let weight = self.splitter.weight(&micro);
-            (self.learner.train_step(micro).grads, weight)
+            (train_step(self.learner, &self.learner.model(), micro).grads, weight)
         })?;
         let recorded = begin.elapsed();
         let trace = recording.trace();

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cubecl_common::stream_id::StreamId;
 use firebox_dry::Target;
 use firebox_pool::{Control, NoPlace, Pages, Region};
-use firebox_trace::{Bytes, PoolPages};
+use firebox_trace::{Bytes, Mark, PoolPages};
 
 use crate::device::RuntimeMemory;
 use crate::ready::OtherTensors;
@@ -57,6 +57,8 @@ impl<R: RuntimeMemory> OwnPool for Control<R> {
 /// The pool of a device during training.
 pub(crate) struct TrainingPool {
     pool: Box<dyn OwnPool>,
+    /// Runs what the training thread has queued.
+    drain: Box<dyn Fn() + Send + Sync>,
     /// Tensors that do not belong to training.
     others: OtherTensors,
     state: Mutex<State>,
@@ -78,12 +80,17 @@ impl fmt::Debug for TrainingPool {
 }
 
 impl TrainingPool {
-    /// Begins training on the calling thread, next to `others`.
-    pub(crate) fn begin(pool: Box<dyn OwnPool>, others: OtherTensors) -> Self {
+    /// Begins training on the calling thread, next to `others`. `drain` runs what this thread has
+    /// queued.
+    pub(crate) fn begin(
+        pool: Box<dyn OwnPool>,
+        drain: impl Fn() + Send + Sync + 'static,
+        others: OtherTensors,
+    ) -> Self {
         pool.begin(StreamId::current(), Bytes::MAX);
         let (limit, reserved) = (Bytes::MAX, Bytes::ZERO);
         let state = State { limit, pages: PoolPages::default(), reserved };
-        Self { pool, others, state: Mutex::new(state) }
+        Self { pool, drain: Box::new(drain), others, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -118,6 +125,17 @@ impl TrainingPool {
             state.pages = pages;
         }
         Ok(state.reserved)
+    }
+
+    /// Does what training does at a mark: part of a step that runs while it is planned then lies as
+    /// the twin has predicted.
+    pub(crate) fn passes(&self, mark: &Mark) {
+        match mark {
+            Mark::Drain | Mark::Settle => (self.drain)(),
+            Mark::OptimizerStep => self.lasting(true),
+            Mark::IterationEnd => self.lasting(false),
+            _ => {}
+        }
     }
 
     /// Sets whether buffers made from now on outlive the step.

@@ -19,6 +19,9 @@ impl Planner {
         if self.reads {
             let (rehearsed, overhead, pool) =
                 (self.rehearsed.clone(), self.overhead, self.pool.clone());
+            if let Some(pool) = self.pool.clone() {
+                recorder = recorder.at_marks(move |mark| pool.passes(mark));
+            }
             recorder.limit_reads(budget, move |trace| {
                 let mut trace = trace.clone();
                 overhead.add_queue(&mut trace, memory.is_on_host());

@@ -63,8 +63,11 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             optimizer_lost: false,
             keeps_statistics: has_untrained::<LC::Backend, _>(&model),
             known: Known::default(),
-            pool: LC::Base::own_pool(&device)
-                .map(|pool| TrainingPool::begin(pool, self.settings.others).into()),
+            pool: LC::Base::own_pool(&device).map(|pool| {
+                let of = device.clone();
+                let drain = move || LC::Base::drain(&of);
+                TrainingPool::begin(pool, drain, self.settings.others).into()
+            }),
             signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
             device,
         }
