@@ -100,8 +100,8 @@ pub use firebox_plan::{
 };
 pub use firebox_trace::{
     Bytes, Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint,
-    Items, Label, Mark, MemoryModel, Moment, OpIndex, Origin, Paging, Step, StructuralHash,
-    TensorIndex, TensorInfo, TensorType, Trace, Use,
+    Items, Label, Mark, MemoryModel, ModuleBytes, Modules, Moment, OpIndex, Origin, Paging, Step,
+    StructuralHash, TensorIndex, TensorInfo, TensorType, Trace, Use,
 };
 pub use firebox_train::{
     ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder, During,

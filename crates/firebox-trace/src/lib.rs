@@ -13,11 +13,14 @@ mod dump;
 
 mod footprint;
 
+mod modules;
+
 pub use footprint::{
     CategoryBytes, EarlierPages, Estimate, Footprint, MemoryModel, Moment, Paging, PoolPages,
     Question,
 };
 pub use mark::Mark;
+pub use modules::{ModuleBytes, Modules};
 pub use quantity::{Bytes, Items, OpIndex, ParseBytesError};
 pub use structure::StructuralHash;
 pub use trace::{

@@ -6,7 +6,7 @@ use std::fmt;
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use firebox_plan::Plan;
-use firebox_trace::{Bytes, CategoryBytes, Estimate, Paging, PoolPages, TensorInfo};
+use firebox_trace::{Bytes, CategoryBytes, Estimate, ModuleBytes, Paging, PoolPages, TensorInfo};
 
 use crate::error::Phase;
 use crate::planner::overhead::OverheadBytes;
@@ -25,6 +25,9 @@ pub struct PlanReport {
     pub plan: Plan,
     /// The predicted peak, broken down by what holds it.
     pub categories: CategoryBytes,
+    /// What holds the memory in use at the peak, by module, largest first. Which module an
+    /// operation belongs to follows from the flow of data, see [`Modules`](firebox_trace::Modules).
+    pub modules: Vec<ModuleBytes>,
     /// What the optimizer keeps between steps: twice the parameters for Adam, once for SGD with
     /// momentum.
     pub optimizer_state: Bytes,
@@ -56,6 +59,7 @@ impl PlanReport {
             budget,
             plan: (**plan).clone(),
             categories: rehearsed.footprint.categories,
+            modules: rehearsed.modules.clone(),
             optimizer_state: rehearsed.optimizer_state.iter().map(TensorInfo::bytes).sum(),
             operation: rehearsed.footprint.op.clone(),
             estimate: rehearsed.footprint.estimate,
@@ -150,6 +154,9 @@ pub struct MemoryUse {
     pub measured: Option<Bytes>,
 }
 
+/// How many modules a plan's table names.
+const MODULES: usize = 5;
+
 /// The columns of a plan's table.
 const COLUMNS: u16 = 80;
 
@@ -172,6 +179,10 @@ impl fmt::Display for PlanReport {
         }
         for (name, bytes) in self.overhead.iter().filter(|(_, bytes)| *bytes > Bytes::ZERO) {
             table.add_row(vec![format!("  of it {name}"), bytes.to_string()]);
+        }
+        for held in self.modules.iter().filter(|held| held.module.is_some()).take(MODULES) {
+            let module = held.module.as_deref().unwrap_or_default();
+            table.add_row(vec![format!("  in module {module}"), held.bytes.to_string()]);
         }
         if let Some(paging) = &self.paging {
             table.add_row(vec!["pages".to_owned(), pages(paging)]);

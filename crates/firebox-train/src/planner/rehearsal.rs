@@ -19,8 +19,8 @@ use firebox_lazy::{
 };
 use firebox_plan::Split;
 use firebox_trace::{
-    Bytes, Category, EarlierPages, Footprint, Items, Mark, MemoryModel, OpIndex, Origin, Question,
-    Step, TensorIndex, TensorInfo, Trace,
+    Bytes, Category, EarlierPages, Footprint, Items, Mark, MemoryModel, ModuleBytes, Modules,
+    OpIndex, Origin, Question, Step, TensorIndex, TensorInfo, Trace,
 };
 
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
@@ -65,6 +65,8 @@ pub(crate) struct Conditions<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Rehearsed {
     pub(crate) footprint: Footprint,
+    /// What holds the peak, by module.
+    pub(crate) modules: Vec<ModuleBytes>,
     /// The rehearsed trace, if the memory model needs to know what ran before.
     pub(crate) trace: Option<Arc<Trace>>,
     /// What the footprint counts in addition to the step.
@@ -370,6 +372,8 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     overhead.saving = conditions.overhead.add_saved(&mut trace, state);
     let (pages, enough) = (conditions.pages, conditions.budget);
     let mut footprint = memory.answer(&Question { trace: &trace, before, pages, enough });
+    let in_use = footprint.paging.as_ref().map_or(footprint.peak, |paging| paging.in_use);
+    let modules = Modules::of(&trace).held(&trace, footprint.at, in_use);
     overhead.small_page = page_for_small_buffers(&footprint);
     footprint.peak += overhead.small_page;
     footprint.categories.add(Category::Temporary, overhead.small_page);
@@ -389,6 +393,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     footprint.timeline = Vec::new();
     Rehearsed {
         held,
+        modules,
         kept: footprint.stays + left,
         planning,
         overhead,
