@@ -1,5 +1,5 @@
-//! Tests how much of the bytes at the peak is attributed to modules, for every model of the zoo. The
-//! batch belongs to none, and does not count.
+//! Tests how much of the bytes at the peak is attributed to modules, for every model of the zoo.
+//! The batch belongs to none, and does not count.
 
 #![cfg(feature = "flex")]
 

@@ -348,8 +348,8 @@ impl<'a> Finder<'a> {
         self.pass_back(range);
     }
 
-    /// Gives operations that belong to no module yet, such as those at the begin of a backward pass,
-    /// to the module of those that take their results.
+    /// Gives operations that belong to no module yet, such as the first of a backward pass, to the
+    /// module of those that take their results.
     fn pass_back(&mut self, range: Range<usize>) {
         for (at, call) in self.calls(range).rev() {
             let later = call.outputs.iter().find_map(|output| self.tensors[output.0 as usize]);
