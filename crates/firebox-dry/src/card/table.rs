@@ -14,8 +14,8 @@
 //!   the driver and error correction keep some. The source is the "total capacity" in a PyTorch
 //!   message, to a hundredth of a GiB, or the bytes that `deviceQuery` printed, as users have
 //!   posted them in the public issues named next to the cards. Drivers differ by a few hundredths;
-//!   of several numbers the lowest is used. Estimates are marked. For a card
-//!   on the machine, ask the driver instead.
+//!   of several numbers the lowest is used. Estimates are marked. For a card on the machine, ask
+//!   the driver instead.
 
 use std::sync::LazyLock;
 
