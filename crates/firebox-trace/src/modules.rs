@@ -14,9 +14,9 @@
 //! - An operation of the optimizer step, and the state that it reads and makes, belongs to the
 //!   module whose parameter it steps.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Call, Category, Mark, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace};
@@ -91,7 +91,7 @@ impl Modules {
         buffers.iter_mut().for_each(|tensor| *tensor = roots[tensor.0 as usize]);
         buffers.sort_unstable();
         buffers.dedup();
-        let mut held: HashMap<Option<&str>, Bytes> = HashMap::new();
+        let mut held: FxHashMap<Option<&str>, Bytes> = FxHashMap::default();
         let mut left = total;
         for buffer in buffers {
             let bytes = trace.tensor(buffer).bytes().min(left);
@@ -140,7 +140,9 @@ fn is_state(tensor: &TensorInfo) -> bool {
 struct Finder<'a> {
     trace: &'a Trace,
     paths: Vec<String>,
-    ids: HashMap<String, Id>,
+    ids: FxHashMap<String, Id>,
+    /// The innermost modules that contain two others, as far as they were looked up.
+    common: FxHashMap<(Id, Id), Option<Id>>,
     tensors: Vec<Option<Id>>,
     steps: Vec<Option<Id>>,
     /// Whether a tensor is a parameter or computed from parameters alone.
@@ -153,7 +155,8 @@ impl<'a> Finder<'a> {
         let mut finder = Self {
             trace,
             paths: Vec::new(),
-            ids: HashMap::new(),
+            ids: FxHashMap::default(),
+            common: FxHashMap::default(),
             tensors: vec![None; count],
             steps: vec![None; trace.steps.len()],
             is_parameter: vec![false; count],
@@ -221,13 +224,18 @@ impl<'a> Finder<'a> {
 
     /// The module of the parameters that a call takes.
     fn own(&mut self, call: &Call) -> Option<Id> {
-        let tensors = call.inputs.iter().map(|input| input.tensor.0 as usize);
-        let parameters = tensors.filter(|tensor| self.is_parameter[*tensor]);
-        let modules: Vec<Id> = parameters.filter_map(|tensor| self.tensors[tensor]).collect();
-        let (first, rest) = modules.split_first()?;
-        rest.iter()
-            .try_fold(*first, |common, module| self.containing(common, *module))
-            .or(Some(*first))
+        let mut found = None;
+        for input in &call.inputs {
+            let tensor = input.tensor.0 as usize;
+            let Some(module) = self.tensors[tensor].filter(|_| self.is_parameter[tensor]) else {
+                continue;
+            };
+            found = match found {
+                Some(first) => self.containing(first, module).or(found),
+                None => Some(module),
+            };
+        }
+        found
     }
 
     /// The innermost module that contains both, other than the model.
@@ -235,11 +243,17 @@ impl<'a> Finder<'a> {
         if one == other {
             return Some(one);
         }
+        let pair = (one, other);
+        if let Some(known) = self.common.get(&pair) {
+            return *known;
+        }
         let [one, other] = [one, other].map(|id| self.paths[id as usize].split('.'));
         let common: Vec<&str> =
             one.zip(other).take_while(|(one, other)| one == other).map(|(one, _)| one).collect();
         let path = common.join(".");
-        (!path.is_empty()).then(|| self.id(&path))
+        let found = (!path.is_empty()).then(|| self.id(&path));
+        self.common.insert(pair, found);
+        found
     }
 
     /// The step at which the backward pass of a part begins: the last one that makes a one on which
@@ -279,7 +293,7 @@ impl<'a> Finder<'a> {
         let count = self.trace.tensors.len();
         // The modules of the closest operations with parameters, up and down the flow of data.
         let (mut above, mut below) = (vec![None; count], vec![None; count]);
-        let mut owners: HashMap<usize, Id> = HashMap::new();
+        let mut owners: FxHashMap<usize, Id> = FxHashMap::default();
         for (at, call) in self.calls(range.clone()) {
             let own = self.own(call);
             owners.extend(own.map(|own| (at, own)));
@@ -312,7 +326,7 @@ impl<'a> Finder<'a> {
             (Some(one), Some(other)) if one != other => Some(Ends::Apart),
             (one, other) => one.or(other),
         };
-        let mut of_calls: HashMap<usize, Ends> = HashMap::new();
+        let mut of_calls: FxHashMap<usize, Ends> = FxHashMap::default();
         for (at, call) in self.calls(range.clone()).rev() {
             let mut of_call = None;
             for output in &call.outputs {

@@ -373,7 +373,6 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let (pages, enough) = (conditions.pages, conditions.budget);
     let mut footprint = memory.answer(&Question { trace: &trace, before, pages, enough });
     let in_use = footprint.paging.as_ref().map_or(footprint.peak, |paging| paging.in_use);
-    let modules = Modules::of(&trace).held(&trace, footprint.at, in_use);
     overhead.small_page = page_for_small_buffers(&footprint);
     footprint.peak += overhead.small_page;
     footprint.categories.add(Category::Temporary, overhead.small_page);
@@ -388,6 +387,11 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let planning = match memory.is_on_host() {
         true => footprint.baseline + first_batch_bytes(&trace) + host_bytes_of_rehearsal(&trace),
         false => Bytes::ZERO,
+    };
+    // Only a split that fits is reported.
+    let modules = match footprint.peak <= conditions.budget {
+        true => Modules::of(&trace).held(&trace, footprint.at, in_use),
+        false => Vec::new(),
     };
     // Plans live for the whole run, and timelines would be the largest part of them.
     footprint.timeline = Vec::new();
