@@ -20,13 +20,13 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
 use burn::train::Learner;
-use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, SavedStates, rehearsing, restore};
+use firebox_lazy::{Input, RecordError, Recorder, SavedStates, rehearsing, restore};
 use firebox_trace::{Bytes, MemoryModel, Trace};
 
 use crate::components::{LazyComponents, TrainBatch};
 use crate::device::panics::panic_message;
 use crate::error::TrainError;
-use crate::gradients::{Reduction, has_untrained};
+use crate::gradients::{Reduction, forget_graphs_without, has_untrained};
 use crate::planner::rehearsal::{recording_bytes, train_step};
 use crate::share::with_share;
 use crate::splitter::Splitter;
@@ -368,9 +368,8 @@ where
             let restored = restore::<LC::Backend, _>(&model, snapshot);
             restored.map_err(|error| Failure::Impossible(error.to_string()))?;
         }
-        if let Some(device) = model.devices().first() {
-            LC::Backend::forget_graphs(device, Vec::new());
-        }
+        // Those of a step that panicked.
+        forget_graphs_without::<LC::Backend, _>(&model, &GradientsParams::new());
         let weighed = match run {
             Ok(result) => result?,
             Err(panic) => return Err(Failure::Undefined(panic_message(&*panic))),
