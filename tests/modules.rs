@@ -18,15 +18,26 @@ const ITEMS: usize = 24;
 /// The least share of the bytes at the peak that belongs to a module.
 const LEAST: f64 = 0.95;
 
-fn plan<M>(micro_batch: usize) -> PlanReport
-where
+/// A model of the zoo that the Learner trains.
+trait Subject:
+    Zoo<B>
+    + TrainStep<Input = <Self as Zoo<B>>::Batch>
+    + AutodiffModule<B, InnerModule: InferenceStep<Input: MicroBatch>>
+    + std::fmt::Display
+    + 'static
+{
+}
+
+impl<M> Subject for M where
     M: Zoo<B>
         + TrainStep<Input = <M as Zoo<B>>::Batch>
-        + AutodiffModule<B>
+        + AutodiffModule<B, InnerModule: InferenceStep<Input: MicroBatch>>
         + std::fmt::Display
-        + 'static,
-    M::InnerModule: InferenceStep<Input: MicroBatch>,
+        + 'static
 {
+}
+
+fn plan<M: Subject>(micro_batch: usize) -> PlanReport {
     let device = Default::default();
     let numbers: Vec<usize> = (0..ITEMS).collect();
     let builder = Learner::builder().auto_batch().memory(Bytes::gib(8)).quiet();
@@ -35,15 +46,7 @@ where
     learner.plan(&M::batch(&numbers, &device)).expect("it fits")
 }
 
-fn check<M>()
-where
-    M: Zoo<B>
-        + TrainStep<Input = <M as Zoo<B>>::Batch>
-        + AutodiffModule<B>
-        + std::fmt::Display
-        + 'static,
-    M::InnerModule: InferenceStep<Input: MicroBatch>,
-{
+fn check<M: Subject>() {
     for micro_batch in [ITEMS, 5] {
         let report = plan::<M>(micro_batch);
         let total: Bytes = report.modules.iter().map(|held| held.bytes).sum();

@@ -22,11 +22,10 @@ mod command;
 #[cfg(feature = "cuda")]
 mod comparison;
 #[cfg(feature = "cuda")]
-#[cfg(feature = "cuda")]
 mod process;
 #[cfg(feature = "cuda")]
 mod target;
-#[cfg(feature = "cuda")]
+
 #[cfg(feature = "cuda")]
 fn main() -> anyhow::Result<()> {
     command::run()

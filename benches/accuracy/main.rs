@@ -27,11 +27,10 @@ mod command;
 #[cfg(feature = "vulkan")]
 mod comparison;
 #[cfg(feature = "vulkan")]
-#[cfg(feature = "vulkan")]
 mod process;
 #[cfg(feature = "vulkan")]
 mod target;
-#[cfg(feature = "vulkan")]
+
 #[cfg(feature = "vulkan")]
 fn main() -> anyhow::Result<()> {
     command::run()

@@ -69,8 +69,10 @@ where
         };
         let prepared = planner.prepare(&to_run, || self.overhead(items), rehearse)?;
         screen.into_iter().for_each(Screen::planned);
-        // A part of an optimizer step may have run while planning.
-        self.pool.iter().for_each(|pool| pool.lasting(false));
+        if let (Some(pool), Some(_)) = (&self.pool, &prepared.made) {
+            // A part of an optimizer step may have run while planning.
+            pool.lasting(false);
+        }
         self.report(planner, phase, &prepared);
         self.latest = Some(shape);
         if !prepared.plan.is_whole() {
