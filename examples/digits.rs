@@ -56,6 +56,9 @@ struct Options {
     /// Print the plan, then exit without training.
     #[arg(long)]
     plan_only: bool,
+    /// Save a trace of the step for the command-line tool `firebox`, then exit without training.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Folder for logs.
     #[arg(long, default_value = ".artifacts/digits")]
     artifacts: PathBuf,
@@ -178,11 +181,15 @@ fn main() -> anyhow::Result<()> {
         Learner::builder().auto_batch().memory(options.memory).progress().stop_on_ctrl_c();
     let learner = builder.build(model, AdamConfig::new().init(), 2e-3);
 
-    if options.plan_only {
+    if options.plan_only || options.trace.is_some() {
         let digits = train.into_iter().take(batch_size).collect();
         let batch: DigitBatch<B> = DigitBatcher.batch(digits, &device);
-        let report = learner.plan(&batch)?;
-        println!("{report}");
+        if let Some(path) = &options.trace {
+            learner.trace(&batch)?.save(path)?;
+        }
+        if options.plan_only {
+            println!("{}", learner.plan(&batch)?);
+        }
         return Ok(());
     }
 

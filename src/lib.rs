@@ -95,19 +95,23 @@ pub use firebox_lazy::{
 };
 pub use firebox_plan::{
     Accumulating, Budget, BudgetError, Cliffs, DoesNotFit, FixedDoesNotFit, HostMemoryError,
-    MemoryInfo, Need, Plan, PlanError, PlanOptions, Probing, Remedy, Resident, Role, Sizing, Split,
-    host_memory, plan, plan_at_once,
+    MemoryInfo, Need, Plan, PlanError, PlanOptions, Probing, Remedy, Resident, Role, Run, Sizing,
+    Split, host_memory, plan, plan_at_once,
+};
+pub use firebox_saved::{
+    About, InstantiateError, Irregular, LoadError, RecordingProgress, Sample, SaveError, SavedTrace,
 };
 pub use firebox_trace::{
     Bytes, Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint,
-    Items, Label, Mark, MemoryModel, ModuleBytes, Modules, Moment, OpIndex, Origin, Paging, Step,
-    StructuralHash, TensorIndex, TensorInfo, TensorType, Trace, Use,
+    Items, Label, Mark, MemoryModel, ModuleBytes, Modules, Moment, OpIndex, Origin, Paging,
+    ParseBytesError, PoolPages, Step, StructuralHash, TensorIndex, TensorInfo, TensorType, Trace,
+    Use,
 };
 pub use firebox_train::{
-    ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder, During,
-    FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder, MemoryUse, OverheadBytes,
-    Phase, PlanReport, PlanningCost, PoolUsage, Reduction, SplitCheck, Splitter, TrainError,
-    batch_share, join, label_parameters, newest_checkpoint,
+    Advice, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder,
+    During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder, MemoryUse,
+    OverheadBytes, Phase, PlanReport, PlanningCost, PoolUsage, Reduction, SavedPlanner, SplitCheck,
+    Splitter, TrainError, batch_share, join, label_parameters, newest_checkpoint,
 };
 
 pub use firebox_pool::Pooled;

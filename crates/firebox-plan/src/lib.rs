@@ -63,4 +63,4 @@ pub use options::{Cliffs, PlanOptions, Probing, Sizing};
 pub use outcome::{Answer, Plan};
 pub use planner::{plan, plan_at_once};
 pub use resident::Resident;
-pub use split::Split;
+pub use split::{Run, Split};

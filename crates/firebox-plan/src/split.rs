@@ -12,7 +12,7 @@ use crate::need::Accumulating;
 
 /// Consecutive micro-batches of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Run {
+pub struct Run {
     /// Number of micro-batches, at least one.
     pub count: usize,
     /// Items in each, at least one.
@@ -34,13 +34,52 @@ pub struct Split {
 }
 
 impl Split {
+    /// The micro-batches of `first`, then those of `rest`.
+    ///
+    /// ```
+    /// use firebox_plan::{Run, Split};
+    ///
+    /// let split = Split::new(Run { count: 2, size: 5 }, Some(Run { count: 1, size: 3 }));
+    /// assert_eq!(split.to_string(), "2 x 5 + 1 x 3");
+    /// assert_eq!(split.batch().get(), 13);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If a run is empty, or those of `rest` are not smaller.
+    pub fn new(first: Run, rest: Option<Run>) -> Self {
+        let split = Self { first, rest };
+        assert!(split.runs().all(|run| run.count > 0 && run.size > 0), "a run is not empty");
+        assert!(rest.is_none_or(|rest| rest.size < first.size), "the larger size comes first");
+        split
+    }
+
+    /// The micro-batches that run first.
+    pub fn first(&self) -> Run {
+        self.first
+    }
+
+    /// The remaining micro-batches, each smaller than those of [`first`](Self::first).
+    pub fn rest(&self) -> Option<Run> {
+        self.rest
+    }
+
+    /// The number of items in all micro-batches.
+    pub fn batch(&self) -> Items {
+        Items::new(self.runs().map(|run| run.count * run.size).sum())
+    }
+
     /// The whole batch as one micro-batch.
-    pub(crate) fn whole(batch: usize) -> Self {
+    pub fn whole(batch: usize) -> Self {
         Self { first: Run { count: 1, size: batch }, rest: None }
     }
 
     /// `steps` micro-batches whose sizes differ by at most one.
-    pub(crate) fn even(batch: usize, steps: usize) -> Self {
+    ///
+    /// # Panics
+    ///
+    /// If `steps` is zero.
+    pub fn even(batch: usize, steps: usize) -> Self {
         let (size, larger) = (batch / steps, batch % steps);
         if larger == 0 {
             return Self { first: Run { count: steps, size }, rest: None };
@@ -52,7 +91,11 @@ impl Split {
     }
 
     /// Micro-batches of `size` items, then one with the remainder.
-    pub(crate) fn chunks(batch: usize, size: usize) -> Self {
+    ///
+    /// # Panics
+    ///
+    /// If `size` is zero.
+    pub fn chunks(batch: usize, size: usize) -> Self {
         if size >= batch {
             return Self::whole(batch);
         }

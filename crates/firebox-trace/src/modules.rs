@@ -86,7 +86,7 @@ impl Modules {
     /// and its views count once. What no tensor takes counts for the module of the step, whose
     /// operation works with it.
     pub fn held(&self, trace: &Trace, at: OpIndex, total: Bytes) -> Vec<ModuleBytes> {
-        let roots = roots(trace);
+        let roots = trace.buffers();
         let mut buffers = trace.alive_before(OpIndex(at.0 + 1));
         buffers.iter_mut().for_each(|tensor| *tensor = roots[tensor.0 as usize]);
         buffers.sort_unstable();
@@ -110,17 +110,19 @@ impl Modules {
     }
 }
 
-/// The tensor that owns the buffer of each tensor: itself, or what it is a view of.
-fn roots(trace: &Trace) -> Vec<TensorIndex> {
-    let mut roots: Vec<TensorIndex> = (0..trace.tensors.len() as u32).map(TensorIndex).collect();
-    for (_, call) in trace.calls().filter(|(_, call)| call.is_view()) {
-        if let [input, ..] = &call.inputs[..] {
-            for output in &call.outputs {
-                roots[output.0 as usize] = roots[input.tensor.0 as usize];
+impl Trace {
+    /// The tensor that owns the buffer of each tensor: itself, or what it is a view of.
+    pub fn buffers(&self) -> Vec<TensorIndex> {
+        let mut roots: Vec<TensorIndex> = (0..self.tensors.len() as u32).map(TensorIndex).collect();
+        for (_, call) in self.calls().filter(|(_, call)| call.is_view()) {
+            if let [input, ..] = &call.inputs[..] {
+                for output in &call.outputs {
+                    roots[output.0 as usize] = roots[input.tensor.0 as usize];
+                }
             }
         }
+        roots
     }
-    roots
 }
 
 /// What the results of an operation end in.

@@ -1,12 +1,14 @@
 //! Errors of training: why it stopped, and the state that the caller gets back.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use firebox_batch::MicroBatchError;
 use firebox_lazy::{RecordError, Survivor};
 use firebox_plan::{BudgetError, HostMemoryError, Plan, PlanError};
 use firebox_pool::{NoPlace, Why};
+use firebox_saved::InstantiateError;
 use firebox_trace::{Bytes, Items};
 
 use crate::check::verdict::Coupling;
@@ -222,6 +224,23 @@ pub enum TrainError {
         /// What is left of the budget after what is already held.
         budget: Bytes,
     },
+    /// The step is another program for other batch sizes, so no trace of it can be saved.
+    #[error("no trace can be saved: {message}")]
+    NotSaved {
+        /// How the recordings differ.
+        message: String,
+    },
+    /// A saved trace cannot be written.
+    #[error("the trace cannot be written to {}: {cause}", path.display())]
+    TraceNotWritten {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// A saved trace says nothing about a batch.
+    #[error(transparent)]
+    Saved(#[from] InstantiateError),
     /// A step could not be recorded.
     #[error(transparent)]
     Record(#[from] RecordError),

@@ -4,6 +4,7 @@
 use std::io::IsTerminal;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use burn::module::AutodiffModule;
@@ -14,6 +15,7 @@ use burn::train::renderer::MetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy};
 use firebox_lazy::{HiddenState, LazyBackend, Recorder};
 use firebox_plan::{Budget, Cliffs, Sizing, Split};
+use firebox_saved::SavedTrace;
 
 use crate::check::{Coupling, SplitCheck};
 use crate::components::Components;
@@ -243,6 +245,17 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
+    /// Saves a trace of the step before training begins, as [`Learner::trace`] does for the first
+    /// training batch. The command-line tool `firebox` plans batches of it for other cards, and draws
+    /// where its memory goes.
+    ///
+    /// A step that cannot be saved, because it is another program for other batch sizes, is a
+    /// warning. A file that cannot be written is [`TrainError::TraceNotWritten`].
+    pub fn save_trace(mut self, path: impl Into<PathBuf>) -> Self {
+        self.settings.trace_path = Some(path.into());
+        self
+    }
+
     /// Builds the Learner from a model, an optimizer and a learning-rate scheduler. A number as the
     /// scheduler is a constant rate.
     pub fn build<B, LR, M, O>(
@@ -360,12 +373,7 @@ where
         let _listener = Listener::of_all();
         let splitter = &self.builder.train_splitter;
         let items = splitter.items(batch)?;
-        let (model, optim) = (self.model.clone(), self.optim.clone());
-        let learner = burn::train::Learner::<Components<B, LR, M, O>>::new(
-            model,
-            optim,
-            self.lr_scheduler.clone(),
-        );
+        let learner = self.learner();
         let settings = &Settings { others, ..self.builder.settings.clone() };
         let mut planner = settings.planner::<B, _>(&self.model)?;
         let pages = !planner.memory().is_on_host();
@@ -383,6 +391,36 @@ where
         let planned = planner.plan_alone(Shape::of_items(items), rehearse)?;
         let quiet = Settings { quiet: true, ..settings.clone() };
         Ok(quiet.report::<B, _>(&self.model, planner.budget(), (Phase::Training, &planned), &[]))
+    }
+
+    /// Records the step, without training, so that its memory can be predicted for any card, any
+    /// batch size and any split into micro-batches. See [`SavedPlanner`](crate::SavedPlanner). Leaves
+    /// the model, its running statistics and the random state unchanged.
+    ///
+    /// The step is recorded for about a hundred batches of up to 24 items, the first ones of
+    /// `batch`. A smaller `batch` tells about fewer splits. Recordings compute nothing, unless the
+    /// model reads values.
+    ///
+    /// # Errors
+    ///
+    /// If the batch cannot be cut, the step cannot be recorded, or it is another program for other
+    /// batch sizes ([`TrainError::NotSaved`]).
+    pub fn trace(&self, batch: &M::Input) -> Result<SavedTrace, TrainError> {
+        make_ready::<B, _>(&self.model)?;
+        let _listener = Listener::of_all();
+        let learner = self.learner();
+        let settle = |recorder: &Recorder| {
+            if !recorder.refuses_reads() {
+                give_back::<B>(&self.model.devices()[0]);
+            }
+        };
+        let batch = (&self.builder.train_splitter, batch);
+        crate::saved::record(&learner, batch, &self.builder.settings, settle, |_| {})
+    }
+
+    fn learner(&self) -> burn::train::Learner<Components<B, LR, M, O>> {
+        let (model, optim) = (self.model.clone(), self.optim.clone());
+        burn::train::Learner::new(model, optim, self.lr_scheduler.clone())
     }
 
     /// Trains the model. `training` is burn's own, with everything that was set on it, except that

@@ -24,11 +24,14 @@ mod whole;
 
 pub mod join;
 
+mod advice;
 mod device;
 mod durable;
 mod error;
 mod report;
+mod saved;
 
+pub use advice::Advice;
 pub use check::{Coupling, SplitCheck};
 #[cfg(feature = "cuda")]
 pub use device::nvidia::{DeviceUsage, cuda_memory};
@@ -46,5 +49,6 @@ pub use planner::labels::label_parameters;
 pub use planner::overhead::OverheadBytes;
 pub use report::{MemoryUse, PlanReport};
 pub use run::checkpoints::newest_checkpoint;
+pub use saved::SavedPlanner;
 pub use share::batch_share;
 pub use splitter::{ByFunctions, ByMicroBatch, Splitter};

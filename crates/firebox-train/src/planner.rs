@@ -211,6 +211,11 @@ impl Planner {
         self
     }
 
+    /// Counts this in plans that are made without running.
+    pub(crate) fn count(&mut self, overhead: Overhead) {
+        self.overhead = overhead;
+    }
+
     /// The plan for batches of this shape, if it exists.
     fn planned(&self, phase: Phase, shape: Shape) -> Option<&Planned> {
         self.plans.get(&(phase, shape))

@@ -14,6 +14,7 @@ use burn::train::renderer::{
     EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
+use firebox_saved::RecordingProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use self::epoch::{Epoch, width};
@@ -94,20 +95,17 @@ impl Screen {
     /// Notes that a batch of `items` items is rehearsed. A spinner says so if planning began more
     /// than half a second ago.
     pub(crate) fn rehearsed(&self, phase: Phase, items: usize) {
-        let mut shown = self.shown();
-        let now = Instant::now();
-        let planning = shown.planning.get_or_insert(Planning { since: now, rehearsals: 0 });
-        planning.rehearsals += 1;
-        let Planning { since, rehearsals } = *planning;
-        if now - since < PATIENCE {
-            return;
-        }
-        shown.use_template(SPINNER);
-        shown.bar.enable_steady_tick(TURN);
-        let seconds = (now - since).as_secs_f64();
-        let text =
-            format!("planning {phase} batches of {items}: {rehearsals} rehearsals, {seconds:.1} s");
-        shown.bar.set_message(text);
+        self.shown().waits(|rehearsals, seconds| {
+            format!("planning {phase} batches of {items}: {rehearsals} rehearsals, {seconds:.1} s")
+        });
+    }
+
+    /// Notes how far a trace is recorded. A spinner says so as for rehearsals.
+    pub(crate) fn records(&self, at: RecordingProgress) {
+        let RecordingProgress { number, of } = at;
+        self.shown().waits(|_, seconds| {
+            format!("recording a trace to save: {number} of {of}, {seconds:.1} s")
+        });
     }
 
     /// Ends planning, if it has begun.
@@ -144,6 +142,21 @@ impl Screen {
 }
 
 impl Shown {
+    /// Shows what training waits for once it has waited long enough. `text` gets how often this was
+    /// called meanwhile, and the seconds.
+    fn waits(&mut self, text: impl FnOnce(usize, f64) -> String) {
+        let now = Instant::now();
+        let planning = self.planning.get_or_insert(Planning { since: now, rehearsals: 0 });
+        planning.rehearsals += 1;
+        let Planning { since, rehearsals } = *planning;
+        if now - since < PATIENCE {
+            return;
+        }
+        self.use_template(SPINNER);
+        self.bar.enable_steady_tick(TURN);
+        self.bar.set_message(text(rehearsals, (now - since).as_secs_f64()));
+    }
+
     fn write(&mut self, text: &str) {
         #[cfg(test)]
         self.lines.extend(text.lines().map(str::to_owned));

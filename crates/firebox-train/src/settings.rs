@@ -1,6 +1,8 @@
 //! The user's options, resolved on the device that will train. The builder in `learner.rs` fills
 //! them in; `plan` and `fit` read them.
 
+use std::path::PathBuf;
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Int, Tensor};
@@ -45,6 +47,8 @@ pub(crate) struct Settings {
     pub(crate) progress: bool,
     /// Where the run is shown.
     pub(crate) screen: Option<Screen>,
+    /// Where a trace of the step is saved.
+    pub(crate) trace_path: Option<PathBuf>,
     /// Couplings that do not prevent a split.
     pub(crate) accepted: Vec<Coupling>,
     /// What the device's allocator holds for other tensors of the program, such as a data set on

@@ -177,6 +177,8 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     /// statistics.
     batch_start: Option<LearnerModelRecord<LC>>,
     optimizer_lost: bool,
+    /// Whether the step's trace was saved, or could not be.
+    trace_is_saved: bool,
     /// Whether the model has tensors that may be running statistics.
     keeps_statistics: bool,
     known: Known,

@@ -61,6 +61,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             position: (epoch, 0),
             batch_start: None,
             optimizer_lost: false,
+            trace_is_saved: false,
             keeps_statistics: has_untrained::<LC::Backend, _>(&model),
             known: Known::default(),
             pool: LC::Base::own_pool(&device).map(|pool| {

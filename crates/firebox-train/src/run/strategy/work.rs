@@ -16,6 +16,7 @@ use crate::planner::rehearsal::{
 use crate::planner::shape::Shape;
 use crate::planner::{Admission, BatchToRun, Planner, Prepared};
 use crate::progress::Screen;
+use crate::saved;
 use crate::splitter::Splitter;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
@@ -83,8 +84,37 @@ where
             planner.predict(means.ask(&mut self.known, &self.learner, &to_split)?);
         }
         self.make_room(planner, &prepared)?;
+        self.save_trace(batch)?;
         self.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
         Ok(prepared)
+    }
+
+    /// Saves a trace of the step before the first batch runs, if the user asked for it.
+    fn save_trace(&mut self, batch: &TrainBatch<LC>) -> Result<(), TrainError> {
+        let settings = &self.strategy.settings;
+        let Some(path) = settings.trace_path.as_ref().filter(|_| !self.trace_is_saved) else {
+            return Ok(());
+        };
+        self.trace_is_saved = true;
+        let queue = queue::<LC::Backend>(&self.training, &self.device);
+        let screen = settings.screen.as_ref();
+        let saved = saved::record(
+            &self.learner,
+            (&self.strategy.train_splitter, batch),
+            settings,
+            |recorder| queue.after_rehearsal(recorder),
+            |at| screen.into_iter().for_each(|screen| screen.records(at)),
+        );
+        screen.into_iter().for_each(Screen::planned);
+        queue.prepare(Admission::RunsOnceGivenBack);
+        match saved {
+            Ok(trace) => saved::write(&trace, path),
+            Err(TrainError::NotSaved { message }) => {
+                settings.warn(&format!("no trace was saved to {}: {message}", path.display()));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Prepares a validation batch of `items` items. `latest` is the shape of the batch before it.

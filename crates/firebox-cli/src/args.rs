@@ -1,0 +1,188 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use firebox::Bytes;
+
+/// Plan the memory of a burn model's training step for cards you have and cards you want.
+///
+/// A trace is saved by the program that trains, with `Learner::builder().save_trace("step.trace")`
+/// or `Learner::trace`. It holds the step for every batch size, and no weights and no data.
+#[derive(Debug, Parser)]
+#[command(name = "firebox", version, after_help = EXAMPLES, after_long_help = CODES)]
+pub struct Options {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  firebox plan step.trace --batch 256 --card rtx-4090
+  firebox plan step.trace --batch 256 --memory 10GiB --card rtx-3080 --json
+  firebox report step.trace --batch 256 --card rtx-4090 -o memory.html
+  firebox diff before.trace after.trace --batch 256";
+
+const CODES: &str = "\
+Examples:
+  firebox plan step.trace --batch 256 --card rtx-4090
+  firebox plan step.trace --batch 256 --memory 10GiB --card rtx-3080 --json
+  firebox report step.trace --batch 256 --card rtx-4090 -o memory.html
+  firebox diff before.trace after.trace --batch 256
+
+Exit codes:
+  0  done; with `plan`, the batch fits every card
+  1  a file cannot be read or written, or is no trace
+  2  the command line is wrong
+  3  the batch does not fit a card";
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// How a batch is split on each card, and what that needs.
+    #[command(after_help = "\
+Examples:
+  firebox plan step.trace --batch 256                      all cards that firebox knows
+  firebox plan step.trace --batch 256 --card t4 --advise   what would need less
+  firebox plan step.trace --batch 64 --card cpu --memory 2GiB")]
+    Plan(PlanOptions),
+    /// The largest batch that fits each card without being split.
+    #[command(after_help = "\
+Examples:
+  firebox largest step.trace --card rtx-3060 --card rtx-4090")]
+    Largest(LargestOptions),
+    /// Draws where the memory of a step goes.
+    #[command(after_help = "\
+Examples:
+  firebox report step.trace --batch 256 --card rtx-4090 -o memory.html   to look into, in a browser
+  firebox report step.trace --batch 256 --card rtx-4090 -o memory.svg    for a document; also .png
+  firebox report step.trace --batch 256 --card rtx-4090 -o memory.json   for https://ui.perfetto.dev")]
+    Report(ReportOptions),
+    /// What changed between two traces, by module, and what it means at the peak.
+    #[command(after_help = "\
+Examples:
+  firebox diff before.trace after.trace --batch 256 --card t4")]
+    Diff(DiffOptions),
+    /// The cards that firebox knows.
+    Cards {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// The NVIDIA GPUs of this machine: memory, what is free, and which process holds what.
+    Gpus {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// What a trace is of.
+    Show {
+        /// The saved trace.
+        trace: PathBuf,
+    },
+    /// Writes completions for a shell to standard output.
+    #[command(after_help = "\
+Examples:
+  firebox completions bash > ~/.local/share/bash-completion/completions/firebox")]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Writes the manual page to standard output.
+    #[command(after_help = "\
+Examples:
+  firebox man | man -l -")]
+    Man,
+}
+
+/// What to plan on.
+#[derive(Args, Debug)]
+pub struct On {
+    /// A card, such as `rtx-4090`, `t4` or `\"H100 80GB\"`, or `cpu` for burn's Flex. May be given
+    /// several times. Default: all cards that firebox knows.
+    #[arg(long, value_name = "CARD")]
+    pub card: Vec<String>,
+    /// What training may use, such as `10GiB`. Default: what an empty card has free, minus burn's
+    /// context and a margin.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub memory: Option<Bytes>,
+    /// Plan for burn's own memory pools instead of those of `firebox::Cuda`.
+    #[arg(long)]
+    pub burn_pools: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct PlanOptions {
+    /// The saved trace.
+    pub trace: PathBuf,
+    /// Items of a batch.
+    #[arg(long, value_name = "ITEMS", value_parser = items)]
+    pub batch: usize,
+    #[command(flatten)]
+    pub on: On,
+    /// Items of a micro-batch. Default: as many as fit.
+    #[arg(long, value_name = "ITEMS", value_parser = items)]
+    pub micro_batch: Option<usize>,
+    /// Count a checkpoint that is written while training goes on.
+    #[arg(long)]
+    pub checkpoint: bool,
+    /// Say what would need less, the most first.
+    #[arg(long)]
+    pub advise: bool,
+    /// As JSON, one object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct LargestOptions {
+    /// The saved trace.
+    pub trace: PathBuf,
+    #[command(flatten)]
+    pub on: On,
+    /// As JSON, one object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ReportOptions {
+    /// The saved trace.
+    pub trace: PathBuf,
+    /// Items of a batch.
+    #[arg(long, value_name = "ITEMS", value_parser = items)]
+    pub batch: usize,
+    #[command(flatten)]
+    pub on: On,
+    /// Items of a micro-batch. Default: as many as fit.
+    #[arg(long, value_name = "ITEMS", value_parser = items)]
+    pub micro_batch: Option<usize>,
+    /// The file: `.html`, `.svg`, `.png`, or `.json` for Perfetto.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub struct DiffOptions {
+    /// The trace before.
+    pub before: PathBuf,
+    /// The trace after.
+    pub after: PathBuf,
+    /// Items of a batch.
+    #[arg(long, value_name = "ITEMS", value_parser = items)]
+    pub batch: usize,
+    #[command(flatten)]
+    pub on: On,
+}
+
+fn bytes(text: &str) -> Result<Bytes, String> {
+    text.parse().map_err(|error: firebox::ParseBytesError| error.to_string())
+}
+
+fn items(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("at least one item".to_owned()),
+        Ok(items) => Ok(items),
+        Err(error) => Err(format!("{error}")),
+    }
+}

@@ -1,0 +1,70 @@
+//! firebox on the command line: plans the training steps of saved traces and draws their memory.
+
+mod args;
+mod devices;
+mod diff;
+mod plan;
+mod report;
+mod target;
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::args::{Command, Options};
+use crate::plan::Outcome;
+
+/// The exit code if a batch does not fit.
+const DOES_NOT_FIT: u8 = 3;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    // A file that was made to look like a trace may describe operations that burn panics at.
+    let done = catch_unwind(AssertUnwindSafe(|| run(options.command)));
+    match done {
+        Ok(Ok(Outcome::Done)) => ExitCode::SUCCESS,
+        Ok(Ok(Outcome::DoesNotFit)) => ExitCode::from(DOES_NOT_FIT),
+        Ok(Err(error)) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+        Err(_) => {
+            eprintln!("error: the trace contradicts itself, or this is a defect of firebox");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<Outcome> {
+    match command {
+        Command::Plan(options) => return plan::plan(&options),
+        Command::Largest(options) => return plan::largest(&options),
+        Command::Report(options) => return report::report(&options),
+        Command::Diff(options) => return diff::diff(&options),
+        Command::Cards { json } => devices::cards(json)?,
+        Command::Gpus { json } => devices::gpus(json)?,
+        Command::Show { trace } => show(&trace)?,
+        Command::Completions { shell } => {
+            let mut command = Options::command();
+            clap_complete::generate(shell, &mut command, "firebox", &mut io::stdout());
+        }
+        Command::Man => clap_mangen::Man::new(Options::command()).render(&mut io::stdout())?,
+    }
+    Ok(Outcome::Done)
+}
+
+/// `firebox show`.
+fn show(path: &Path) -> anyhow::Result<()> {
+    let trace = plan::load(path)?;
+    let about = trace.about();
+    println!("model       {}", about.model);
+    println!("parameters  {}", about.parameters);
+    println!("recorded    on {}, a batch of {} items", about.backend, about.items);
+    println!("firebox     {}", about.firebox);
+    let whole = trace.sample(firebox::Split::whole(about.items))?.trace;
+    println!("operations  {} in two iterations on a whole batch", whole.calls().count());
+    Ok(())
+}

@@ -1,0 +1,206 @@
+//! `firebox plan` and `firebox largest`.
+
+use anyhow::Context;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+use firebox::{Advice, Bytes, PlanReport, SavedTrace, Sizing, TrainError};
+use indicatif::{ProgressBar, ProgressStyle};
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+use crate::args::{LargestOptions, PlanOptions};
+use crate::target::{Target, targets};
+
+/// How a command ends that did its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All is well.
+    Done,
+    /// A batch does not fit a card.
+    DoesNotFit,
+}
+
+/// Reads a trace.
+pub fn load(path: &std::path::Path) -> anyhow::Result<SavedTrace> {
+    SavedTrace::load(path).with_context(|| path.display().to_string())
+}
+
+/// Does `work` for all targets at once, with a bar on a terminal.
+pub fn for_all<T: Send>(
+    targets: &[Target],
+    work: impl Fn(&Target) -> T + Sync,
+) -> anyhow::Result<Vec<T>> {
+    let style =
+        ProgressStyle::with_template("planning {bar:24} {pos} of {len} devices, {elapsed}")?;
+    let bar = ProgressBar::new(targets.len() as u64).with_style(style);
+    let all = targets.par_iter().map(|target| {
+        let done = work(target);
+        bar.inc(1);
+        done
+    });
+    let all = all.collect();
+    bar.finish_and_clear();
+    Ok(all)
+}
+
+/// `firebox plan`.
+pub fn plan(options: &PlanOptions) -> anyhow::Result<Outcome> {
+    let trace = load(&options.trace)?;
+    let mut targets = targets(&options.on, &trace)?;
+    for target in &mut targets {
+        let mut planner = target.planner.clone();
+        if let Some(items) = options.micro_batch {
+            planner = planner.sizing(Sizing::Fixed(items.into()));
+        }
+        if options.checkpoint {
+            planner = planner.with_checkpoint();
+        }
+        target.planner = planner;
+    }
+    let plans = for_all(&targets, |target| {
+        let plan = target.planner.plan(&trace, options.batch);
+        let advice = options.advise.then(|| target.planner.advice(&trace, options.batch));
+        (plan, advice.transpose())
+    })?;
+    let mut outcome = Outcome::Done;
+    let mut found = Vec::new();
+    for (target, (plan, advice)) in targets.iter().zip(plans) {
+        let plan = match plan {
+            Err(error @ TrainError::Plan { .. }) => {
+                outcome = Outcome::DoesNotFit;
+                Err(error.to_string())
+            }
+            plan => Ok(plan?),
+        };
+        found.push((target, plan, advice?.unwrap_or_default()));
+    }
+    if options.json {
+        let plans: Vec<Value> =
+            found.iter().map(|(t, plan, advice)| json(t, plan, advice)).collect();
+        let about = trace.about();
+        let all = json!({ "model": about.model, "batch": options.batch, "plans": plans });
+        println!("{}", serde_json::to_string_pretty(&all)?);
+        return Ok(outcome);
+    }
+    println!(
+        "{} of {}, a batch of {} items:",
+        about(&trace),
+        options.trace.display(),
+        options.batch
+    );
+    println!("{}", table(&found));
+    for (target, plan, advice) in &found {
+        if let Err(message) = plan {
+            println!("{}: {message}", target.name);
+        }
+        for advice in advice {
+            println!("{}: {advice}", target.name);
+        }
+    }
+    Ok(outcome)
+}
+
+/// The model in a few words.
+pub fn about(trace: &SavedTrace) -> String {
+    let about = trace.about();
+    format!("{} with {} of parameters", about.model, about.parameters)
+}
+
+type Found<'a> = (&'a Target, Result<PlanReport, String>, Vec<Advice>);
+
+fn table(found: &[Found<'_>]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED);
+    table.set_header(["device", "budget", "micro-batches", "peak", "in use", "estimate"]);
+    for (target, plan, _) in found {
+        let start = [target.name.clone(), target.budget().to_string()];
+        let rest = match plan {
+            Ok(report) => [
+                report.plan.split().to_string(),
+                report.predicted().to_string(),
+                in_use(report).to_string(),
+                report.estimate.to_string(),
+            ],
+            Err(_) => ["does not fit", "", "", ""].map(str::to_owned),
+        };
+        table.add_row(start.into_iter().chain(rest));
+    }
+    for column in [1, 3, 4] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// The bytes in use at the peak.
+pub fn in_use(report: &PlanReport) -> Bytes {
+    report.paging.as_ref().map_or(report.predicted(), |paging| paging.in_use)
+}
+
+fn json(target: &Target, plan: &Result<PlanReport, String>, advice: &[Advice]) -> Value {
+    let mut value = json!({
+        "device": target.name,
+        "allocator": target.allocator,
+        "budget": target.budget(),
+        "fits": plan.is_ok(),
+    });
+    match plan {
+        Err(message) => value["message"] = json!(message),
+        Ok(report) => {
+            let categories = report.categories.iter();
+            let categories: serde_json::Map<String, Value> =
+                categories.map(|(category, bytes)| (category.to_string(), json!(bytes))).collect();
+            value["split"] = json!(report.plan.split().to_string());
+            value["micro_batches"] = json!(report.plan.len());
+            value["micro_batch"] = json!(report.micro_batch());
+            value["peak"] = json!(report.predicted());
+            value["in_use"] = json!(in_use(report));
+            value["estimate"] = json!(report.estimate);
+            value["operation"] = json!(report.operation);
+            value["categories"] = Value::Object(categories);
+            let modules = report.modules.iter();
+            let modules = modules.map(|held| json!({ "module": held.module, "bytes": held.bytes }));
+            value["modules"] = modules.collect();
+            value["unaccounted"] = json!(report.unaccounted);
+        }
+    }
+    if !advice.is_empty() {
+        let advice = advice.iter();
+        let advice = advice.map(|advice| json!({ "what": advice.what, "saves": advice.saves }));
+        value["advice"] = advice.collect();
+    }
+    value
+}
+
+/// `firebox largest`.
+pub fn largest(options: &LargestOptions) -> anyhow::Result<Outcome> {
+    let trace = load(&options.trace)?;
+    let targets = targets(&options.on, &trace)?;
+    let found = for_all(&targets, |target| target.planner.largest_batch(&trace))?;
+    let found: Vec<usize> = found.into_iter().collect::<Result<_, _>>()?;
+    let outcome = if found.contains(&0) { Outcome::DoesNotFit } else { Outcome::Done };
+    if options.json {
+        let devices = targets.iter().zip(&found);
+        let devices = devices.map(|(target, items)| {
+            json!({ "device": target.name, "budget": target.budget(), "batch": items })
+        });
+        let all = json!({ "model": trace.about().model, "devices": devices.collect::<Value>() });
+        println!("{}", serde_json::to_string_pretty(&all)?);
+        return Ok(outcome);
+    }
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED);
+    table.set_header(["device", "budget", "largest batch"]);
+    for (target, items) in targets.iter().zip(&found) {
+        table.add_row([target.name.clone(), target.budget().to_string(), items.to_string()]);
+    }
+    for column in [1, 2] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    println!("{}, not split:", about(&trace));
+    println!("{table}");
+    Ok(outcome)
+}

@@ -1,0 +1,79 @@
+//! `firebox report`: writes a picture of where a step's memory goes.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use firebox::{SavedTrace, Sizing};
+use firebox_report::{DeviceReport, html, perfetto, png, svg};
+
+use crate::args::ReportOptions;
+use crate::plan::{Outcome, about, for_all, load};
+use crate::target::{Target, targets};
+
+/// The kinds of files that are written.
+enum Kind {
+    Html,
+    Svg,
+    Png,
+    Perfetto,
+}
+
+impl Kind {
+    fn of(path: &Path) -> anyhow::Result<Self> {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("html" | "htm") => Ok(Self::Html),
+            Some("svg") => Ok(Self::Svg),
+            Some("png") => Ok(Self::Png),
+            Some("json") => Ok(Self::Perfetto),
+            _ => bail!("{} ends in none of .html, .svg, .png and .json", path.display()),
+        }
+    }
+}
+
+/// `firebox report`.
+pub fn report(options: &ReportOptions) -> anyhow::Result<Outcome> {
+    let kind = Kind::of(&options.output)?;
+    let trace = load(&options.trace)?;
+    if options.on.card.is_empty() {
+        bail!("name the cards to draw with `--card`, or `--card cpu`; `firebox cards` lists them");
+    }
+    let mut targets = targets(&options.on, &trace)?;
+    if !matches!(kind, Kind::Html) && targets.len() > 1 {
+        bail!("such a file shows one card; an .html file shows several");
+    }
+    if let Some(items) = options.micro_batch {
+        for target in &mut targets {
+            target.planner = target.planner.clone().sizing(Sizing::Fixed(items.into()));
+        }
+    }
+    let shown = for_all(&targets, |target| show(target, &trace, options.batch))?;
+    let shown: Vec<DeviceReport> = shown.into_iter().collect::<Result<_, _>>()?;
+    let path = &options.output;
+    let title = options.trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let subtitle = format!("{}, recorded by firebox {}", about(&trace), trace.about().firebox);
+    let text = match kind {
+        Kind::Html => html(&title, &subtitle, &shown)?,
+        Kind::Svg => svg(&shown[0])?,
+        Kind::Perfetto => perfetto(&shown[0])?,
+        Kind::Png => {
+            png(&shown[0], path)?;
+            return Ok(outcome(&shown));
+        }
+    };
+    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+    Ok(outcome(&shown))
+}
+
+fn outcome(shown: &[DeviceReport]) -> Outcome {
+    let fits = shown.iter().all(|shown| shown.message.is_none());
+    if fits { Outcome::Done } else { Outcome::DoesNotFit }
+}
+
+fn show(target: &Target, trace: &SavedTrace, batch: usize) -> anyhow::Result<DeviceReport> {
+    let device = (&*target.name, target.allocator);
+    let lifetimes = |steps: &firebox::Trace| match &target.pooled {
+        Some(model) => model.lifetimes(steps),
+        None => Ok(Vec::new()),
+    };
+    Ok(DeviceReport::new(device, &target.planner, trace, batch, lifetimes)?)
+}

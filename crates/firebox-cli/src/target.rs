@@ -1,0 +1,96 @@
+//! What a trace is planned on: a card of the table, or this machine's processor.
+
+use std::fmt;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use firebox::dry::{Card, Dry, DryCuda, DryPooledCuda};
+use firebox::{
+    Budget, Bytes, Heap, MemoryInfo, MemoryModel, SavedPlanner, SavedTrace, host_memory,
+};
+
+use crate::args::On;
+
+/// The name of this machine's processor among cards.
+const CPU: &str = "cpu";
+
+/// A device to plan on.
+pub struct Target {
+    /// Its name.
+    pub name: String,
+    /// Who places buffers there.
+    pub allocator: &'static str,
+    /// Plans on it.
+    pub planner: SavedPlanner,
+    /// The memory model, if buffers lie on firebox's pool.
+    pub pooled: Option<Arc<Dry<DryPooledCuda>>>,
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The devices that the user named, or all cards.
+pub fn targets(on: &On, trace: &SavedTrace) -> anyhow::Result<Vec<Target>> {
+    if on.card.is_empty() {
+        return Card::all().iter().map(|card| on_card(card, on, trace)).collect();
+    }
+    let named = |name: &String| match name.eq_ignore_ascii_case(CPU) {
+        true => on_cpu(on),
+        false => on_card(&card(name)?, on, trace),
+    };
+    on.card.iter().map(named).collect()
+}
+
+/// The card with this name, in which hyphens may stand for spaces.
+fn card(name: &str) -> anyhow::Result<Card> {
+    let Some(card) = Card::named(&name.replace('-', " ")).or_else(|| Card::named(name)) else {
+        let known: Vec<&str> = Card::all().iter().map(Card::name).collect();
+        bail!("no card is called `{name}`; firebox knows: {}, and `cpu`", known.join(", "));
+    };
+    Ok(card)
+}
+
+fn on_card(card: &Card, on: &On, trace: &SavedTrace) -> anyhow::Result<Target> {
+    let int = trace.about().int;
+    let pooled = (!on.burn_pools)
+        .then(|| Arc::new(Dry::<DryPooledCuda>::new(card.properties()).with_traces_of_ints(int)));
+    let model: Arc<dyn MemoryModel> = match &pooled {
+        Some(pooled) => pooled.clone(),
+        None => Arc::new(Dry::<DryCuda>::new(card.properties()).with_traces_of_ints(int)),
+    };
+    let free = card.memory() - card.context();
+    let memory = MemoryInfo::new(card.memory(), free, card.name().to_owned());
+    let budget = match on.memory {
+        Some(bytes) => bytes,
+        None => Budget::free().resolve(&memory)?,
+    };
+    Ok(Target {
+        name: card.name().to_owned(),
+        allocator: if on.burn_pools { "burn's pools" } else { "firebox's pool" },
+        planner: SavedPlanner::new(card.name(), model, budget),
+        pooled,
+    })
+}
+
+fn on_cpu(on: &On) -> anyhow::Result<Target> {
+    let budget = match on.memory {
+        Some(bytes) => bytes,
+        None => {
+            let memory = host_memory().context("give the budget with `--memory`")?;
+            Budget::free().resolve(&memory)?
+        }
+    };
+    let planner = SavedPlanner::new("flex, Cpu", Arc::new(Heap::flex()), budget);
+    let name = "CPU (Flex)".to_owned();
+    Ok(Target { name, allocator: "the heap", planner, pooled: None })
+}
+
+impl Target {
+    /// What training may use.
+    pub fn budget(&self) -> Bytes {
+        self.planner.budget()
+    }
+}

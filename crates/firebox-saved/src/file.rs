@@ -1,0 +1,134 @@
+//! The file of a saved trace: a header, and the trace, compressed.
+//!
+//! The header is the text `firebox trace`, a zero byte, the format's number, the length of what
+//! follows the hash, and its BLAKE3 hash. What it says is verified before anything is unpacked.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use crate::error::LoadError;
+use crate::saved::SavedTrace;
+
+/// How a file of ours begins.
+const MAGIC: &[u8; 14] = b"firebox trace\0";
+
+/// The number of this format.
+const FORMAT: u32 = 1;
+
+/// The length of the header: magic, format, length, hash.
+const HEADER: usize = MAGIC.len() + size_of::<u32>() + size_of::<u64>() + blake3::OUT_LEN;
+
+/// The most bytes of an unpacked trace. A GPT of 48 layers takes a tenth of it.
+const MOST_UNPACKED: usize = 1 << 28;
+
+/// How well files are compressed, from 1 to 22.
+const LEVEL: i32 = 12;
+
+/// Repeats are found within this many bytes, as a power of two.
+const WINDOW: u32 = 26;
+
+impl SavedTrace {
+    /// The bytes of the file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let unpacked = bincode::serde::encode_to_vec(self, bincode::config::standard());
+        let packed = pack(&unpacked.expect("plain data can be encoded"));
+        let packed = packed.expect("a vector takes all bytes");
+        let mut bytes = Vec::with_capacity(HEADER + packed.len());
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&FORMAT.to_le_bytes());
+        bytes.extend_from_slice(&(packed.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(blake3::hash(&packed).as_bytes());
+        bytes.extend_from_slice(&packed);
+        bytes
+    }
+
+    /// Reads the bytes of a file.
+    ///
+    /// Takes at most a bounded amount of memory, whatever the bytes are.
+    ///
+    /// # Errors
+    ///
+    /// If they are not the bytes of a saved trace, or of one that a newer version wrote.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, LoadError> {
+        let (magic, rest) = bytes.split_at_checked(MAGIC.len()).ok_or(LoadError::Foreign)?;
+        if magic != MAGIC {
+            return Err(LoadError::Foreign);
+        }
+        let short = || LoadError::Truncated { found: bytes.len() as u64, expected: HEADER as u64 };
+        let (format, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let format = u32::from_le_bytes(*format);
+        if format > FORMAT {
+            return Err(LoadError::Newer { found: format, known: FORMAT });
+        }
+        let (length, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let length = u64::from_le_bytes(*length);
+        let (hash, packed) = rest.split_first_chunk().ok_or_else(short)?;
+        if (packed.len() as u64) < length {
+            let expected = length.saturating_add(HEADER as u64);
+            return Err(LoadError::Truncated { found: bytes.len() as u64, expected });
+        }
+        let is_whole = packed.len() as u64 == length && format == FORMAT;
+        if !is_whole || blake3::hash(packed) != blake3::Hash::from_bytes(*hash) {
+            return Err(LoadError::Damaged);
+        }
+        let contradiction = |why: String| LoadError::Contradiction(why);
+        let unpacked = unpack(packed).map_err(|error| contradiction(error.to_string()))?;
+        let config = bincode::config::standard().with_limit::<MOST_UNPACKED>();
+        let (trace, read) = bincode::serde::decode_from_slice::<Self, _>(&unpacked, config)
+            .map_err(|error| contradiction(error.to_string()))?;
+        if read != unpacked.len() {
+            return Err(contradiction("something follows its end".into()));
+        }
+        Ok(trace)
+    }
+
+    /// Writes the file. It replaces a file of that name once it is whole.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let path = path.as_ref();
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+        file.write_all(&self.to_bytes())?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        Ok(())
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read, or is no saved trace.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        let path = path.as_ref();
+        let unreadable = |cause| LoadError::Unreadable { path: path.to_owned(), cause };
+        let mut bytes = Vec::new();
+        let file = fs::File::open(path).map_err(unreadable)?;
+        // A trace is smaller packed than unpacked.
+        file.take(MOST_UNPACKED as u64).read_to_end(&mut bytes).map_err(unreadable)?;
+        Self::from_bytes(&bytes)
+    }
+}
+
+fn pack(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut encoder = zstd::Encoder::new(Vec::new(), LEVEL)?;
+    encoder.window_log(WINDOW)?;
+    encoder.long_distance_matching(true)?;
+    encoder.write_all(bytes)?;
+    encoder.finish()
+}
+
+fn unpack(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut decoder = zstd::Decoder::new(bytes)?;
+    decoder.window_log_max(WINDOW)?;
+    let mut unpacked = Vec::new();
+    decoder.take(MOST_UNPACKED as u64 + 1).read_to_end(&mut unpacked)?;
+    match unpacked.len() {
+        0..=MOST_UNPACKED => Ok(unpacked),
+        _ => Err(io::Error::other("it is larger than any trace")),
+    }
+}

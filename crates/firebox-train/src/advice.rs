@@ -1,0 +1,122 @@
+//! Advice: what would need less memory, and how much less, computed from the trace.
+
+use std::fmt;
+
+use firebox_plan::Split;
+use firebox_saved::SavedTrace;
+use firebox_trace::{Bytes, Category};
+
+use crate::error::TrainError;
+use crate::report::PlanReport;
+use crate::saved::SavedPlanner;
+
+/// How many modules are named.
+const MODULES: usize = 3;
+
+/// Smaller batches that are tried, as parts of the batch: one in a hundred less each time.
+const SMALLER: usize = 8;
+
+/// Something that would need less memory. Displays as a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Advice {
+    /// What to do.
+    pub what: String,
+    /// By how many bytes the peak is lower then.
+    pub saves: Bytes,
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} saves {}", self.what, self.saves)
+    }
+}
+
+impl SavedPlanner {
+    /// What would need less memory than the whole batch of `items` items, the most first.
+    ///
+    /// Savings by splitting and by smaller batches are those of further predictions. Others are what
+    /// the peak holds for it: pages may shrink by more or less.
+    ///
+    /// # Errors
+    ///
+    /// As [`footprint`](Self::footprint).
+    pub fn advice(&self, trace: &SavedTrace, items: usize) -> Result<Vec<Advice>, TrainError> {
+        let (_, whole) = self.footprint(trace, Split::whole(items))?;
+        let plan = self.plan(trace, items);
+        let mut advice = Vec::new();
+        let mut add = |what: String, saves: Bytes| {
+            if saves > Bytes::ZERO {
+                advice.push(Advice { what, saves });
+            }
+        };
+        // The state at the peak is that of the plan, or of the whole batch if there is none.
+        let categories = match &plan {
+            Ok(report) => report.categories,
+            Err(_) => whole.categories,
+        };
+        if let Ok(report) = &plan
+            && !report.plan.is_whole()
+        {
+            add(format!("splitting into {}", report.plan.split()), whole.peak - report.predicted());
+        }
+        let smaller = self.just_below_a_cliff(trace, items, whole.peak)?;
+        smaller.into_iter().for_each(|(size, saves)| add(format!("a batch of {size}"), saves));
+        let state = categories.get(Category::OptimizerState);
+        add("SGD without momentum, which keeps no optimizer state,".into(), state);
+        let parameters = [Category::Parameter, Category::Gradient, Category::AccumulatedGradient];
+        let parameters: Bytes = parameters.into_iter().map(|of| categories.get(of)).sum();
+        add(
+            "16-bit parameters, gradients and optimizer state".into(),
+            (parameters + state).scale(0.5),
+        );
+        if let Ok(report) = &plan {
+            for (what, saves) in without(report) {
+                add(what, saves);
+            }
+        }
+        advice.sort_by(|one, other| other.saves.cmp(&one.saves).then(one.what.cmp(&other.what)));
+        Ok(advice)
+    }
+
+    /// A slightly smaller batch that needs far less, if there is one: where an allocator reserves
+    /// whole pages, one item may take a page. The size, and how much less.
+    fn just_below_a_cliff(
+        &self,
+        trace: &SavedTrace,
+        items: usize,
+        peak: Bytes,
+    ) -> Result<Option<(usize, Bytes)>, TrainError> {
+        if !self.keeps_pages() {
+            return Ok(None);
+        }
+        let mut best = None;
+        for part in 1..=SMALLER {
+            let size = items - (items * part).div_ceil(100);
+            if size == 0 {
+                break;
+            }
+            let (_, footprint) = self.footprint(trace, Split::whole(size))?;
+            let saves = peak - footprint.peak;
+            // More than twice its share of the items.
+            let share = peak.scale(2.0 * (items - size) as f64 / items as f64);
+            if saves > share {
+                best = Some((size, saves));
+                break;
+            }
+        }
+        Ok(best)
+    }
+}
+
+/// What the plan counts in addition to the step, and the modules that hold most.
+fn without(report: &PlanReport) -> Vec<(String, Bytes)> {
+    let mut advice = vec![
+        ("metrics that hold no outputs".to_owned(), report.overhead.outputs),
+        ("no checkpoint while training goes on".to_owned(), report.overhead.saving),
+    ];
+    let modules =
+        report.modules.iter().filter_map(|held| Some((held.module.as_ref()?, held.bytes)));
+    let modules = modules.take(MODULES);
+    advice.extend(modules.map(|(module, bytes)| (format!("all of module `{module}`"), bytes)));
+    advice
+}

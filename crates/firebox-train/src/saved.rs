@@ -1,0 +1,225 @@
+//! Saved traces: [`Learner::trace`](crate::Learner::trace) records one, and a [`SavedPlanner`] plans
+//! batches of it on a machine that has neither the model nor the card.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn_backend::{Backend, BackendTypes, Element};
+use firebox_lazy::{RecordError, Recorder, Rehearsal};
+use firebox_plan::{Cliffs, Sizing, Split};
+use firebox_saved::{About, RecordingProgress, Sample, SaveError, SavedTrace};
+use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
+
+use crate::components::{LazyComponents, TrainBatch};
+use crate::error::{Phase, TrainError};
+use crate::planner::Planner;
+use crate::planner::overhead::Overhead;
+use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
+use crate::planner::shape::Shape;
+use crate::report::PlanReport;
+use crate::settings::{Settings, parameter_bytes};
+use crate::splitter::Splitter;
+
+/// Records the step of a learner for all batch sizes. `settle` is called after each recording that
+/// ran parts of the step, because the model reads values. `progress` is told how far recording is.
+pub(crate) fn record<LC, S>(
+    learner: &burn::train::Learner<LC>,
+    (splitter, batch): (&S, &TrainBatch<LC>),
+    settings: &Settings,
+    settle: impl Fn(&Recorder),
+    progress: impl Fn(RecordingProgress),
+) -> Result<SavedTrace, TrainError>
+where
+    LC: LazyComponents,
+    S: Splitter<TrainBatch<LC>>,
+{
+    let items = splitter.items(batch)?;
+    let model = learner.model();
+    let about = About {
+        model: name_of(&model),
+        backend: <LC::Base as Backend>::name(&model.devices()[0]),
+        int: <<LC::Base as BackendTypes>::IntElem as Element>::dtype(),
+        items,
+        parameters: parameter_bytes::<LC::Backend, _>(&model),
+        firebox: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let course =
+        RehearsalPlan { iterations: Iterations::Two, has_stepped: false, batches: 1, pages: true };
+    let mut recorder = Recorder::new().substitute_random().refuse_reads();
+    let record = |split: Split, at: RecordingProgress| {
+        progress(at);
+        // A batch of its own, not a part of a larger one.
+        let batch = splitter.range(batch, 0..split.batch().get());
+        let rehearse = |recorder: &Recorder| {
+            let joins = &settings.joins;
+            let rehearse =
+                || rehearse_training(learner, splitter, &batch, split, course, joins, recorder);
+            settings.states.kept(rehearse)
+        };
+        let mut rehearsed = rehearse(&recorder);
+        if let Err(TrainError::Record(RecordError::ReadTooLarge { .. })) = rehearsed {
+            recorder = Recorder::new().substitute_random();
+            rehearsed = rehearse(&recorder);
+        }
+        settle(&recorder);
+        let Rehearsal { trace, replaced, .. } = rehearsed?;
+        Ok(Sample { trace, replaced })
+    };
+    SavedTrace::record(about, record).map_err(|error| match error {
+        SaveError::Recording { cause, .. } => cause,
+        SaveError::EmptyBatch => TrainError::EmptyBatch { phase: Phase::Training },
+        irregular => TrainError::NotSaved { message: irregular.to_string() },
+    })
+}
+
+/// The name of a module's type, without where it is declared and without its backend.
+fn name_of<M>(_module: &M) -> String {
+    let name = std::any::type_name::<M>();
+    let name = name.split('<').next().unwrap_or(name);
+    name.rsplit("::").next().unwrap_or(name).to_owned()
+}
+
+/// Writes a saved trace.
+pub(crate) fn write(trace: &SavedTrace, path: &Path) -> Result<(), TrainError> {
+    let written = trace.save(path);
+    written.map_err(|cause| TrainError::TraceNotWritten { path: PathBuf::from(path), cause })
+}
+
+/// Plans batches of a [`SavedTrace`] on a device that need not be there.
+///
+/// As [`Learner::plan`](crate::Learner::plan), excludes what only a training run has, such as
+/// batches of loader threads.
+#[derive(Clone)]
+pub struct SavedPlanner {
+    device: String,
+    memory: Arc<dyn MemoryModel>,
+    budget: Bytes,
+    sizing: Sizing,
+    cliffs: Option<Cliffs>,
+    overhead: Overhead,
+}
+
+impl std::fmt::Debug for SavedPlanner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SavedPlanner")
+            .field("device", &self.device)
+            .field("memory", &self.memory.name())
+            .field("budget", &self.budget)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SavedPlanner {
+    /// Plans for a device with this name, memory model and budget.
+    pub fn new(device: impl Into<String>, memory: Arc<dyn MemoryModel>, budget: Bytes) -> Self {
+        Self {
+            device: device.into(),
+            memory,
+            budget,
+            sizing: Sizing::default(),
+            cliffs: None,
+            overhead: Overhead::default(),
+        }
+    }
+
+    /// How micro-batch sizes are chosen. Default: [`Sizing::Even`].
+    #[must_use]
+    pub fn sizing(mut self, sizing: Sizing) -> Self {
+        self.sizing = sizing;
+        self
+    }
+
+    /// What to do where a slightly larger micro-batch needs far more memory. Default: as in
+    /// [`LearnerBuilder::cliffs`](crate::LearnerBuilder::cliffs).
+    #[must_use]
+    pub fn cliffs(mut self, cliffs: Cliffs) -> Self {
+        self.cliffs = Some(cliffs);
+        self
+    }
+
+    /// Counts a checkpoint that is written while training goes on. Default: none.
+    #[must_use]
+    pub fn with_checkpoint(mut self) -> Self {
+        self.overhead.saves = true;
+        self
+    }
+
+    /// Whether the allocator reserves whole pages and keeps them.
+    pub(crate) fn keeps_pages(&self) -> bool {
+        self.memory.keeps_pages()
+    }
+
+    /// The budget.
+    pub fn budget(&self) -> Bytes {
+        self.budget
+    }
+
+    /// The plan for a batch of `items` items.
+    ///
+    /// # Errors
+    ///
+    /// If the batch does not fit however it is cut, or the trace says nothing about such a batch.
+    pub fn plan(&self, trace: &SavedTrace, items: usize) -> Result<PlanReport, TrainError> {
+        if items == 0 {
+            return Err(TrainError::EmptyBatch { phase: Phase::Training });
+        }
+        let mut planner = Planner::new(self.memory.clone(), self.budget, self.sizing, self.cliffs);
+        planner.count(self.overhead);
+        let rehearse = |split: Split, _: Iterations, _: &Recorder| {
+            let Sample { trace, replaced } = trace.sample(split)?;
+            Ok(Rehearsal { trace, survivors: Vec::new(), replaced })
+        };
+        let planned = planner.plan_alone(Shape::of_items(items), rehearse)?;
+        Ok(PlanReport::new(self.device.clone(), self.budget, Phase::Training, &planned))
+    }
+
+    /// Two iterations on a batch that is cut as `split` says, and the memory they need at each step.
+    ///
+    /// # Errors
+    ///
+    /// If the trace says nothing about such a batch.
+    pub fn footprint(
+        &self,
+        trace: &SavedTrace,
+        split: Split,
+    ) -> Result<(Trace, Footprint), TrainError> {
+        let trace = trace.sample(split)?.trace;
+        let footprint = self.memory.footprint(&trace);
+        Ok((trace, footprint))
+    }
+
+    /// The largest batch that fits without being split, and zero if one item does not fit.
+    ///
+    /// A larger batch may still fit where pages are opened at sizes that other batches do not need:
+    /// not all sizes are tried.
+    ///
+    /// # Errors
+    ///
+    /// As [`footprint`](Self::footprint).
+    pub fn largest_batch(&self, trace: &SavedTrace) -> Result<usize, TrainError> {
+        let fits = |items: usize| -> Result<bool, TrainError> {
+            let (_, footprint) = self.footprint(trace, Split::whole(items))?;
+            Ok(footprint.peak <= self.budget)
+        };
+        let (mut fitting, mut too_large) = (0, 1);
+        while fits(too_large)? {
+            fitting = too_large;
+            too_large = match too_large.checked_mul(2).filter(|items| *items <= MOST_ITEMS) {
+                Some(double) => double,
+                None => return Ok(fitting),
+            };
+        }
+        while too_large - fitting > 1 {
+            let middle = fitting + (too_large - fitting) / 2;
+            match fits(middle)? {
+                true => fitting = middle,
+                false => too_large = middle,
+            }
+        }
+        Ok(fitting)
+    }
+}
+
+/// The largest batch that [`SavedPlanner::largest_batch`] tries.
+const MOST_ITEMS: usize = 1 << 24;

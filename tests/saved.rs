@@ -1,0 +1,168 @@
+//! Tests saved traces: what a trace recorded on the CPU says about a card equals what planning with
+//! the model itself says, at sizes that were not recorded; and files.
+
+#![cfg(feature = "flex")]
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::AutodiffModule;
+use burn::optim::AdamConfig;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{InferenceStep, TrainStep};
+use firebox::dry::{Card, Cuda, Dry, DryPooledCuda, Lease};
+use firebox::{
+    Bytes, DeviceMemory, InstantiateError, Lazy, LazyBackend, Learner, LoadError, MicroBatch,
+    PlanReport, SavedPlanner, SavedTrace, Sizing, TrainError,
+};
+use firebox_testing::zoo::{self, Zoo};
+
+type Host = Autodiff<Lazy<Flex>>;
+type Twin = Autodiff<Lazy<DryPooledCuda>>;
+
+/// Items of the batch that is recorded.
+const RECORDED: usize = 24;
+
+/// Batches and micro-batches that are planned: whole, equal parts, a smaller last part of several
+/// items and of one.
+const PLANNED: [(usize, usize); 4] = [(37, 37), (45, 15), (37, 11), (31, 10)];
+
+/// Models are recorded one after the other. burn-autodiff loses gradients of concatenated tensors
+/// while another thread runs a backward pass.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A model of the zoo that the Learner trains on backend `B`.
+trait Subject<B: AutodiffBackend>:
+    Zoo<B>
+    + TrainStep<Input = <Self as Zoo<B>>::Batch>
+    + AutodiffModule<B, InnerModule: InferenceStep<Input: MicroBatch>>
+    + std::fmt::Display
+    + 'static
+{
+}
+
+impl<B: AutodiffBackend, M> Subject<B> for M where
+    M: Zoo<B>
+        + TrainStep<Input = <M as Zoo<B>>::Batch>
+        + AutodiffModule<B, InnerModule: InferenceStep<Input: MicroBatch>>
+        + std::fmt::Display
+        + 'static
+{
+}
+
+fn batch<B: AutodiffBackend, M: Subject<B>>(
+    items: usize,
+    device: &B::Device,
+) -> <M as Zoo<B>>::Batch {
+    M::batch(&(0..items).collect::<Vec<_>>(), device)
+}
+
+/// The plan that the model itself gives.
+fn planned<B, M>(items: usize, micro_batch: usize, device: &B::Device) -> PlanReport
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    M: Subject<B>,
+{
+    let builder = Learner::builder().auto_batch().memory(Bytes::gib(14)).quiet();
+    let builder = builder.micro_batch(micro_batch);
+    let learner = builder.build(M::new(device), AdamConfig::new().init(), 1e-3);
+    learner.plan(&batch::<B, M>(items, device)).expect("it fits")
+}
+
+fn saved<M: Subject<Host>>(items: usize) -> Result<SavedTrace, TrainError> {
+    let device = Default::default();
+    let builder = Learner::builder().auto_batch().memory(Bytes::gib(14));
+    let learner = builder.build(M::new(&device), AdamConfig::new().init(), 1e-3);
+    learner.trace(&batch::<Host, M>(items, &device))
+}
+
+fn planner(trace: &SavedTrace, card: &Card) -> SavedPlanner {
+    let model = Dry::<DryPooledCuda>::new(card.properties()).with_traces_of_ints(trace.about().int);
+    SavedPlanner::new(card.name(), Arc::new(model), Bytes::gib(14))
+}
+
+fn check<H: Subject<Host>, T: Subject<Twin>>() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let saved = saved::<H>(RECORDED).expect("it follows rules");
+    let file = saved.to_bytes();
+    println!("{}: {} in the file", H::NAME, Bytes::new(file.len() as u64));
+    let saved = SavedTrace::from_bytes(&file).expect("it was just written");
+    let card = Card::named("T4").expect("in the table");
+    let lease = Lease::<Cuda>::take(&card.properties()).expect("a device is free");
+    for (items, micro_batch) in PLANNED {
+        let planner = planner(&saved, &card).sizing(Sizing::Fixed(micro_batch.into()));
+        let ours = planner.plan(&saved, items).expect("it fits");
+        let theirs = planned::<Twin, T>(items, micro_batch, lease.device());
+        let of = |report: &PlanReport| {
+            let PlanReport { plan, modules, paging, .. } = report.clone();
+            (plan.split(), plan.peak(), modules, paging)
+        };
+        assert_eq!(of(&ours), of(&theirs), "{} of {items} by {micro_batch}", H::NAME);
+    }
+}
+
+macro_rules! models {
+    ($($(#[$attribute:meta])? $test:ident: $model:ident;)*) => {$(
+        #[test]
+        $(#[$attribute])?
+        fn $test() {
+            check::<zoo::$model<Host>, zoo::$model<Twin>>();
+        }
+    )*};
+}
+
+// The others take half a minute each: `cargo test --test saved -- --ignored`.
+models! {
+    gpt: Gpt;
+    reader: Reader;
+    resnet: ResNet;
+    #[ignore = "slow"] mlp: Mlp;
+    #[ignore = "slow"] cnn: Cnn;
+    #[ignore = "slow"] unet: UNet;
+    #[ignore = "slow"] encoder: Encoder;
+    #[ignore = "slow"] lstm: Recurrent;
+    #[ignore = "slow"] autoencoder: Autoencoder;
+    #[ignore = "slow"] siamese: Siamese;
+}
+
+#[test]
+fn a_small_batch_tells_about_few_splits() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let trace = saved::<zoo::Mlp<Host>>(4).expect("it follows rules");
+    let planner = planner(&trace, &Card::named("T4").expect("in the table"));
+    planner.plan(&trace, 1000).expect("whole batches are known");
+    let by = |size: usize| planner.clone().sizing(Sizing::Fixed(size.into())).plan(&trace, 1000);
+    let error = by(300).expect_err("no such split was recorded");
+    assert!(
+        matches!(error, TrainError::Saved(InstantiateError::NotRecorded { items: 4, .. })),
+        "{error}"
+    );
+    let enough = error.to_string();
+    let enough = enough.split("on a batch of ").last().and_then(|rest| rest.split(' ').next());
+    let enough: usize = enough.expect("a number").parse().expect("a number");
+    let trace = saved::<zoo::Mlp<Host>>(enough).expect("it follows rules");
+    planner.sizing(Sizing::Fixed(300.into())).plan(&trace, 1000).expect("now it is known");
+}
+
+#[test]
+fn files_that_are_none_of_ours_are_named() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let bytes = saved::<zoo::Mlp<Host>>(3).expect("it follows rules").to_bytes();
+    let load = |bytes: &[u8]| SavedTrace::from_bytes(bytes).expect_err("it is not valid");
+    assert!(matches!(load(b""), LoadError::Foreign));
+    assert!(matches!(load(&[0; 4096]), LoadError::Foreign));
+    for end in 14..bytes.len() {
+        assert!(matches!(load(&bytes[..end]), LoadError::Truncated { .. }), "{end}");
+    }
+    let longer = [&bytes[..], &[0]].concat();
+    assert!(matches!(load(&longer), LoadError::Damaged));
+    let mut newer = bytes.clone();
+    newer[14] += 1;
+    assert!(matches!(load(&newer), LoadError::Newer { .. }));
+    for at in (62..bytes.len()).step_by(7) {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        assert!(matches!(load(&damaged), LoadError::Damaged), "{at}");
+    }
+}
