@@ -5,16 +5,17 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Duration;
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer};
 use burn::train::{InferenceStep, TrainStep};
-use firebox::dry::{Card, Cuda, DryCuda, Lease};
+use firebox::dry::{Card, Cuda, Dry, DryCuda, Lease};
 use firebox::{
     Accumulating, Bytes, Heap, Items, Lazy, Learner, MemoryModel, MicroBatch, Need, PlanOptions,
-    Recorder, Split, Trace, initialize, plan, rehearse,
+    Recorder, SavedPlanner, SavedTrace, Split, Trace, initialize, plan, rehearse,
 };
 use firebox_testing::bench;
 use firebox_testing::bench::paired::{measure, time};
@@ -88,6 +89,17 @@ fn on_a_card() -> (f64, f64) {
         "  later ones                         {:>10.2} s   target: under {target} (quartiles {:.2} to {:.2})",
         later.median, later.low, later.high
     );
+    let (trace, recorded) = time(|| learner.trace(&batch(24)).expect("it follows rules"));
+    let file = trace.to_bytes();
+    let (loaded, read) = time(|| SavedTrace::from_bytes(&file).expect("it was just written"));
+    let model = Arc::new(Dry::<DryCuda>::new(card.properties()));
+    let planner = SavedPlanner::new(card.name(), model, Bytes::gib(10));
+    let (saved, planned) = time(|| planner.plan(&loaded, 64).expect("one item fits"));
+    assert_eq!(saved.plan.split(), report.plan.split());
+    println!("  a saved trace: recorded in         {:>10.2} s", recorded.as_secs_f64());
+    println!("    its file                         {:>10} KiB", file.len() / 1024);
+    println!("    read in                          {:>10.2} s", read.as_secs_f64());
+    println!("    a search with it                 {:>10.2} s", planned.as_secs_f64());
     for items in [64, 4096] {
         black_box(learner.plan(&batch(items)).expect("one item fits"));
         println!("  most memory of the process, batches of {items:<5} {:>6}", most_memory());

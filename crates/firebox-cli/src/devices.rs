@@ -74,6 +74,7 @@ struct Process {
 pub fn gpus(as_json: bool) -> anyhow::Result<()> {
     let (found, why_none) = match Nvml::init().and_then(|nvml| found(&nvml)) {
         Ok(gpus) => (gpus, None),
+        Err(NvmlError::LibloadingError(_)) => (Vec::new(), Some("it has no driver".to_owned())),
         Err(error) => (Vec::new(), Some(error.to_string())),
     };
     if as_json {
@@ -84,8 +85,8 @@ pub fn gpus(as_json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     if found.is_empty() {
-        let why = why_none.map(|why| format!(" ({why})")).unwrap_or_default();
-        println!("there is no NVIDIA GPU in this machine{why}");
+        let why = why_none.map(|why| format!(": {why}")).unwrap_or_default();
+        println!("no NVIDIA GPU can be used in this machine{why}");
         return Ok(());
     }
     for gpu in found {

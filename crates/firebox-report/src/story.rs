@@ -21,7 +21,7 @@ pub struct Story {
     pub of_steps: Vec<Option<String>>,
     /// Bytes of pages, or what is allocated where there are no pages, at each step.
     pub reserved: Vec<u64>,
-    /// Bytes in use at each step, as the memory model knows them.
+    /// Bytes in use at each step: of tensors on a GPU, of all that is allocated on the CPU.
     pub live: Vec<u64>,
     /// Bytes of tensors at each step, by what they are for.
     pub categories: Vec<(String, Vec<u64>)>,
@@ -114,6 +114,11 @@ impl Story {
         }
         let peak_at = footprint.at.0 as usize;
         let (categories, by_module) = course.end();
+        // A device knows what is in use only where its queue is empty.
+        let live = match footprint.paging {
+            Some(_) => sum(&categories, trace.steps.len()),
+            None => footprint.timeline.iter().map(|moment| moment.live.get()).collect(),
+        };
         let at_peak = |series: &[u64]| series.get(peak_at).copied().unwrap_or_default();
         let timeline = &footprint.timeline;
         Self {
@@ -122,7 +127,7 @@ impl Story {
                 .map(|at| modules.step(OpIndex(at)).map(str::to_owned))
                 .collect(),
             reserved: timeline.iter().map(|moment| moment.peak.get()).collect(),
-            live: timeline.iter().map(|moment| moment.live.get()).collect(),
+            live,
             categories: categories
                 .into_iter()
                 .map(|(of, series)| (of.to_string(), series))
@@ -169,6 +174,12 @@ impl Course {
         let modules = self.modules.into_iter().map(|(of, changes)| (of, sums(changes)));
         (categories.collect(), modules.collect())
     }
+}
+
+/// The sum of all categories at each step.
+fn sum(categories: &[(Category, Vec<u64>)], steps: usize) -> Vec<u64> {
+    let at = |step: usize| categories.iter().map(|(_, series)| series[step]).sum();
+    (0..steps).map(at).collect()
 }
 
 /// The modules that hold most at the peak by name, and all others together.

@@ -91,7 +91,11 @@ impl SavedTrace {
     pub fn save(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = path.as_ref();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+        let mut builder = tempfile::Builder::new();
+        // As the user's other files, not as those that are for the owner alone.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let mut file = builder.tempfile_in(folder.unwrap_or(Path::new(".")))?;
         file.write_all(&self.to_bytes())?;
         file.as_file().sync_all()?;
         file.persist(path)?;
@@ -130,5 +134,94 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<u8>> {
     match unpacked.len() {
         0..=MOST_UNPACKED => Ok(unpacked),
         _ => Err(io::Error::other("it is larger than any trace")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firebox_plan::{Run, Split};
+
+    use super::*;
+    use crate::saved::tests::saved;
+
+    /// A generator of numbers (Marsaglia's xorshift, 2003).
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn next(&mut self, below: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0 as usize % below
+        }
+    }
+
+    /// Changes up to four bytes, or cuts bytes out, or puts some in.
+    fn mutate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
+        for _ in 0..=numbers.next(4) {
+            let at = numbers.next(bytes.len().max(1));
+            match numbers.next(8) {
+                0 => bytes.truncate(at),
+                1 => drop(bytes.drain(at..(at + numbers.next(9)).min(bytes.len()))),
+                2 => bytes.insert(at.min(bytes.len()), numbers.next(256) as u8),
+                3 if at < bytes.len() => bytes[at] = [0, 1, 127, 250, 251, 252, 253, 255][at % 8],
+                _ if at < bytes.len() => bytes[at] ^= 1 << numbers.next(8),
+                _ => {}
+            }
+        }
+    }
+
+    /// The file of an unpacked trace, with the right hash.
+    fn file(unpacked: &[u8]) -> Vec<u8> {
+        let packed = zstd::encode_all(unpacked, 1).expect("a vector takes all bytes");
+        let hash = blake3::hash(&packed);
+        let length = (packed.len() as u64).to_le_bytes();
+        [&MAGIC[..], &FORMAT.to_le_bytes(), &length, hash.as_bytes(), &packed].concat()
+    }
+
+    /// Reads changed files of every kind, and makes traces of what can be read.
+    fn read_changed(count: usize) {
+        let trace = saved(12, |_| 3).expect("it follows rules");
+        let whole = trace.to_bytes();
+        let unpacked = unpack(&whole[HEADER..]).expect("it was just packed");
+        assert_eq!(SavedTrace::from_bytes(&file(&unpacked)).expect("nothing changed"), trace);
+        let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+        let mut readable = 0;
+        for round in 0..count {
+            // One in eight is changed where the hash shows it.
+            let bytes = match round % 8 {
+                0 => {
+                    let mut bytes = whole.clone();
+                    mutate(&mut bytes, &mut numbers);
+                    bytes
+                }
+                _ => {
+                    let mut bytes = unpacked.clone();
+                    mutate(&mut bytes, &mut numbers);
+                    file(&bytes)
+                }
+            };
+            let Ok(trace) = SavedTrace::from_bytes(&bytes) else { continue };
+            readable += 1;
+            let run = |count, size| Run { count, size };
+            for split in [Split::whole(5), Split::new(run(2, 3), Some(run(1, 1)))] {
+                if let Ok(sample) = trace.sample(split) {
+                    assert_eq!(sample.trace.check(), Ok(()));
+                }
+            }
+        }
+        println!("{readable} of {count} changed files are read");
+        assert!(readable > count / 100, "the changes are too coarse to test anything");
+    }
+
+    #[test]
+    fn changed_files_are_errors_or_traces() {
+        read_changed(4_000);
+    }
+
+    #[test]
+    #[ignore = "takes minutes: `cargo test --release -p firebox-saved -- --ignored`"]
+    fn a_million_changed_files_are_errors_or_traces() {
+        read_changed(1_000_000);
     }
 }

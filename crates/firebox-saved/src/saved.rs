@@ -131,3 +131,109 @@ impl SavedTrace {
         Ok(Sample { trace, replaced: recorded.replaced.clone() })
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+
+    use burn_ir::{FloatOperationIr, OperationIr, TensorId, TensorIr, TensorStatus, UnaryOpIr};
+    use burn_std::Shape;
+    use firebox_plan::Run;
+    use firebox_trace::{
+        Call, Description, DescriptionIndex, Mark, OpIndex, Origin, Step, TensorIndex, TensorInfo,
+        TensorType, Use,
+    };
+
+    use super::*;
+
+    /// The exponentials of every micro-batch, `width` numbers an item.
+    pub(crate) fn exponentials(split: Split, width: impl Fn(usize) -> usize) -> Trace {
+        let mut trace = Trace::default();
+        for range in split.ranges() {
+            let shape = [range.len(), width(range.len())];
+            let ty = Arc::new(TensorType { shape: Shape::new(shape), dtype: DType::F32 });
+            let [input, out] = [0, 1].map(|id| TensorIr {
+                id: TensorId::new(id),
+                shape: Shape::new(shape),
+                status: TensorStatus::ReadOnly,
+                dtype: DType::F32,
+            });
+            let exp = FloatOperationIr::Exp(UnaryOpIr { input, out });
+            trace.descriptions.push(Description {
+                operations: vec![OperationIr::Float(DType::F32, exp)],
+                outputs: vec![1],
+                workspace: None,
+            });
+            let [input, output] = [0, 1].map(|at| TensorIndex(trace.tensors.len() as u32 + at));
+            let at = OpIndex(trace.steps.len() as u32);
+            trace.tensors.push(TensorInfo::new(ty.clone(), Origin::Existing));
+            trace.tensors.push(TensorInfo::new(ty, Origin::Made(at)));
+            trace.steps.push(Step::Call(Box::new(Call {
+                name: "float_exp".into(),
+                inputs: [Use { tensor: input, last: true }].into_iter().collect(),
+                outputs: [output].into_iter().collect(),
+                description: DescriptionIndex(trace.descriptions.len() as u32 - 1),
+            })));
+            trace.steps.push(Step::Free(output));
+        }
+        trace.steps.push(Step::Mark(Mark::IterationEnd));
+        trace
+    }
+
+    /// Saved from batches of up to `items` items. Splits are recorded as they are, not shortened, so
+    /// only those with up to three micro-batches of a size are known.
+    pub(crate) fn saved(
+        items: usize,
+        width: impl Fn(usize) -> usize + Copy,
+    ) -> Result<SavedTrace, SaveError<Infallible>> {
+        let about = About {
+            model: "Exponentials".into(),
+            backend: "none".into(),
+            int: DType::I64,
+            items,
+            parameters: Bytes::ZERO,
+            firebox: "0.1.0".into(),
+        };
+        // From the third on, micro-batches of one size repeat the last.
+        let short = |run: Run| Run { count: run.count.min(3), ..run };
+        SavedTrace::record(about, |split, _| {
+            let split = Split::new(short(split.first()), split.rest().map(short));
+            Ok(Sample { trace: exponentials(split, width), replaced: Vec::new() })
+        })
+    }
+
+    #[test]
+    fn sizes_that_were_not_recorded_are_known() {
+        let saved = saved(24, |_| 3).expect("it follows rules");
+        let run = |count, size| Run { count, size };
+        for (first, rest) in [
+            (run(1, 1000), None),
+            (run(2, 77), None),
+            (run(3, 50), Some(run(1, 49))),
+            (run(1, 90), Some(run(3, 1))),
+        ] {
+            let split = Split::new(first, rest);
+            let sample = saved.sample(split).expect("it was recorded");
+            let expected = exponentials(split, |_| 3);
+            assert_eq!(sample.trace.structural_hash(), expected.structural_hash(), "{split}");
+            assert_eq!(sample.trace.tensors, expected.tensors, "{split}");
+        }
+    }
+
+    #[test]
+    fn a_square_of_a_size_is_named() {
+        let error = saved(24, |items| items * items).expect_err("it follows no rule");
+        assert!(error.to_string().contains("the shape of an input differs"), "{error}");
+    }
+
+    #[test]
+    fn batches_beyond_all_memory_are_errors() {
+        let saved = saved(24, |_| 3).expect("it follows rules");
+        for items in [1 << 47, usize::MAX] {
+            let error = saved.sample(Split::whole(items)).expect_err("it is too large");
+            let is_named = matches!(error, InstantiateError::TooLarge(_));
+            assert!(is_named || matches!(error, InstantiateError::Contradiction(_)), "{error}");
+        }
+    }
+}

@@ -27,7 +27,7 @@ pub struct Advice {
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} saves {}", self.what, self.saves)
+        write!(f, "{} less with {}", self.saves, self.what)
     }
 }
 
@@ -50,19 +50,21 @@ impl SavedPlanner {
             }
         };
         // The state at the peak is that of the plan, or of the whole batch if there is none.
-        let categories = match &plan {
-            Ok(report) => report.categories,
-            Err(_) => whole.categories,
+        let (categories, state) = match &plan {
+            Ok(report) => (report.categories, report.optimizer_state),
+            Err(_) => (whole.categories, whole.categories.get(Category::OptimizerState)),
         };
         if let Ok(report) = &plan
             && !report.plan.is_whole()
         {
-            add(format!("splitting into {}", report.plan.split()), whole.peak - report.predicted());
+            add(
+                format!("micro-batches of {}", report.plan.split()),
+                whole.peak - report.predicted(),
+            );
         }
         let smaller = self.just_below_a_cliff(trace, items, whole.peak)?;
         smaller.into_iter().for_each(|(size, saves)| add(format!("a batch of {size}"), saves));
-        let state = categories.get(Category::OptimizerState);
-        add("SGD without momentum, which keeps no optimizer state,".into(), state);
+        add("SGD without momentum, which has no optimizer state".into(), state);
         let parameters = [Category::Parameter, Category::Gradient, Category::AccumulatedGradient];
         let parameters: Bytes = parameters.into_iter().map(|of| categories.get(of)).sum();
         add(
@@ -117,6 +119,6 @@ fn without(report: &PlanReport) -> Vec<(String, Bytes)> {
     let modules =
         report.modules.iter().filter_map(|held| Some((held.module.as_ref()?, held.bytes)));
     let modules = modules.take(MODULES);
-    advice.extend(modules.map(|(module, bytes)| (format!("all of module `{module}`"), bytes)));
+    advice.extend(modules.map(|(module, bytes)| (format!("nothing held by `{module}`"), bytes)));
     advice
 }
