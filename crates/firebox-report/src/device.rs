@@ -68,8 +68,8 @@ pub struct DeviceReport {
 }
 
 impl DeviceReport {
-    /// Plans a batch of `items` items and follows its memory. A batch that does not fit is followed as
-    /// if it did. `lifetimes` gives the buffers on firebox's pool
+    /// Plans a batch of `items` items and follows its memory. A batch that does not fit is followed
+    /// as if it did. `lifetimes` gives the buffers on firebox's pool
     /// ([`Dry::lifetimes`](firebox_dry::Dry::lifetimes)), and an empty list for other allocators.
     ///
     /// # Errors

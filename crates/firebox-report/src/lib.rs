@@ -1,9 +1,9 @@
-//! Pictures of where the memory of a training step goes: a page to look into, a chart for a document,
-//! and events for Perfetto.
+//! Pictures of where the memory of a training step goes: a page to look into, a chart for a
+//! document, and events for Perfetto.
 //!
-//! A [`DeviceReport`] follows a saved trace on one device. [`html`] makes one page of several, which
-//! needs nothing but a browser. `story.rs` computes the numbers behind all pictures, `pages.rs` what
-//! lies where on the pages of firebox's pool.
+//! A [`DeviceReport`] follows a saved trace on one device. [`html`] makes one page of several,
+//! which needs nothing but a browser. `story.rs` computes the numbers behind all pictures,
+//! `pages.rs` what lies where on the pages of firebox's pool.
 
 mod chart;
 mod device;

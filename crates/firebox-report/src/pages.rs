@@ -105,7 +105,8 @@ mod tests {
         }
     }
 
-    /// The lifetimes of buffers of these KiB, of which the one at `freed` ends before the last comes.
+    /// The lifetimes of buffers of these KiB, of which the one at `freed` ends before the last
+    /// comes.
     fn lifetimes(sizes: &[u64], freed: usize) -> Vec<Lifetime> {
         let mut pool = Pool::new(256, Fit::Best);
         pool.keep_lifetimes();

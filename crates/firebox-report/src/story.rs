@@ -73,47 +73,9 @@ impl Story {
     /// The course of `trace`. `bytes` says how many bytes a tensor takes on the device.
     pub fn of(trace: &Trace, footprint: &Footprint, bytes: impl Fn(TensorIndex) -> Bytes) -> Self {
         let modules = Modules::of(trace);
-        let roots = trace.buffers();
-        let mut buffers: BTreeMap<TensorIndex, Buffer> = BTreeMap::new();
-        for root in &roots {
-            buffers.entry(*root).or_insert_with(|| Buffer {
-                bytes: bytes(*root).get(),
-                category: category(trace, *root),
-                module: modules.tensor(*root).map(str::to_owned),
-                alive: 0,
-                made: None,
-                freed: None,
-            });
-        }
-        let mut course = Course::new(trace.steps.len());
-        for existing in trace.existing() {
-            let buffer = buffers.get_mut(&roots[existing.0 as usize]).expect("every root is known");
-            buffer.alive += 1;
-            if buffer.alive == 1 {
-                course.add(0, buffer, true);
-            }
-        }
-        for (at, step) in trace.steps.iter().enumerate() {
-            let (ended, made) = step.ends_and_makes();
-            for tensor in made {
-                let buffer = buffers.get_mut(&roots[tensor.0 as usize]).expect("a root");
-                buffer.alive += 1;
-                if buffer.alive == 1 {
-                    buffer.made = Some(at);
-                    course.add(at, buffer, true);
-                }
-            }
-            for tensor in ended {
-                let buffer = buffers.get_mut(&roots[tensor.0 as usize]).expect("a root");
-                buffer.alive = buffer.alive.saturating_sub(1);
-                if buffer.alive == 0 {
-                    buffer.freed = Some(at);
-                    course.add(at + 1, buffer, false);
-                }
-            }
-        }
+        let (buffers, sums) = follow(trace, &modules, bytes);
         let peak_at = footprint.at.0 as usize;
-        let (categories, by_module) = course.end();
+        let (categories, by_module) = sums.end();
         // A device knows what is in use only where its queue is empty.
         let live = match footprint.paging {
             Some(_) => sum(&categories, trace.steps.len()),
@@ -140,14 +102,71 @@ impl Story {
     }
 }
 
+/// Follows all buffers from their first tensor to their last, and sums up what they hold.
+fn follow(
+    trace: &Trace,
+    modules: &Modules,
+    bytes: impl Fn(TensorIndex) -> Bytes,
+) -> (BTreeMap<TensorIndex, Buffer>, Sums) {
+    let roots = trace.buffers();
+    let mut buffers: BTreeMap<TensorIndex, Buffer> = BTreeMap::new();
+    for root in &roots {
+        buffers.entry(*root).or_insert_with(|| Buffer {
+            bytes: bytes(*root).get(),
+            category: category(trace, *root),
+            module: modules.tensor(*root).map(str::to_owned),
+            alive: 0,
+            made: None,
+            freed: None,
+        });
+    }
+    let mut sums = Sums::new(trace.steps.len());
+    for tensor in trace.existing() {
+        let buffer = buffers.get_mut(&roots[tensor.0 as usize]).expect("every root is known");
+        buffer.begin(None, &mut sums);
+    }
+    for (at, step) in trace.steps.iter().enumerate() {
+        let (ended, made) = step.ends_and_makes();
+        for tensor in made {
+            let buffer = buffers.get_mut(&roots[tensor.0 as usize]).expect("every root is known");
+            buffer.begin(Some(at), &mut sums);
+        }
+        for tensor in ended {
+            let buffer = buffers.get_mut(&roots[tensor.0 as usize]).expect("every root is known");
+            buffer.end(at, &mut sums);
+        }
+    }
+    (buffers, sums)
+}
+
+impl Buffer {
+    /// One of its tensors begins, made by this step.
+    fn begin(&mut self, made: Option<usize>, sums: &mut Sums) {
+        self.alive += 1;
+        if self.alive == 1 {
+            self.made = made;
+            sums.add(made.unwrap_or(0), self, true);
+        }
+    }
+
+    /// One of its tensors ends after this step.
+    fn end(&mut self, at: usize, sums: &mut Sums) {
+        self.alive = self.alive.saturating_sub(1);
+        if self.alive == 0 {
+            self.freed = Some(at);
+            sums.add(at + 1, self, false);
+        }
+    }
+}
+
 /// Sums over time, kept as changes.
-struct Course {
+struct Sums {
     steps: usize,
     categories: BTreeMap<Category, Vec<i64>>,
     modules: BTreeMap<Option<String>, Vec<i64>>,
 }
 
-impl Course {
+impl Sums {
     fn new(steps: usize) -> Self {
         Self { steps, categories: BTreeMap::new(), modules: BTreeMap::new() }
     }

@@ -1,5 +1,5 @@
-//! What a call does, for every split: burn's operations as a tree, in which numbers that follow from
-//! sizes are replaced by rules.
+//! What a call does, for every split: burn's operations as a tree, in which numbers that follow
+//! from sizes are replaced by rules.
 //!
 //! burn-ir offers no way to walk the numbers of an operation, but its operations can be serialized.
 //! The trees of several splits are compared node by node.

@@ -45,8 +45,8 @@ impl Form {
     }
 }
 
-/// The splits to record for every form that batches of up to `items` items have: as few as determine
-/// all rules, and one more of each form to verify them.
+/// The splits to record for every form that batches of up to `items` items have: as few as
+/// determine all rules, and one more of each form to verify them.
 pub(crate) fn samples(items: usize) -> Vec<Vec<Split>> {
     let mut forms: Vec<(Form, Vec<Split>)> = Vec::new();
     for split in candidates(items) {

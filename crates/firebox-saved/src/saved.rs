@@ -31,9 +31,9 @@ pub struct About {
 
 /// Two training iterations of a model, for every batch size and every split into micro-batches.
 ///
-/// Numbers that differ between splits, such as dimensions, follow rules that were found by comparing
-/// recordings of small batches: a size of the split times a whole number, the sum of two such terms,
-/// and a constant. One recording more than needed verifies them.
+/// Numbers that differ between splits, such as dimensions, follow rules that were found by
+/// comparing recordings of small batches: a size of the split times a whole number, the sum of two
+/// such terms, and a constant. One recording more than needed verifies them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavedTrace {
     pub(crate) about: About,
@@ -181,8 +181,8 @@ pub(crate) mod tests {
         trace
     }
 
-    /// Saved from batches of up to `items` items. Splits are recorded as they are, not shortened, so
-    /// only those with up to three micro-batches of a size are known.
+    /// Saved from batches of up to `items` items. Splits are recorded as they are, not shortened,
+    /// so only those with up to three micro-batches of a size are known.
     pub(crate) fn saved(
         items: usize,
         width: impl Fn(usize) -> usize + Copy,

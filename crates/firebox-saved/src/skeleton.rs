@@ -1,6 +1,7 @@
 //! A trace without its numbers: the steps and tensors of all splits of one form.
 //!
-//! Traces of one form are merged into a [`Skeleton`], which makes the trace of any split of the form.
+//! Traces of one form are merged into a [`Skeleton`], which makes the trace of any split of the
+//! form.
 
 use std::borrow::Cow;
 use std::hash::Hash;

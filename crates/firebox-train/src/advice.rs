@@ -34,8 +34,8 @@ impl fmt::Display for Advice {
 impl SavedPlanner {
     /// What would need less memory than the whole batch of `items` items, the most first.
     ///
-    /// Savings by splitting and by smaller batches are those of further predictions. Others are what
-    /// the peak holds for it: pages may shrink by more or less.
+    /// Savings by splitting and by smaller batches are those of further predictions. Others are
+    /// what the peak holds for it: pages may shrink by more or less.
     ///
     /// # Errors
     ///

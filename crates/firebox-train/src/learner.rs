@@ -20,8 +20,7 @@ use firebox_saved::SavedTrace;
 use crate::check::{Coupling, SplitCheck};
 use crate::components::Components;
 use crate::device::DeviceMemory;
-use crate::device::panics::Listener;
-use crate::device::panics::panic_message;
+use crate::device::panics::{Listener, panic_message};
 use crate::error::{FitError, Phase, TrainError};
 use crate::gradients::Reduction;
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
@@ -245,12 +244,11 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// Saves a trace of the step before training begins, as [`Learner::trace`] does for the first
-    /// training batch. The command-line tool `firebox` plans batches of it for other cards, and draws
-    /// where its memory goes.
+    /// Saves a trace of the first training batch, see [`Learner::trace`], before it runs. The
+    /// recordings take memory that no plan counts.
     ///
-    /// A step that cannot be saved, because it is another program for other batch sizes, is a
-    /// warning. A file that cannot be written is [`TrainError::TraceNotWritten`].
+    /// A step that cannot be saved is a warning; a file that cannot be written is
+    /// [`TrainError::TraceNotWritten`].
     pub fn save_trace(mut self, path: impl Into<PathBuf>) -> Self {
         self.settings.trace_path = Some(path.into());
         self
@@ -393,13 +391,12 @@ where
         Ok(quiet.report::<B, _>(&self.model, planner.budget(), (Phase::Training, &planned), &[]))
     }
 
-    /// Records the step, without training, so that its memory can be predicted for any card, any
-    /// batch size and any split into micro-batches. See [`SavedPlanner`](crate::SavedPlanner). Leaves
-    /// the model, its running statistics and the random state unchanged.
+    /// Records the step, without training, so that its memory can be predicted for any card, batch
+    /// size and split. See [`SavedPlanner`](crate::SavedPlanner). Leaves the model unchanged, as
+    /// [`plan`](Self::plan) does.
     ///
-    /// The step is recorded for about a hundred batches of up to 24 items, the first ones of
-    /// `batch`. A smaller `batch` tells about fewer splits. Recordings compute nothing, unless the
-    /// model reads values.
+    /// About a hundred batches are recorded, of the first up to 24 items of `batch`. A smaller one
+    /// tells about fewer splits. Nothing is computed, unless the model reads values.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Saved traces: [`Learner::trace`](crate::Learner::trace) records one, and a [`SavedPlanner`] plans
-//! batches of it on a machine that has neither the model nor the card.
+//! Saved traces: [`Learner::trace`](crate::Learner::trace) records one, and a [`SavedPlanner`]
+//! plans batches of it on a machine that has neither the model nor the card.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -174,7 +174,8 @@ impl SavedPlanner {
         Ok(PlanReport::new(self.device.clone(), self.budget, Phase::Training, &planned))
     }
 
-    /// Two iterations on a batch that is cut as `split` says, and the memory they need at each step.
+    /// Two iterations on a batch that is cut as `split` says, and the memory they need at each
+    /// step.
     ///
     /// # Errors
     ///
