@@ -98,8 +98,8 @@ Examples:
 /// What to plan on.
 #[derive(Args, Debug)]
 pub struct On {
-    /// A card, such as `rtx-4090`, `t4` or `\"H100 80GB\"`, or `cpu` for burn's Flex. May be given
-    /// several times. Default: all cards that firebox knows.
+    /// A card, such as `rtx-4090`, `t4` or `h100-80gb`, or `cpu` for burn's Flex. May be given
+    /// several times. Default for `plan` and `largest`: all cards that firebox knows.
     #[arg(long, value_name = "CARD")]
     pub card: Vec<String>,
     /// What training may use, such as `10GiB`. Default: what an empty card has free, minus burn's

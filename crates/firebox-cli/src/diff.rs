@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::bail;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use firebox::{Bytes, ModuleBytes, Modules, PlanReport, SavedTrace, Split, TrainError};
@@ -10,11 +9,12 @@ use firebox::{Bytes, ModuleBytes, Modules, PlanReport, SavedTrace, Split, TrainE
 use crate::args::DiffOptions;
 use crate::plan::{Outcome, about, load};
 use crate::target::{Target, targets};
+use crate::wrong_use;
 
 /// `firebox diff`.
 pub fn diff(options: &DiffOptions) -> anyhow::Result<Outcome> {
     if options.on.card.is_empty() {
-        bail!("name the cards to compare on with `--card`, or `--card cpu`");
+        return Err(wrong_use("name the cards to compare on with `--card`, or `--card cpu`"));
     }
     let (before, after) = (load(&options.before)?, load(&options.after)?);
     println!("before: {}\nafter:  {}", about(&before), about(&after));

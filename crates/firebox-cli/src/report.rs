@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use firebox::{SavedTrace, Sizing};
 use firebox_report::{DeviceReport, html, perfetto, png, svg};
 
 use crate::args::ReportOptions;
 use crate::plan::{Outcome, about, for_all, load};
 use crate::target::{Target, targets};
+use crate::wrong_use;
 
 /// The kinds of files that are written.
 enum Kind {
@@ -25,7 +26,10 @@ impl Kind {
             Some("svg") => Ok(Self::Svg),
             Some("png") => Ok(Self::Png),
             Some("json") => Ok(Self::Perfetto),
-            _ => bail!("{} ends in none of .html, .svg, .png and .json", path.display()),
+            _ => Err(wrong_use(format!(
+                "{} ends in none of .html, .svg, .png and .json",
+                path.display()
+            ))),
         }
     }
 }
@@ -35,11 +39,13 @@ pub fn report(options: &ReportOptions) -> anyhow::Result<Outcome> {
     let kind = Kind::of(&options.output)?;
     let trace = load(&options.trace)?;
     if options.on.card.is_empty() {
-        bail!("name the cards to draw with `--card`, or `--card cpu`; `firebox cards` lists them");
+        return Err(wrong_use(
+            "name the cards to draw with `--card`, or `--card cpu`; `firebox cards` lists them",
+        ));
     }
     let mut targets = targets(&options.on, &trace)?;
     if !matches!(kind, Kind::Html) && targets.len() > 1 {
-        bail!("such a file shows one card; an .html file shows several");
+        return Err(wrong_use("such a file shows one card; an .html file shows several"));
     }
     if let Some(items) = options.micro_batch {
         for target in &mut targets {

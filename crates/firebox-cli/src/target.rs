@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use firebox::dry::{Card, Dry, DryCuda, DryPooledCuda};
 use firebox::{
     Budget, Bytes, Heap, MemoryInfo, MemoryModel, SavedPlanner, SavedTrace, host_memory,
 };
 
 use crate::args::On;
+use crate::wrong_use;
 
 /// The name of this machine's processor among cards.
 const CPU: &str = "cpu";
@@ -48,7 +49,10 @@ pub fn targets(on: &On, trace: &SavedTrace) -> anyhow::Result<Vec<Target>> {
 fn card(name: &str) -> anyhow::Result<Card> {
     let Some(card) = Card::named(&name.replace('-', " ")).or_else(|| Card::named(name)) else {
         let known: Vec<&str> = Card::all().iter().map(Card::name).collect();
-        bail!("no card is called `{name}`; firebox knows: {}, and `cpu`", known.join(", "));
+        return Err(wrong_use(format!(
+            "no card is called `{name}`; firebox knows: {}, and `cpu`",
+            known.join(", ")
+        )));
     };
     Ok(card)
 }

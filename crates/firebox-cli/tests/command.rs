@@ -109,14 +109,14 @@ fn the_largest_batch_is_one_that_fits() {
 
 #[test]
 fn wrong_uses_say_what_is_wrong() {
-    let wrong = text(&firebox("plan mlp.trace --batch 4 --card gtx-titan"), 1);
+    let wrong = text(&firebox("plan mlp.trace --batch 4 --card gtx-titan"), 2);
     assert!(
         wrong.contains("no card is called `gtx-titan`") && wrong.contains("RTX 4090"),
         "{wrong}"
     );
     assert!(text(&firebox("plan none.trace --batch 4"), 1).contains("cannot be read"));
     assert!(text(&firebox("plan mlp.trace --batch 0"), 2).contains("at least one item"));
-    assert!(text(&firebox("report mlp.trace --batch 4 --card t4 -o out.pdf"), 1).contains(".html"));
+    assert!(text(&firebox("report mlp.trace --batch 4 --card t4 -o out.pdf"), 2).contains(".html"));
     let small = text(&firebox("plan autoencoder.trace --batch 40 --card t4 --micro-batch 9"), 1);
     assert!(small.contains("recorded on a batch of 4 items"), "{small}");
     let files = Files::get();

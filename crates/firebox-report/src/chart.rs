@@ -75,7 +75,7 @@ fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, shown: &DeviceReport) -
     area.fill(&WHITE)?;
     let title = format!(
         "{}: a batch of {} as {}, {} at the peak",
-        shown.device, shown.batch, shown.split, shown.footprint.peak
+        shown.device, shown.batch, shown.split, shown.peak
     );
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 22))
@@ -101,7 +101,7 @@ fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, shown: &DeviceReport) -
             .legend(move |(x, y)| Rectangle::new([(x, y - 6), (x + 14, y + 6)], colour.filled()));
     }
     let lines =
-        [("reserved", &story.reserved, BLACK), ("in use", &story.live, RGBColor(90, 90, 90))];
+        [("reserved", &story.reserved, BLACK), ("tensors", &story.live, RGBColor(90, 90, 90))];
     for (name, series, colour) in lines {
         let points = series.iter().enumerate().map(|(at, bytes)| (at, *bytes as f64 / MIB));
         chart

@@ -55,6 +55,8 @@ pub struct DeviceReport {
     pub batch: usize,
     /// How the batch is split: as planned, or not at all if it does not fit.
     pub split: Split,
+    /// The predicted peak: that of the plan, which counts what goes on outside of steps too.
+    pub peak: Bytes,
     /// Why it does not fit.
     pub message: Option<String>,
     /// The memory of two iterations.
@@ -82,9 +84,11 @@ impl DeviceReport {
         items: usize,
         lifetimes: impl FnOnce(&Trace) -> Result<Vec<Lifetime>, ReplayError>,
     ) -> Result<Self, ReportError> {
-        let (split, message) = match planner.plan(trace, items) {
-            Ok(report) => (report.plan.split(), None),
-            Err(error @ TrainError::Plan { .. }) => (Split::whole(items), Some(error.to_string())),
+        let (split, peak, message) = match planner.plan(trace, items) {
+            Ok(report) => (report.plan.split(), Some(report.predicted()), None),
+            Err(error @ TrainError::Plan { .. }) => {
+                (Split::whole(items), None, Some(error.to_string()))
+            }
             Err(error) => return Err(error.into()),
         };
         let (steps, footprint) = planner.footprint(trace, split)?;
@@ -101,6 +105,7 @@ impl DeviceReport {
             budget: planner.budget(),
             batch: items,
             split,
+            peak: peak.unwrap_or(footprint.peak),
             message,
             story: Story::of(&steps, &footprint, bytes),
             pages,

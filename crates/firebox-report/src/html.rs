@@ -1,5 +1,6 @@
 //! The report as one HTML file: the page's parts, and its data as JSON.
 
+use firebox_trace::Bytes;
 use serde::Serialize;
 
 use crate::device::{DeviceReport, ReportError};
@@ -117,7 +118,7 @@ fn plan(shown: &DeviceReport) -> Plan<'_> {
         fits: shown.message.is_none(),
         message: shown.message.as_deref().unwrap_or_default(),
         budget: shown.budget.get(),
-        peak: footprint.peak.get(),
+        peak: shown.peak.get(),
         in_use: footprint.paging.as_ref().map_or(footprint.peak, |paging| paging.in_use).get(),
         estimate: footprint.estimate.to_string(),
         steps: story.names.len(),
@@ -165,7 +166,10 @@ fn tensor(held: &crate::story::Held) -> Tensor<'_> {
 }
 
 fn page_of(page: &crate::pages::Page) -> Page<'_> {
-    let buffers = page.buffers.iter().map(|(offset, size)| (*offset, *size, String::new()));
+    let buffers = page
+        .buffers
+        .iter()
+        .map(|(offset, size)| (*offset, *size, format!("a buffer of {}", Bytes::new(*size))));
     Page { name: page.name, bytes: page.bytes, buffers: buffers.collect() }
 }
 

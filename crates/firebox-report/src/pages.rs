@@ -31,6 +31,7 @@ pub fn pages(lifetimes: &[Lifetime], planned: &PoolPages) -> Vec<Page> {
         let from = planned.step_from.get();
         let fit = match region {
             Region::Step if from > 0 => Fit::TwoEnded { from },
+            Region::Lasting => Fit::Same,
             _ => Fit::Best,
         };
         let own = lifetimes.iter().filter(|lifetime| lifetime.region == region);

@@ -43,7 +43,7 @@ fn counters(shown: &DeviceReport, at: usize) -> Option<Value> {
             .categories
             .iter()
             .map(|(name, series)| (&**name, series))
-            .chain([("reserved", &story.reserved), ("in use", &story.live)])
+            .chain([("reserved", &story.reserved), ("tensors", &story.live)])
     };
     let changes = |(_, series): &(&str, &Vec<u64>)| at == 0 || series.get(at) != series.get(at - 1);
     all().any(|series| changes(&series)).then(|| {

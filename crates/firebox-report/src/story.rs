@@ -21,7 +21,8 @@ pub struct Story {
     pub of_steps: Vec<Option<String>>,
     /// Bytes of pages, or what is allocated where there are no pages, at each step.
     pub reserved: Vec<u64>,
-    /// Bytes in use at each step: of tensors on a GPU, of all that is allocated on the CPU.
+    /// Bytes of tensors at each step. Where operations are fused, a GPU writes fewer of them, so
+    /// the sum may exceed the pages.
     pub live: Vec<u64>,
     /// Bytes of tensors at each step, by what they are for.
     pub categories: Vec<(String, Vec<u64>)>,
@@ -77,10 +78,7 @@ impl Story {
         let peak_at = footprint.at.0 as usize;
         let (categories, by_module) = sums.end();
         // A device knows what is in use only where its queue is empty.
-        let live = match footprint.paging {
-            Some(_) => sum(&categories, trace.steps.len()),
-            None => footprint.timeline.iter().map(|moment| moment.live.get()).collect(),
-        };
+        let live = sum(&categories, trace.steps.len());
         let at_peak = |series: &[u64]| series.get(peak_at).copied().unwrap_or_default();
         let timeline = &footprint.timeline;
         Self {

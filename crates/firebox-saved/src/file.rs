@@ -19,8 +19,8 @@ const FORMAT: u32 = 1;
 /// The length of the header: magic, format, length, hash.
 const HEADER: usize = MAGIC.len() + size_of::<u32>() + size_of::<u64>() + blake3::OUT_LEN;
 
-/// The most bytes of an unpacked trace. A GPT of 48 layers takes a tenth of it.
-const MOST_UNPACKED: usize = 1 << 28;
+/// The most bytes of an unpacked trace. In memory it takes up to twenty times as many.
+const MOST_UNPACKED: usize = 1 << 26;
 
 /// How well files are compressed, from 1 to 22.
 const LEVEL: i32 = 12;
@@ -80,7 +80,10 @@ impl SavedTrace {
         if read != unpacked.len() {
             return Err(contradiction("something follows its end".into()));
         }
-        Ok(trace)
+        match trace.has_sound_sizes() {
+            true => Ok(trace),
+            false => Err(contradiction("a size is larger than any batch".into())),
+        }
     }
 
     /// Writes the file. It replaces a file of that name once it is whole.

@@ -74,7 +74,20 @@ fn candidates(items: usize) -> Vec<Split> {
     splits
 }
 
-/// Of splits of one form, those that raise the rank, and the largest of the others.
+/// Large splits of a batch of `items` items, against which rules are verified that were found with
+/// small ones: the whole batch, and two uneven parts.
+pub(crate) fn verified(items: usize) -> Vec<Split> {
+    let mut splits = vec![Split::whole(items)];
+    let (larger, smaller) = (items - items / 3, items / 3);
+    if smaller > 0 && smaller < larger {
+        let run = |size| Run { count: 1, size };
+        splits.push(Split::new(run(larger), Some(run(smaller))));
+    }
+    splits
+}
+
+/// Of splits of one form, those that raise the rank, and the largest of the others, which verifies
+/// the rules. Without one, only the first: it then tells about itself.
 fn chosen(splits: Vec<Split>) -> Vec<Split> {
     let sizes = |splits: &[Split]| splits.iter().filter_map(Sizes::of).collect::<Vec<_>>();
     let mut chosen: Vec<Split> = Vec::new();
@@ -85,7 +98,10 @@ fn chosen(splits: Vec<Split>) -> Vec<Split> {
             others.extend(chosen.pop());
         }
     }
-    chosen.extend(others.pop());
+    match others.pop() {
+        Some(other) => chosen.push(other),
+        None => chosen.truncate(1),
+    }
     chosen
 }
 

@@ -27,6 +27,13 @@ impl Sizes {
     }
 }
 
+impl Sizes {
+    /// Whether a recorded batch can have them.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.0.iter().all(|size| (0..=1 << 20).contains(size))
+    }
+}
+
 /// No batch has more items, and no number of a trace is larger.
 const MOST: i64 = 1 << 48;
 
@@ -46,7 +53,7 @@ impl Rule {
             let size = *sizes.0.get(usize::from(*size))?;
             sum = sum.checked_add(size.checked_mul(*factor)?)?;
         }
-        (sum.abs() <= MOST).then_some(sum)
+        (sum.unsigned_abs() <= MOST as u64).then_some(sum)
     }
 
     /// The simplest rule that gives `values` at `sizes`.

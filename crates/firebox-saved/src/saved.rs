@@ -7,8 +7,8 @@ use firebox_plan::Split;
 use firebox_trace::{Bytes, Trace};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{InstantiateError, SaveError};
-use crate::form::{Form, samples};
+use crate::error::{InstantiateError, Irregular, SaveError};
+use crate::form::{Form, samples, verified};
 use crate::rule::{Sizes, rank};
 use crate::skeleton::{Shared, Skeleton};
 
@@ -85,7 +85,8 @@ impl SavedTrace {
         if samples.is_empty() {
             return Err(SaveError::EmptyBatch);
         }
-        let of = samples.iter().map(Vec::len).sum();
+        let large = verified(about.items);
+        let of = samples.iter().map(Vec::len).sum::<usize>() + large.len();
         let mut number = 0;
         let (mut shared, mut forms) = (Shared::default(), BTreeMap::new());
         for splits in samples {
@@ -106,7 +107,37 @@ impl SavedTrace {
             })?;
             forms.insert(Form::of(&splits[0]), Recorded { skeleton, sizes, replaced });
         }
-        Ok(Self { about, shared, forms })
+        let saved = Self { about, shared, forms };
+        for split in large {
+            number += 1;
+            let sample = record(split, RecordingProgress { number, of });
+            let sample = sample.map_err(|cause| SaveError::Recording { split, cause })?;
+            saved.verify(split, &sample)?;
+        }
+        Ok(saved)
+    }
+
+    /// Compares what the rules give for a split with a recording of it.
+    fn verify<E>(&self, split: Split, recorded: &Sample) -> Result<(), SaveError<E>> {
+        // A small batch does not tell about all of its own splits.
+        let Ok(given) = self.sample(split) else { return Ok(()) };
+        let (given, recorded) = (&given.trace, &recorded.trace);
+        let is_same = given.structural_hash() == recorded.structural_hash()
+            && given.tensors.len() == recorded.tensors.len()
+            && given.tensors.iter().zip(&recorded.tensors).all(|(one, other)| one.ty == other.ty);
+        match is_same {
+            true => Ok(()),
+            false => Err(SaveError::Irregular {
+                what: "the step".to_owned(),
+                splits: Box::new([Split::whole(1), split]),
+                why: Irregular::Structure,
+            }),
+        }
+    }
+
+    /// Whether the sizes of its recordings are those of batches.
+    pub(crate) fn has_sound_sizes(&self) -> bool {
+        self.forms.values().flat_map(|recorded| &recorded.sizes).all(Sizes::is_sound)
     }
 
     /// What it is of.
@@ -219,6 +250,25 @@ pub(crate) mod tests {
             assert_eq!(sample.trace.structural_hash(), expected.structural_hash(), "{split}");
             assert_eq!(sample.trace.tensors, expected.tensors, "{split}");
         }
+    }
+
+    /// Sizes up to seven are all padded to eight.
+    #[test]
+    fn a_size_that_is_padded_is_found_out() {
+        let error = saved(24, |items| items.next_multiple_of(8)).expect_err("it follows no rule");
+        assert!(matches!(error, SaveError::Irregular { .. }), "{error}");
+        let error = saved(64, |items| items.min(8)).expect_err("it follows no rule");
+        assert!(matches!(error, SaveError::Irregular { .. }), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_verified_is_not_told() {
+        // Two sizes of the whole batch fit any rule.
+        let saved = saved(3, |items| items * items).expect("nothing contradicts it");
+        assert!(matches!(
+            saved.sample(Split::whole(1000)),
+            Err(InstantiateError::NotRecorded { items: 3, .. })
+        ));
     }
 
     #[test]

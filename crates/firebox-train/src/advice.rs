@@ -4,7 +4,7 @@ use std::fmt;
 
 use firebox_plan::Split;
 use firebox_saved::SavedTrace;
-use firebox_trace::{Bytes, Category};
+use firebox_trace::{Bytes, Category, TensorInfo, Trace};
 
 use crate::error::TrainError;
 use crate::report::PlanReport;
@@ -21,56 +21,53 @@ const SMALLER: usize = 8;
 pub struct Advice {
     /// What to do.
     pub what: String,
-    /// By how many bytes the peak is lower then.
+    /// By how many bytes the peak is lower then, at most: another moment may need nearly as much.
     pub saves: Bytes,
 }
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} less with {}", self.saves, self.what)
+        write!(f, "up to {} less with {}", self.saves, self.what)
     }
 }
 
 impl SavedPlanner {
-    /// What would need less memory than the whole batch of `items` items, the most first.
+    /// What would need less memory than the plan for `items` items, or than the whole batch if
+    /// there is none, the most first.
     ///
-    /// Savings by splitting and by smaller batches are those of further predictions. Others are
-    /// what the peak holds for it: pages may shrink by more or less.
+    /// The saving of a smaller batch is that of another prediction. Others are what the peak holds
+    /// for it, which is an upper bound but for the ends of pages.
     ///
     /// # Errors
     ///
     /// As [`footprint`](Self::footprint).
     pub fn advice(&self, trace: &SavedTrace, items: usize) -> Result<Vec<Advice>, TrainError> {
-        let (_, whole) = self.footprint(trace, Split::whole(items))?;
         let plan = self.plan(trace, items);
+        let (steps, whole) = self.footprint(trace, Split::whole(items))?;
         let mut advice = Vec::new();
         let mut add = |what: String, saves: Bytes| {
             if saves > Bytes::ZERO {
                 advice.push(Advice { what, saves });
             }
         };
-        // The state at the peak is that of the plan, or of the whole batch if there is none.
-        let (categories, state) = match &plan {
-            Ok(report) => (report.categories, report.optimizer_state),
-            Err(_) => (whole.categories, whole.categories.get(Category::OptimizerState)),
+        let (categories, state, is_whole) = match &plan {
+            Ok(report) => (report.categories, report.optimizer_state, report.plan.is_whole()),
+            Err(_) => {
+                let categories = whole.categories;
+                (categories, categories.get(Category::OptimizerState), true)
+            }
         };
-        if let Ok(report) = &plan
-            && !report.plan.is_whole()
-        {
-            add(
-                format!("micro-batches of {}", report.plan.split()),
-                whole.peak - report.predicted(),
-            );
+        if is_whole {
+            let smaller = self.just_below_a_cliff(trace, items, whole.peak)?;
+            smaller.into_iter().for_each(|(size, saves)| add(format!("a batch of {size}"), saves));
         }
-        let smaller = self.just_below_a_cliff(trace, items, whole.peak)?;
-        smaller.into_iter().for_each(|(size, saves)| add(format!("a batch of {size}"), saves));
         add("SGD without momentum, which has no optimizer state".into(), state);
-        let parameters = [Category::Parameter, Category::Gradient, Category::AccumulatedGradient];
-        let parameters: Bytes = parameters.into_iter().map(|of| categories.get(of)).sum();
-        add(
-            "16-bit parameters, gradients and optimizer state".into(),
-            (parameters + state).scale(0.5),
-        );
+        if has_wide_parameters(&steps) {
+            let of = [Category::Parameter, Category::Gradient, Category::AccumulatedGradient];
+            let held: Bytes = of.into_iter().map(|of| categories.get(of)).sum();
+            let what = "16-bit parameters, gradients and optimizer state";
+            add(what.into(), (held + state).scale(0.5));
+        }
         if let Ok(report) = &plan {
             for (what, saves) in without(report) {
                 add(what, saves);
@@ -108,6 +105,15 @@ impl SavedPlanner {
         }
         Ok(best)
     }
+}
+
+/// Whether a parameter has more than 16 bits.
+fn has_wide_parameters(steps: &Trace) -> bool {
+    let is_wide = |tensor: &TensorInfo| {
+        let category = tensor.label.as_deref().map(|label| label.category);
+        category == Some(Category::Parameter) && tensor.dtype.size() > 2
+    };
+    steps.tensors.iter().any(is_wide)
 }
 
 /// What the plan counts in addition to the step, and the modules that hold most.

@@ -86,6 +86,13 @@ pub(crate) fn write(trace: &SavedTrace, path: &Path) -> Result<(), TrainError> {
     written.map_err(|cause| TrainError::TraceNotWritten { path: PathBuf::from(path), cause })
 }
 
+/// Tries whether a file can be written there, before the trace is recorded.
+pub(crate) fn can_write(path: &Path) -> Result<(), TrainError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let tried = tempfile::tempfile_in(folder.unwrap_or(Path::new("."))).map(drop);
+    tried.map_err(|cause| TrainError::TraceNotWritten { path: PathBuf::from(path), cause })
+}
+
 /// Plans batches of a [`SavedTrace`] on a device that need not be there.
 ///
 /// As [`Learner::plan`](crate::Learner::plan), excludes what only a training run has, such as
@@ -190,7 +197,16 @@ impl SavedPlanner {
         Ok((trace, footprint))
     }
 
-    /// The largest batch that fits without being split, and zero if one item does not fit.
+    /// The plan for a batch that is not split. `None` if it does not fit.
+    fn whole(&self, trace: &SavedTrace, items: usize) -> Result<Option<PlanReport>, TrainError> {
+        match self.clone().sizing(Sizing::Fixed(items.into())).plan(trace, items) {
+            Err(TrainError::Plan { .. }) => Ok(None),
+            plan => plan.map(Some),
+        }
+    }
+
+    /// The largest batch of up to 16,777,216 items that fits without being split, and zero if one
+    /// item does not fit.
     ///
     /// A larger batch may still fit where pages are opened at sizes that other batches do not need:
     /// not all sizes are tried.
@@ -199,10 +215,7 @@ impl SavedPlanner {
     ///
     /// As [`footprint`](Self::footprint).
     pub fn largest_batch(&self, trace: &SavedTrace) -> Result<usize, TrainError> {
-        let fits = |items: usize| -> Result<bool, TrainError> {
-            let (_, footprint) = self.footprint(trace, Split::whole(items))?;
-            Ok(footprint.peak <= self.budget)
-        };
+        let fits = |items: usize| self.whole(trace, items).map(|plan| plan.is_some());
         let (mut fitting, mut too_large) = (0, 1);
         while fits(too_large)? {
             fitting = too_large;

@@ -274,7 +274,7 @@ function ceiling(view) {
     if (sum > top) top = sum;
   }
   if (visible("reserved")) top = Math.max(top, view.reservedTop);
-  if (visible("in use")) top = Math.max(top, view.liveTop);
+  if (visible("tensors")) top = Math.max(top, view.liveTop);
   if (visible("budget")) top = Math.max(top, view.plan.budget);
   return top * 1.07;
 }
@@ -328,7 +328,7 @@ function drawTimeline(view) {
     g.lineJoin = "round";
     g.stroke();
   };
-  if (visible("in use")) curve((i) => y(view.live[cols.step[i]]), ink.ink, 1);
+  if (visible("tensors")) curve((i) => y(view.live[cols.step[i]]), ink.ink, 1);
   if (visible("reserved")) curve((i) => y(cols.reserved[i]), ink.ink, 2);
   if (visible("budget")) line(g, ink.warn, 1.5, [7, 5], [box.left, y(plan.budget)], [right, y(plan.budget)]);
   g.restore();
@@ -437,7 +437,7 @@ function buildLegend(view) {
   const entries = [
     { key: "budget", icon: el("i", { class: "line dashed" }), value: () => view.plan.budget },
     { key: "reserved", icon: el("i", { class: "line" }), value: (step) => view.reserved[step] },
-    { key: "in use", icon: el("i", { class: "line thin" }), value: (step) => view.live[step] },
+    { key: "tensors", icon: el("i", { class: "line thin" }), value: (step) => view.live[step] },
     ...[...parts()].reverse().map((part, i) => ({ key: part.key, name: part.name, icon: swatch(part.colour),
       style: i ? "" : "first-area", value: (step) => part.values[step] })),
   ];
@@ -516,8 +516,8 @@ function stepTip(view, clientX, clientY) {
     ...(moved ? [tipRow(`changes ${moved.name}`, change(before(moved.values)))] : []),
     el("hr"),
     tipRow("reserved", bytes(view.reserved[step])),
-    tipRow("in use", bytes(view.live[step])),
-    tipRow("in use, change", change(before(view.live))),
+    tipRow("tensors", bytes(view.live[step])),
+    tipRow("tensors, change", change(before(view.live))),
   ];
   if (top.length) content.push(el("hr"));
   for (const part of top) content.push(tipRow(part.name, bytes(part.values[step]), part.colour, part === under));
@@ -626,7 +626,7 @@ function listenToTimeline() {
       if (state.cursor < range().low || state.cursor + 1 > range().high) range().pan(state.cursor + 0.5 - middle());
       const at = canvas.getBoundingClientRect();
       stepTip(view, at.left + plot().x(range(), state.cursor + 0.5), at.top + 20);
-      $("said").textContent = `Step ${state.cursor}, in use ${bytes(view.live[state.cursor])},`
+      $("said").textContent = `Step ${state.cursor}, tensors ${bytes(view.live[state.cursor])},`
         + ` reserved ${bytes(view.reserved[state.cursor])}`;
       redraw(...both);
     } else if (by) {
@@ -1028,14 +1028,14 @@ function selfTest() {
     const sumAt = (series) => (series || []).slice(0, peakAt + 1).reduce((sum, by) => sum + by, 0);
     const reserved = bytes(sumAt(plan.reserved)), live = bytes(sumAt(plan.live));
     check(text.includes(`reserved${reserved}`), "the tooltip has the bytes reserved at the peak");
-    check(text.includes(`in use${live}`), "the tooltip has the bytes in use at the peak");
+    check(text.includes(`tensors${live}`), "the tooltip has the bytes in use at the peak");
     check(!plan.ops?.length || text.includes(plan.names[plan.ops[peakAt]]), "the tooltip has the operation");
     const [most] = [...parts()].sort((a, b) => b.values[peakAt] - a.values[peakAt]);
     check(!most || text.includes(most.name + bytes(most.values[peakAt])), "the tooltip has the largest part");
     fire(canvas, "pointerleave");
     check($("tip").hidden, "the tooltip goes away");
     check($("legend").children[1].textContent === `reserved${reserved}`, "the legend has what is reserved at the peak");
-    check($("legend").children[2].textContent === `in use${live}`, "the legend has what is in use at the peak");
+    check($("legend").children[2].textContent === `tensors${live}`, "the legend has what is in use at the peak");
     const { step: drawnSteps, reserved: tops } = columns(view, range, box.width, "timeline");
     const highest = largest(drawnSteps.map((step) => view.live[step]));
     check(highest === view.liveTop || drawnSteps.includes(peakAt), "the most in use is drawn");

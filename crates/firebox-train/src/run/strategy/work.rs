@@ -96,6 +96,7 @@ where
             return Ok(());
         };
         self.trace_is_saved = true;
+        saved::can_write(path)?;
         let queue = queue::<LC::Backend>(&self.training, &self.device);
         let screen = settings.screen.as_ref();
         let saved = saved::record(
@@ -109,11 +110,11 @@ where
         queue.prepare(Admission::RunsOnceGivenBack);
         match saved {
             Ok(trace) => saved::write(&trace, path),
-            Err(TrainError::NotSaved { message }) => {
-                settings.warn(&format!("no trace was saved to {}: {message}", path.display()));
+            // The run's own batches may be fine.
+            Err(error) => {
+                settings.warn(&format!("no trace was saved to {}: {error}", path.display()));
                 Ok(())
             }
-            Err(error) => Err(error),
         }
     }
 
