@@ -10,7 +10,7 @@ use crate::rule::{Sizes, rank};
 pub(crate) const REPEATING: usize = 3;
 
 /// Splits are sampled with up to this many micro-batches of one size.
-const MOST_COUNT: usize = REPEATING + 1;
+const MOST_COUNT: usize = REPEATING + 2;
 
 /// Micro-batches of samples have at most this many items.
 const MOST_SIZE: usize = 7;
@@ -143,6 +143,11 @@ mod tests {
         assert!(ranks(ENOUGH - 1) < ranks(60), "fewer items are enough");
         let recordings = samples(ENOUGH).concat().len();
         assert!(recordings < 130, "{recordings}");
+        for splits in samples(ENOUGH) {
+            // Whole batches of one item are all the same.
+            let is_one = splits.len() == 1 && splits[0].batch().get() <= 2;
+            assert!(is_one || rank_of(&splits) < splits.len(), "{} has no verifier", splits[0]);
+        }
     }
 
     #[test]
