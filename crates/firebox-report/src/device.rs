@@ -9,7 +9,7 @@ use firebox_plan::Split;
 use firebox_pool::Lifetime;
 use firebox_saved::SavedTrace;
 use firebox_trace::{Bytes, Footprint, TensorIndex, Trace};
-use firebox_train::{Advice, SavedPlanner, TrainError};
+use firebox_train::{Advice, PlanReport, SavedPlanner, TrainError};
 
 use crate::pages::{Page, pages};
 use crate::story::Story;
@@ -84,13 +84,11 @@ impl DeviceReport {
         items: usize,
         lifetimes: impl FnOnce(&Trace) -> Result<Vec<Lifetime>, ReplayError>,
     ) -> Result<Self, ReportError> {
-        let (split, peak, message) = match planner.plan(trace, items) {
-            Ok(report) => (report.plan.split(), Some(report.predicted()), None),
-            Err(error @ TrainError::Plan { .. }) => {
-                (Split::whole(items), None, Some(error.to_string()))
-            }
-            Err(error) => return Err(error.into()),
+        let (plan, message) = match planner.plan(trace, items) {
+            Err(error @ TrainError::Plan { .. }) => (None, Some(error.to_string())),
+            plan => (Some(plan?), None),
         };
+        let split = plan.as_ref().map_or(Split::whole(items), |report| report.plan.split());
         let (steps, footprint) = planner.footprint(trace, split)?;
         let is_gpu = footprint.paging.is_some();
         let bytes = |tensor| bytes(&steps, tensor, is_gpu);
@@ -105,11 +103,11 @@ impl DeviceReport {
             budget: planner.budget(),
             batch: items,
             split,
-            peak: peak.unwrap_or(footprint.peak),
+            peak: plan.as_ref().map_or(footprint.peak, PlanReport::predicted),
             message,
             story: Story::of(&steps, &footprint, bytes),
             pages,
-            advice: planner.advice(trace, items)?,
+            advice: planner.advice(trace, items, plan.as_ref())?,
             footprint,
         })
     }

@@ -124,7 +124,7 @@ fn follow(
         buffer.begin(None, &mut sums);
     }
     for (at, step) in trace.steps.iter().enumerate() {
-        let (ended, made) = step.ends_and_makes();
+        let (ended, made) = step.deaths_and_births();
         for tensor in made {
             let buffer = buffers.get_mut(&roots[tensor.0 as usize]).expect("every root is known");
             buffer.begin(Some(at), &mut sums);

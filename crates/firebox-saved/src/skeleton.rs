@@ -177,7 +177,7 @@ impl Skeleton {
         let mut steps = Vec::with_capacity(self.steps.len());
         for (at, stem) in self.steps.iter().enumerate() {
             let step = maker.step(stem)?;
-            for output in made_by(&step) {
+            for output in step.deaths_and_births().1 {
                 let output = output.0 as usize;
                 let tensor = tensors.get_mut(output).ok_or_else(|| contradiction("a result"))?;
                 tensor.origin = Origin::Made(OpIndex(at as u32));
@@ -449,15 +449,6 @@ fn place(trace: &Trace, tensor: TensorIndex, next: &mut u32) -> Place {
     };
     *next = (*next).max(tensor.0 + 1);
     place
-}
-
-/// The tensors that a step makes.
-fn made_by(step: &Step) -> &[TensorIndex] {
-    match step {
-        Step::Call(call) => &call.outputs,
-        Step::Upload { output, .. } => std::slice::from_ref(output),
-        Step::Free(_) | Step::Read(_) | Step::Mark(_) => &[],
-    }
 }
 
 fn describe_tensor(traces: &[Trace], tensor: &TensorInfo) -> String {

@@ -435,12 +435,6 @@ impl Trace {
 }
 
 impl Step {
-    /// The tensors that end with the step, and those that it makes.
-    pub fn ends_and_makes(&self) -> (Vec<TensorIndex>, Vec<TensorIndex>) {
-        let (freed, made) = self.deaths_and_births();
-        (freed.collect(), made.collect())
-    }
-
     /// The tensors that the step uses.
     fn uses(&self) -> impl Iterator<Item = TensorIndex> {
         let (inputs, single): (&[Use], Option<TensorIndex>) = match self {
@@ -453,7 +447,7 @@ impl Step {
     }
 
     /// The tensors that end with the step, and those that begin with it.
-    fn deaths_and_births(
+    pub fn deaths_and_births(
         &self,
     ) -> (impl Iterator<Item = TensorIndex>, impl Iterator<Item = TensorIndex>) {
         let (inputs, freed, outputs, made): (&[Use], _, &[TensorIndex], _) = match self {

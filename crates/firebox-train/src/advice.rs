@@ -32,8 +32,8 @@ impl fmt::Display for Advice {
 }
 
 impl SavedPlanner {
-    /// What would need less memory than the plan for `items` items, or than the whole batch if
-    /// there is none, the most first.
+    /// What would need less memory than `plan` for `items` items, or than the whole batch if
+    /// nothing fits, the most first.
     ///
     /// The saving of a smaller batch is that of another prediction. Others are what the peak holds
     /// for it, which is an upper bound but for the ends of pages.
@@ -41,38 +41,42 @@ impl SavedPlanner {
     /// # Errors
     ///
     /// As [`footprint`](Self::footprint).
-    pub fn advice(&self, trace: &SavedTrace, items: usize) -> Result<Vec<Advice>, TrainError> {
-        let plan = self.plan(trace, items);
-        let (steps, whole) = self.footprint(trace, Split::whole(items))?;
+    pub fn advice(
+        &self,
+        trace: &SavedTrace,
+        items: usize,
+        plan: Option<&PlanReport>,
+    ) -> Result<Vec<Advice>, TrainError> {
+        let (categories, state, whole) = match plan {
+            Some(report) => {
+                let whole = report.plan.is_whole().then(|| report.predicted());
+                (report.categories, report.optimizer_state, whole)
+            }
+            None => {
+                let (_, footprint) = self.footprint(trace, Split::whole(items))?;
+                let categories = footprint.categories;
+                (categories, categories.get(Category::OptimizerState), Some(footprint.peak))
+            }
+        };
         let mut advice = Vec::new();
         let mut add = |what: String, saves: Bytes| {
             if saves > Bytes::ZERO {
                 advice.push(Advice { what, saves });
             }
         };
-        let (categories, state, is_whole) = match &plan {
-            Ok(report) => (report.categories, report.optimizer_state, report.plan.is_whole()),
-            Err(_) => {
-                let categories = whole.categories;
-                (categories, categories.get(Category::OptimizerState), true)
-            }
-        };
-        if is_whole {
-            let smaller = self.just_below_a_cliff(trace, items, whole.peak)?;
+        // A batch that no memory holds has no peak to compare with.
+        if let Some(peak) = whole.filter(|peak| *peak < Bytes::MAX) {
+            let smaller = self.just_below_a_cliff(trace, items, peak)?;
             smaller.into_iter().for_each(|(size, saves)| add(format!("a batch of {size}"), saves));
         }
         add("SGD without momentum, which has no optimizer state".into(), state);
-        if has_wide_parameters(&steps) {
+        if has_wide_parameters(&trace.sample(Split::whole(items))?.trace) {
             let of = [Category::Parameter, Category::Gradient, Category::AccumulatedGradient];
             let held: Bytes = of.into_iter().map(|of| categories.get(of)).sum();
             let what = "16-bit parameters, gradients and optimizer state";
             add(what.into(), (held + state).scale(0.5));
         }
-        if let Ok(report) = &plan {
-            for (what, saves) in without(report) {
-                add(what, saves);
-            }
-        }
+        plan.into_iter().flat_map(without).for_each(|(what, saves)| add(what, saves));
         advice.sort_by(|one, other| other.saves.cmp(&one.saves).then(one.what.cmp(&other.what)));
         Ok(advice)
     }
@@ -88,7 +92,6 @@ impl SavedPlanner {
         if !self.keeps_pages() {
             return Ok(None);
         }
-        let mut best = None;
         for part in 1..=SMALLER {
             let size = items - (items * part).div_ceil(100);
             if size == 0 {
@@ -99,11 +102,10 @@ impl SavedPlanner {
             // More than twice its share of the items.
             let share = peak.scale(2.0 * (items - size) as f64 / items as f64);
             if saves > share {
-                best = Some((size, saves));
-                break;
+                return Ok(Some((size, saves)));
             }
         }
-        Ok(best)
+        Ok(None)
     }
 }
 

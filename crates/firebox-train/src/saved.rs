@@ -171,13 +171,8 @@ impl SavedPlanner {
         if items == 0 {
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
-        let mut planner = Planner::new(self.memory.clone(), self.budget, self.sizing, self.cliffs);
-        planner.count(self.overhead);
-        let rehearse = |split: Split, _: Iterations, _: &Recorder| {
-            let Sample { trace, replaced } = trace.sample(split)?;
-            Ok(Rehearsal { trace, survivors: Vec::new(), replaced })
-        };
-        let planned = planner.plan_alone(Shape::of_items(items), rehearse)?;
+        let rehearse = |split: Split, _: Iterations, _: &Recorder| rehearsed(trace, split);
+        let planned = self.planner().plan_alone(Shape::of_items(items), rehearse)?;
         Ok(PlanReport::new(self.device.clone(), self.budget, Phase::Training, &planned))
     }
 
@@ -197,12 +192,10 @@ impl SavedPlanner {
         Ok((trace, footprint))
     }
 
-    /// The plan for a batch that is not split. `None` if it does not fit.
-    fn whole(&self, trace: &SavedTrace, items: usize) -> Result<Option<PlanReport>, TrainError> {
-        match self.clone().sizing(Sizing::Fixed(items.into())).plan(trace, items) {
-            Err(TrainError::Plan { .. }) => Ok(None),
-            plan => plan.map(Some),
-        }
+    fn planner(&self) -> Planner {
+        let mut planner = Planner::new(self.memory.clone(), self.budget, self.sizing, self.cliffs);
+        planner.count(self.overhead);
+        planner
     }
 
     /// The largest batch of up to 16,777,216 items that fits without being split, and zero if one
@@ -215,7 +208,8 @@ impl SavedPlanner {
     ///
     /// As [`footprint`](Self::footprint).
     pub fn largest_batch(&self, trace: &SavedTrace) -> Result<usize, TrainError> {
-        let fits = |items: usize| self.whole(trace, items).map(|plan| plan.is_some());
+        let planner = self.planner();
+        let fits = |items: usize| planner.fits(|| rehearsed(trace, Split::whole(items)));
         let (mut fitting, mut too_large) = (0, 1);
         while fits(too_large)? {
             fitting = too_large;
@@ -233,6 +227,12 @@ impl SavedPlanner {
         }
         Ok(fitting)
     }
+}
+
+/// What a rehearsal of a split would have recorded.
+fn rehearsed(trace: &SavedTrace, split: Split) -> Result<Rehearsal, TrainError> {
+    let Sample { trace, replaced } = trace.sample(split)?;
+    Ok(Rehearsal { trace, survivors: Vec::new(), replaced })
 }
 
 /// The largest batch that [`SavedPlanner::largest_batch`] tries.

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_lazy::{Recorder, Rehearsal};
 use firebox_plan::{Plan, Split};
-use firebox_trace::{Bytes, PoolPages};
+use firebox_trace::{Bytes, EarlierPages, PoolPages};
 
 use super::{Planned, Planner};
 use crate::error::{Phase, TrainError};
 use crate::planner::admission::Admission;
 use crate::planner::overhead::Overhead;
-use crate::planner::rehearsal::Iterations;
+use crate::planner::rehearsal::{Iterations, assess};
 use crate::planner::shape::Shape;
 
 /// A batch that is about to run.
@@ -82,6 +82,19 @@ impl Planner {
         let iterations = Iterations::Two;
         let rehearse = |split: Split, recorder: &Recorder| rehearse(split, iterations, recorder);
         self.plan(Phase::Training, shape, iterations, rehearse).cloned()
+    }
+
+    /// Whether one split of a training batch fits, without a search.
+    ///
+    /// # Errors
+    ///
+    /// Those of `rehearse`.
+    pub(crate) fn fits(
+        &self,
+        rehearse: impl FnOnce() -> Result<Rehearsal, TrainError>,
+    ) -> Result<bool, TrainError> {
+        let conditions = self.conditions(Phase::Training, self.budget, EarlierPages::Keep);
+        Ok(assess(rehearse()?, &conditions).footprint.peak <= self.budget)
     }
 
     /// How many consecutive batches of this shape to plan for, or `None` if that plan exists.

@@ -245,7 +245,12 @@ impl Planner {
         rehearsed.footprint.peak <= budget
     }
 
-    fn conditions(&self, phase: Phase, budget: Bytes, pages: EarlierPages) -> Conditions<'_> {
+    pub(super) fn conditions(
+        &self,
+        phase: Phase,
+        budget: Bytes,
+        pages: EarlierPages,
+    ) -> Conditions<'_> {
         let idle_state = match phase {
             Phase::Training => &[],
             Phase::Validation => self.optimizer_state.as_slice(),
