@@ -3,18 +3,23 @@
 
 #![cfg(feature = "flex")]
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::{Autodiff, Flex};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataset::InMemDataset;
 use burn::module::AutodiffModule;
 use burn::optim::AdamConfig;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::{InferenceStep, TrainStep};
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use firebox::dry::{Card, Cuda, Dry, DryPooledCuda, Lease};
 use firebox::{
     Bytes, DeviceMemory, InstantiateError, Lazy, LazyBackend, Learner, LoadError, MicroBatch,
     PlanReport, SavedPlanner, SavedTrace, Sizing, TrainError,
 };
+use firebox_testing::task::{Net, PointBatcher, points};
 use firebox_testing::zoo::{self, Zoo};
 
 type Host = Autodiff<Lazy<Flex>>;
@@ -143,6 +148,43 @@ fn a_small_batch_tells_about_few_splits() {
     let enough: usize = enough.expect("a number").parse().expect("a number");
     let trace = saved::<zoo::Mlp<Host>>(enough).expect("it follows rules");
     planner.sizing(Sizing::Fixed(300.into())).plan(&trace, 1000).expect("now it is known");
+}
+
+/// Trains three batches, with the trace saved to `path`.
+fn trained(path: &Path) -> Result<usize, TrainError> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let device = Default::default();
+    let loader = DataLoaderBuilder::new(PointBatcher).batch_size(32);
+    let validating = DataLoaderBuilder::new(PointBatcher).batch_size(32);
+    let training = SupervisedTraining::new(
+        folder.path(),
+        loader.build(InMemDataset::new(points(96))),
+        validating.build(InMemDataset::new(points(32))),
+    )
+    .with_application_logger(None)
+    .renderer(CliMetricsRenderer::new())
+    .num_epochs(1);
+    let fitted = Learner::builder()
+        .auto_batch()
+        .memory(Bytes::gib(1))
+        .save_trace(path)
+        .quiet()
+        .build(Net::<Host>::new(&device), AdamConfig::new().init(), 1e-2)
+        .fit(training);
+    fitted.map(|fitted| fitted.plans.len()).map_err(|error| error.into_parts().0)
+}
+
+#[test]
+fn training_saves_a_trace_or_says_why_not() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("step.trace");
+    assert!(trained(&path).expect("it fits") > 0);
+    let trace = SavedTrace::load(&path).expect("it was written");
+    assert_eq!((trace.about().items, trace.about().model.as_str()), (32, "Net"));
+    planner(&trace, &Card::named("T4").expect("in the table")).plan(&trace, 4096).expect("it fits");
+    let error = trained(&folder.path().join("none/step.trace")).expect_err("there is no folder");
+    assert!(matches!(error, TrainError::TraceNotWritten { .. }), "{error}");
 }
 
 #[test]
