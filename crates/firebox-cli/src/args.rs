@@ -11,7 +11,7 @@ use firebox::Bytes;
 /// A trace is saved by the program that trains, with `Learner::builder().save_trace("step.trace")`
 /// or `Learner::trace`. It holds the step for every batch size, and no weights and no data.
 #[derive(Debug, Parser)]
-#[command(name = "firebox", version, after_help = EXAMPLES, after_long_help = CODES)]
+#[command(name = "firebox", version, after_help = EXAMPLES)]
 pub struct Options {
     #[command(subcommand)]
     pub command: Command,
@@ -22,14 +22,7 @@ Examples:
   firebox plan step.trace --batch 256 --card rtx-4090
   firebox plan step.trace --batch 256 --memory 10GiB --card rtx-3080 --json
   firebox report step.trace --batch 256 --card rtx-4090 -o memory.html
-  firebox diff before.trace after.trace --batch 256";
-
-const CODES: &str = "\
-Examples:
-  firebox plan step.trace --batch 256 --card rtx-4090
-  firebox plan step.trace --batch 256 --memory 10GiB --card rtx-3080 --json
-  firebox report step.trace --batch 256 --card rtx-4090 -o memory.html
-  firebox diff before.trace after.trace --batch 256
+  firebox diff before.trace after.trace --batch 256 --card rtx-4090
 
 Exit codes:
   0  done; with `plan`, the batch fits every card
@@ -111,8 +104,9 @@ pub struct On {
     pub burn_pools: bool,
 }
 
+/// The step to plan, and on what.
 #[derive(Args, Debug)]
-pub struct PlanOptions {
+pub struct StepOptions {
     /// The saved trace.
     pub trace: PathBuf,
     /// Items of a batch.
@@ -123,6 +117,12 @@ pub struct PlanOptions {
     /// Items of a micro-batch. Default: as many as fit.
     #[arg(long, value_name = "ITEMS", value_parser = items)]
     pub micro_batch: Option<usize>,
+}
+
+#[derive(Args, Debug)]
+pub struct PlanOptions {
+    #[command(flatten)]
+    pub step: StepOptions,
     /// Count a checkpoint that is written while training goes on.
     #[arg(long)]
     pub checkpoint: bool,
@@ -147,16 +147,8 @@ pub struct LargestOptions {
 
 #[derive(Args, Debug)]
 pub struct ReportOptions {
-    /// The saved trace.
-    pub trace: PathBuf,
-    /// Items of a batch.
-    #[arg(long, value_name = "ITEMS", value_parser = items)]
-    pub batch: usize,
     #[command(flatten)]
-    pub on: On,
-    /// Items of a micro-batch. Default: as many as fit.
-    #[arg(long, value_name = "ITEMS", value_parser = items)]
-    pub micro_batch: Option<usize>,
+    pub step: StepOptions,
     /// The file: `.html`, `.svg`, `.png`, or `.json` for Perfetto.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,

@@ -1,7 +1,5 @@
 //! `firebox cards` and `firebox gpus`.
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
 use firebox::Bytes;
 use firebox::dry::Card;
 use nvml_wrapper::Nvml;
@@ -10,12 +8,7 @@ use nvml_wrapper::error::NvmlError;
 use serde::Serialize;
 use serde_json::json;
 
-fn table<const N: usize>(head: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header(head);
-    table
-}
+use crate::table::table;
 
 /// `firebox cards`.
 pub fn cards(as_json: bool) -> anyhow::Result<()> {
@@ -33,7 +26,7 @@ pub fn cards(as_json: bool) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&cards)?);
         return Ok(());
     }
-    let mut table = table(["card", "memory", "capability", "multiprocessors"]);
+    let mut table = table(["card", "memory", "capability", "multiprocessors"], 1..4);
     for card in Card::all() {
         table.add_row([
             card.name().to_owned(),
@@ -41,11 +34,6 @@ pub fn cards(as_json: bool) -> anyhow::Result<()> {
             card.capability().to_string(),
             card.multiprocessors().to_string(),
         ]);
-    }
-    for column in 1..4 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
     }
     println!("{table}");
     Ok(())

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
-use firebox::{Bytes, ModuleBytes, Modules, PlanReport, SavedTrace, Split, TrainError};
+use comfy_table::Table;
+use firebox::{Bytes, ModuleBytes, Modules, PlanReport, SavedTrace, Split};
 
 use crate::args::DiffOptions;
 use crate::plan::{Outcome, about, load};
-use crate::target::{Target, targets};
+use crate::table::table;
+use crate::target::targets;
 use crate::wrong_use;
 
 /// `firebox diff`.
@@ -24,25 +24,13 @@ pub fn diff(options: &DiffOptions) -> anyhow::Result<Outcome> {
     let (ones, others) = (targets(&options.on, &before)?, targets(&options.on, &after)?);
     for (one, other) in ones.iter().zip(&others) {
         println!("{}, a batch of {} within {}:", one.name, options.batch, one.budget());
-        let plans = [plan(one, &before, options.batch)?, plan(other, &after, options.batch)?];
+        let plans = [one.plan(&before, options.batch)?, other.plan(&after, options.batch)?];
         if plans[1].is_err() {
             outcome = Outcome::DoesNotFit;
         }
         println!("{}", peak_table(&plans));
     }
     Ok(outcome)
-}
-
-/// The plan, or why there is none.
-fn plan(
-    target: &Target,
-    trace: &SavedTrace,
-    batch: usize,
-) -> anyhow::Result<Result<PlanReport, String>> {
-    match target.planner.plan(trace, batch) {
-        Err(error @ TrainError::Plan { .. }) => Ok(Err(error.to_string())),
-        plan => Ok(Ok(plan?)),
-    }
 }
 
 /// How many operations each module takes in two iterations on the whole batch.
@@ -70,7 +58,7 @@ fn operations_table(counts: &[BTreeMap<String, usize>; 2]) -> String {
     if changed.is_empty() {
         return "every module takes as many operations as before".to_owned();
     }
-    let mut table = table(["module", "operations before", "after", "change"]);
+    let mut table = table(["module", "operations before", "after", "change"], 1..4);
     for (module, [before, after]) in changed {
         let change = format!("{:+}", after as i64 - before as i64);
         table.add_row([module.clone(), before.to_string(), after.to_string(), change]);
@@ -91,7 +79,7 @@ fn peak_table(plans: &[Result<PlanReport, String>; 2]) -> String {
             return format!("before: {}\nafter:  {}", line(before), line(after));
         }
     };
-    let mut table = table(["", "before", "after", "change"]);
+    let mut table = table(["", "before", "after", "change"], 1..4);
     let splits = [before, after].map(|report| report.plan.split().to_string());
     table.add_row([
         "micro-batches".to_owned(),
@@ -118,18 +106,6 @@ fn peak_table(plans: &[Result<PlanReport, String>; 2]) -> String {
         }
     }
     table.to_string()
-}
-
-fn table(head: [&str; 4]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header(head);
-    for column in 1..4 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
 }
 
 fn add(table: &mut Table, name: &str, before: Bytes, after: Bytes) {

@@ -1,15 +1,15 @@
 //! `firebox plan` and `firebox largest`.
 
 use anyhow::Context;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
-use firebox::{Advice, Bytes, PlanReport, SavedTrace, Sizing, TrainError};
+use comfy_table::Table;
+use firebox::{Advice, Bytes, PlanReport, SavedTrace};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use crate::args::{LargestOptions, PlanOptions};
-use crate::target::{Target, targets};
+use crate::args::{LargestOptions, PlanOptions, StepOptions};
+use crate::table::table;
+use crate::target::{Target, targets, targets_of};
 
 /// How a command ends that did its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +26,9 @@ pub fn load(path: &std::path::Path) -> anyhow::Result<SavedTrace> {
 }
 
 /// Does `work` for all targets at once, with a bar on a terminal.
-pub fn for_all<T: Send>(
-    targets: &[Target],
-    work: impl Fn(&Target) -> T + Sync,
+pub fn for_all<'a, T: Send>(
+    targets: &'a [Target],
+    work: impl Fn(&'a Target) -> T + Sync,
 ) -> anyhow::Result<Vec<T>> {
     let style =
         ProgressStyle::with_template("planning {bar:24} {pos} of {len} devices, {elapsed}")?;
@@ -45,50 +45,35 @@ pub fn for_all<T: Send>(
 
 /// `firebox plan`.
 pub fn plan(options: &PlanOptions) -> anyhow::Result<Outcome> {
-    let trace = load(&options.trace)?;
-    let mut targets = targets(&options.on, &trace)?;
-    for target in &mut targets {
-        let mut planner = target.planner.clone();
-        if let Some(items) = options.micro_batch {
-            planner = planner.sizing(Sizing::Fixed(items.into()));
+    let StepOptions { trace: path, batch, .. } = &options.step;
+    let trace = load(path)?;
+    let mut targets = targets_of(&options.step, &trace)?;
+    if options.checkpoint {
+        for target in &mut targets {
+            target.planner = target.planner.clone().with_checkpoint();
         }
-        if options.checkpoint {
-            planner = planner.with_checkpoint();
-        }
-        target.planner = planner;
     }
-    let plans = for_all(&targets, |target| {
-        let plan = target.planner.plan(&trace, options.batch);
-        let advice = options.advise.then(|| target.planner.advice(&trace, options.batch));
-        (plan, advice.transpose())
-    })?;
-    let mut outcome = Outcome::Done;
-    let mut found = Vec::new();
-    for (target, (plan, advice)) in targets.iter().zip(plans) {
-        let plan = match plan {
-            Err(error @ TrainError::Plan { .. }) => {
-                outcome = Outcome::DoesNotFit;
-                Err(error.to_string())
-            }
-            plan => Ok(plan?),
+    let found = for_all(&targets, |target| -> anyhow::Result<_> {
+        let plan = target.plan(&trace, *batch)?;
+        let advice = match options.advise {
+            true => target.planner.advice(&trace, *batch, plan.as_ref().ok())?,
+            false => Vec::new(),
         };
-        found.push((target, plan, advice?.unwrap_or_default()));
-    }
+        Ok((target, plan, advice))
+    })?;
+    let found: Vec<Found<'_>> = found.into_iter().collect::<Result<_, _>>()?;
+    let fits = found.iter().all(|(_, plan, _)| plan.is_ok());
+    let outcome = if fits { Outcome::Done } else { Outcome::DoesNotFit };
     if options.json {
         let plans: Vec<Value> =
             found.iter().map(|(t, plan, advice)| json(t, plan, advice)).collect();
         let about = trace.about();
-        let all = json!({ "model": about.model, "batch": options.batch, "plans": plans });
+        let all = json!({ "model": about.model, "batch": batch, "plans": plans });
         println!("{}", serde_json::to_string_pretty(&all)?);
         return Ok(outcome);
     }
-    println!(
-        "{} of {}, a batch of {} items:",
-        about(&trace),
-        options.trace.display(),
-        options.batch
-    );
-    println!("{}", table(&found));
+    println!("{} of {}, a batch of {batch} items:", about(&trace), path.display());
+    println!("{}", plans_table(&found));
     for (target, plan, advice) in &found {
         if let Err(message) = plan {
             println!("{}: {message}", target.name);
@@ -108,10 +93,9 @@ pub fn about(trace: &SavedTrace) -> String {
 
 type Found<'a> = (&'a Target, Result<PlanReport, String>, Vec<Advice>);
 
-fn table(found: &[Found<'_>]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header(["device", "budget", "micro-batches", "peak", "in use", "estimate"]);
+fn plans_table(found: &[Found<'_>]) -> Table {
+    let heads = ["device", "budget", "micro-batches", "peak", "in use", "estimate"];
+    let mut table = table(heads, [1, 3, 4]);
     for (target, plan, _) in found {
         let start = [target.name.clone(), target.budget().to_string()];
         let rest = match plan {
@@ -124,11 +108,6 @@ fn table(found: &[Found<'_>]) -> Table {
             Err(_) => ["does not fit", "", "", ""].map(str::to_owned),
         };
         table.add_row(start.into_iter().chain(rest));
-    }
-    for column in [1, 3, 4] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
     }
     table
 }
@@ -189,16 +168,9 @@ pub fn largest(options: &LargestOptions) -> anyhow::Result<Outcome> {
         println!("{}", serde_json::to_string_pretty(&all)?);
         return Ok(outcome);
     }
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header(["device", "budget", "largest batch"]);
+    let mut table = table(["device", "budget", "largest batch"], [1, 2]);
     for (target, items) in targets.iter().zip(&found) {
         table.add_row([target.name.clone(), target.budget().to_string(), items.to_string()]);
-    }
-    for column in [1, 2] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
     }
     println!("{}, not split:", about(&trace));
     println!("{table}");

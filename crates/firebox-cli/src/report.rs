@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use anyhow::Context;
-use firebox::{SavedTrace, Sizing};
+use firebox::SavedTrace;
 use firebox_report::{DeviceReport, html, perfetto, png, svg};
 
 use crate::args::ReportOptions;
 use crate::plan::{Outcome, about, for_all, load};
-use crate::target::{Target, targets};
+use crate::target::{Target, targets_of};
 use crate::wrong_use;
 
 /// The kinds of files that are written.
@@ -37,25 +37,21 @@ impl Kind {
 /// `firebox report`.
 pub fn report(options: &ReportOptions) -> anyhow::Result<Outcome> {
     let kind = Kind::of(&options.output)?;
-    let trace = load(&options.trace)?;
-    if options.on.card.is_empty() {
+    let step = &options.step;
+    let trace = load(&step.trace)?;
+    if step.on.card.is_empty() {
         return Err(wrong_use(
             "name the cards to draw with `--card`, or `--card cpu`; `firebox cards` lists them",
         ));
     }
-    let mut targets = targets(&options.on, &trace)?;
+    let targets = targets_of(step, &trace)?;
     if !matches!(kind, Kind::Html) && targets.len() > 1 {
         return Err(wrong_use("such a file shows one card; an .html file shows several"));
     }
-    if let Some(items) = options.micro_batch {
-        for target in &mut targets {
-            target.planner = target.planner.clone().sizing(Sizing::Fixed(items.into()));
-        }
-    }
-    let shown = for_all(&targets, |target| show(target, &trace, options.batch))?;
+    let shown = for_all(&targets, |target| show(target, &trace, step.batch))?;
     let shown: Vec<DeviceReport> = shown.into_iter().collect::<Result<_, _>>()?;
     let path = &options.output;
-    let title = options.trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let title = step.trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let subtitle = format!("{}, recorded by firebox {}", about(&trace), trace.about().firebox);
     let text = match kind {
         Kind::Html => html(&title, &subtitle, &shown)?,

@@ -1,15 +1,15 @@
 //! What a trace is planned on: a card of the table, or this machine's processor.
 
-use std::fmt;
 use std::sync::Arc;
 
 use anyhow::Context;
 use firebox::dry::{Card, Dry, DryCuda, DryPooledCuda};
 use firebox::{
-    Budget, Bytes, Heap, MemoryInfo, MemoryModel, SavedPlanner, SavedTrace, host_memory,
+    Budget, Bytes, Heap, MemoryInfo, MemoryModel, PlanReport, SavedPlanner, SavedTrace, Sizing,
+    TrainError, host_memory,
 };
 
-use crate::args::On;
+use crate::args::{On, StepOptions};
 use crate::wrong_use;
 
 /// The name of this machine's processor among cards.
@@ -27,12 +27,6 @@ pub struct Target {
     pub pooled: Option<Arc<Dry<DryPooledCuda>>>,
 }
 
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Target").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
 /// The devices that the user named, or all cards.
 pub fn targets(on: &On, trace: &SavedTrace) -> anyhow::Result<Vec<Target>> {
     if on.card.is_empty() {
@@ -43,6 +37,17 @@ pub fn targets(on: &On, trace: &SavedTrace) -> anyhow::Result<Vec<Target>> {
         false => on_card(&card(name)?, on, trace),
     };
     on.card.iter().map(named).collect()
+}
+
+/// The devices of a step, with the micro-batch that the user chose.
+pub fn targets_of(step: &StepOptions, trace: &SavedTrace) -> anyhow::Result<Vec<Target>> {
+    let mut targets = targets(&step.on, trace)?;
+    if let Some(items) = step.micro_batch {
+        for target in &mut targets {
+            target.planner = target.planner.clone().sizing(Sizing::Fixed(items.into()));
+        }
+    }
+    Ok(targets)
 }
 
 /// The card with this name, in which hyphens may stand for spaces.
@@ -96,5 +101,17 @@ impl Target {
     /// What training may use.
     pub fn budget(&self) -> Bytes {
         self.planner.budget()
+    }
+
+    /// The plan for a batch, or why it does not fit.
+    pub fn plan(
+        &self,
+        trace: &SavedTrace,
+        batch: usize,
+    ) -> anyhow::Result<Result<PlanReport, String>> {
+        match self.planner.plan(trace, batch) {
+            Err(error @ TrainError::Plan { .. }) => Ok(Err(error.to_string())),
+            plan => Ok(Ok(plan?)),
+        }
     }
 }

@@ -108,6 +108,13 @@ fn the_largest_batch_is_one_that_fits() {
 }
 
 #[test]
+fn a_trace_of_few_items_tells_the_largest_batch() {
+    let out = text(&firebox("largest autoencoder.trace --card t4 --memory 256MiB --json"), 0);
+    let found: Value = serde_json::from_str(&out).expect("JSON");
+    assert!(found["devices"][0]["batch"].as_u64().expect("a number") > 4, "{out}");
+}
+
+#[test]
 fn wrong_uses_say_what_is_wrong() {
     let wrong = text(&firebox("plan mlp.trace --batch 4 --card gtx-titan"), 2);
     assert!(
