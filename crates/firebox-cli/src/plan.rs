@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use comfy_table::Table;
-use firebox::{Advice, Bytes, PlanReport, SavedTrace};
+use firebox::{Advice, Bytes, LoadError, PlanReport, SavedTrace};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 use serde_json::{Value, json};
@@ -22,7 +22,12 @@ pub enum Outcome {
 
 /// Reads a trace.
 pub fn load(path: &std::path::Path) -> anyhow::Result<SavedTrace> {
-    SavedTrace::load(path).with_context(|| path.display().to_string())
+    let loaded = SavedTrace::load(path);
+    if let Err(LoadError::Unreadable { .. }) = &loaded {
+        // It names the file.
+        return Ok(loaded?);
+    }
+    loaded.with_context(|| path.display().to_string())
 }
 
 /// Does `work` for all targets at once, with a bar on a terminal.
