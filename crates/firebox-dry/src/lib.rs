@@ -66,24 +66,20 @@
 //! # Order
 //!
 //! On a real device burn's fusion runs on one thread and CubeCL's server on another. The server
-//! takes requests in batches of 32. It sleeps until a batch is full, or until somebody waits for an
-//! answer (`CHANNEL_MAX_TASK` in `device/handle/channel.rs` of cubecl-common). What the program
-//! drops before a batch is full is free for every request of the batch. Serving a batch takes time,
-//! and later operations drop more meanwhile. By chance, the server may then see less alive.
+//! takes requests in batches of 32, and serving them takes time (`CHANNEL_MAX_TASK` in
+//! `device/handle/channel.rs` of cubecl-common). What the program drops meanwhile is free for them.
+//! By chance, the server therefore sees less alive than the program has at the request.
 //!
-//! Here server and fusion share a thread. Requests wait for their batch, and a batch is served when
-//! the next one begins. Every run therefore gives the same bytes. At each request, the most is
-//! alive that can be alive on a real device whose batches begin at the same requests.
+//! Here server and fusion share a thread, and a request is served when it is made. Every run
+//! therefore gives the same bytes, and at each request the most is alive that can be alive on a real
+//! device. That does not prove that no real run reserves more: where a buffer is placed depends on
+//! the gaps that exist, so with less alive a later buffer can find its gap taken.
 //!
-//! A batch begins anew after each answer. At a [`Mark::Settle`](firebox_trace::Mark::Settle) the
-//! program waits for an answer. At a [`Mark::Drain`](firebox_trace::Mark::Drain) it only empties
-//! burn's queue, but another thread, such as the metrics thread, may read there and get an answer.
-//! So the rounds of a replay on CubeCL's pools differ. In the first round every drain is followed
-//! by an answer. In later rounds drains are followed by an answer only from the middle drain of the
-//! trace on. There are two rounds at least. Up to two more follow while a round reserves more than
-//! all earlier ones. What loader threads request themselves is not modelled. The rounds do not
-//! prove that no real run reserves more: batches may begin elsewhere. Where a buffer is placed
-//! depends on the gaps that exist, so with less alive a later buffer can find its gap taken.
+//! At a [`Mark::Settle`](firebox_trace::Mark::Settle) the program waits for the device. At a
+//! [`Mark::Drain`](firebox_trace::Mark::Drain) it only empties burn's queue, but another thread,
+//! such as the metrics thread, may read there; a replay waits at both. A replay on CubeCL's pools has
+//! two rounds: in the second one buffers are placed in the gaps that the first one has left. What
+//! loader threads request themselves is not modelled.
 //!
 //! Whether an operation works in place is also a race. It does if its input has at most two
 //! holders, the program and the allocator (`can_mut` in `memory_pool/handle.rs` of cubecl-runtime).

@@ -50,20 +50,12 @@ pub fn max_streams() -> u64 {
     CubeClRuntimeConfig::get().streaming.max_streams.into()
 }
 
-/// How many requests a device's thread takes at once. It sleeps until a batch is full or somebody
-/// waits for an answer (`CHANNEL_MAX_TASK` in `device/handle/channel.rs` of cubecl-common).
-const BATCH: usize = 32;
-
 /// The server of a dry device.
 ///
-/// It runs on the thread of the fusion server (`DeviceServiceStage::Upstream`), so a request
-/// reaches it when it is made. On a real device requests go to a separate thread, in batches; what
-/// the program drops before a batch is full is free for all of it. This server therefore lets
-/// requests wait for their batch, and serves a batch when the next one begins. A real server needs
-/// some time for a batch, and more may be dropped meanwhile. What is alive there at a request is a
+/// It runs on the thread of the fusion server (`DeviceServiceStage::Upstream`), so a request is
+/// served when it is made. On a real device requests go to a separate thread, which takes them in
+/// batches and later, when the program has dropped more. What is alive there at a request is a
 /// subset of what is alive here.
-///
-/// After an answer a batch begins anew, so batches begin at the same requests in every run.
 #[derive(Debug)]
 pub struct DryServer<T: Target> {
     /// The allocators, by stream.
@@ -73,9 +65,6 @@ pub struct DryServer<T: Target> {
     utilities: Arc<ServerUtilities<Self>>,
     usage: Usage,
     looks_for_room: bool,
-    /// The requests of the current batch, and how many the batch has room for.
-    waiting: Vec<Request>,
-    room: usize,
     /// The number of buffers requested and kernels launched so far.
     calls: u64,
     /// The bytes requested so far, and what they were when each running profile began.
@@ -90,57 +79,10 @@ struct Stream {
     small_room: SmallRoom,
 }
 
-/// A request that nobody waits for.
-#[derive(Debug)]
-enum Request {
-    /// Memory of this many bytes.
-    Memory(ManagedMemoryHandle, u64, StreamId),
-    /// A kernel, with the size of the buffer for its arguments.
-    Launch(KernelArguments, Option<u64>, StreamId),
-    /// Another way to choose pools.
-    Mode(MemoryAllocationMode, StreamId),
-}
-
 impl<T: Target> DryServer<T> {
-    fn submit(&mut self, request: Request) {
-        if self.waiting.len() >= self.room {
-            self.serve();
-            self.room = BATCH;
-        }
-        self.waiting.push(request);
-    }
-
-    /// Serves all waiting requests, because somebody waits for an answer. The next batch begins
-    /// anew.
-    fn answer(&mut self) {
-        self.serve();
-        self.room = BATCH;
-    }
-
-    /// Serves all waiting requests.
-    fn serve(&mut self) {
-        for request in std::mem::take(&mut self.waiting) {
-            match request {
-                Request::Memory(memory, size, stream) => self.reserve(Some(memory), size, stream),
-                Request::Launch(arguments, buffer, stream) => {
-                    self.calls += 1;
-                    // The buffer is taken while the arguments are held. Both are released when the
-                    // launch is issued.
-                    if let Some(size) = buffer {
-                        self.reserve(None, size, stream);
-                    }
-                    drop(arguments);
-                }
-                Request::Mode(mode, stream) => self.stream(stream).pools.mode(mode),
-            }
-        }
-    }
-
     /// Forgets every page, as if the process had just begun. Buffers that are still alive are no
     /// longer counted.
     pub(crate) fn reset(&mut self) {
-        self.waiting.clear();
-        self.room = BATCH;
         self.streams.clear();
         self.usage = Usage::default();
         self.looks_for_room = false;
@@ -245,14 +187,12 @@ impl<T: Target> DryServer<T> {
 
     /// Starts checking whether small pools are full, and forgets which were.
     pub(crate) fn look_for_room(&mut self) {
-        self.serve();
         self.usage.full.clear();
         self.looks_for_room = true;
     }
 
     /// Forgets the earlier peak.
     pub(crate) fn forget_peak(&mut self) {
-        self.serve();
         self.usage.peak = self.usage.reserved;
         self.usage.pages = self.pages();
         self.usage.most_in_use = self.in_use().0;
@@ -318,8 +258,6 @@ impl<T: Target> DeviceService for DryServer<T> {
             utilities: Arc::new(utilities),
             usage: Usage::default(),
             looks_for_room: false,
-            waiting: Vec::new(),
-            room: BATCH,
             calls: 0,
             requested: 0,
             profiles: BTreeMap::new(),
@@ -346,7 +284,7 @@ impl<T: Target> ComputeServer for DryServer<T> {
     type Storage = DryStorage;
 
     fn initialize_memory(&mut self, memory: ManagedMemoryHandle, size: u64, stream: StreamId) {
-        self.submit(Request::Memory(memory, size, stream));
+        self.reserve(Some(memory), size, stream);
     }
 
     fn logger(&self) -> Arc<ServerLogger> {
@@ -362,7 +300,6 @@ impl<T: Target> ComputeServer for DryServer<T> {
         descriptors: Vec<CopyDescriptor>,
         _stream: StreamId,
     ) -> DynFut<Result<Vec<HostBytes>, ServerError>> {
-        self.answer();
         let zeros = descriptors.into_iter().map(|read| {
             let elements: usize = read.shape.iter().product();
             HostBytes::from_bytes_vec(vec![0; elements * read.elem_size])
@@ -374,7 +311,6 @@ impl<T: Target> ComputeServer for DryServer<T> {
     fn write(&mut self, _descriptors: Vec<(CopyDescriptor, HostBytes)>, _stream: StreamId) {}
 
     fn sync(&mut self, _stream: StreamId) -> DynFut<Result<(), ServerError>> {
-        self.answer();
         Box::pin(async { Ok(()) })
     }
 
@@ -383,7 +319,6 @@ impl<T: Target> ComputeServer for DryServer<T> {
         binding: Binding,
         _stream: StreamId,
     ) -> Result<ManagedResource<()>, ServerError> {
-        self.answer();
         Ok(ManagedResource::new(binding.memory, ()))
     }
 
@@ -398,21 +333,24 @@ impl<T: Target> ComputeServer for DryServer<T> {
         stream: StreamId,
     ) {
         let buffer = T::launch_buffer(&self.utilities.properties, &arguments.info);
-        self.submit(Request::Launch(arguments, buffer, stream));
+        self.calls += 1;
+        // The buffer is taken while the arguments are held. Both are released when the launch is
+        // issued.
+        if let Some(size) = buffer {
+            self.reserve(None, size, stream);
+        }
+        drop(arguments);
     }
 
     fn flush(&mut self, _stream: StreamId) -> Result<(), ServerError> {
-        self.answer();
         Ok(())
     }
 
     fn memory_usage(&mut self, stream: StreamId) -> Result<MemoryUsage, ServerError> {
-        self.answer();
         Ok(self.stream(stream).pools.memory_usage())
     }
 
     fn memory_cleanup(&mut self, stream: StreamId) {
-        self.serve();
         let Stream { pools, small_room } = self.stream(stream);
         let before = pools.storage().reserved();
         pools.cleanup(true);
@@ -422,7 +360,6 @@ impl<T: Target> ComputeServer for DryServer<T> {
     }
 
     fn start_profile(&mut self, _stream: StreamId) -> Result<ProfilingToken, ServerError> {
-        self.answer();
         let id = self.profiles.last_key_value().map_or(0, |(id, _)| id + 1);
         self.profiles.insert(id, self.requested);
         self.usage.tuned += 1;
@@ -436,7 +373,6 @@ impl<T: Target> ComputeServer for DryServer<T> {
         _stream: StreamId,
         token: ProfilingToken,
     ) -> Result<ProfileDuration, ProfileError> {
-        self.answer();
         let started = self.profiles.remove(&token.id).unwrap_or(self.requested);
         let taken = self.requested - started;
         let lasted = Duration::from_nanos(u64::MAX / 2 / (taken + 1) / 1_000_000);
@@ -445,6 +381,6 @@ impl<T: Target> ComputeServer for DryServer<T> {
     }
 
     fn allocation_mode(&mut self, mode: MemoryAllocationMode, stream: StreamId) {
-        self.submit(Request::Mode(mode, stream));
+        self.stream(stream).pools.mode(mode);
     }
 }

@@ -56,12 +56,9 @@ pub struct Dry<B: DryTwin> {
 /// The maximum number of replays of a trace.
 pub const MOST_REPLAYS: usize = 6;
 
-/// The minimum number of rounds in which the traces of a process follow each other.
-const LEAST_ROUNDS: usize = 2;
-
-/// The maximum number of additional rounds, run until no page is opened any more. Where a buffer is
-/// placed depends on the gaps that earlier steps have left.
-const MORE_ROUNDS: usize = 2;
+/// How often the traces of a process follow each other. Where a buffer is placed depends on the gaps
+/// that earlier steps have left.
+const ROUNDS: usize = 2;
 
 /// The factor by which the guess for a failed replay is widened. The measured factor between
 /// tensors and what the allocator reserves for them was up to 2.4.
@@ -300,15 +297,8 @@ impl<'a> ProcessReplay<'a> {
         self.traces.last().expect("a life has a trace").0
     }
 
-    /// Runs one life: [`LEAST_ROUNDS`] rounds, then at most [`MORE_ROUNDS`] more. Ends after the
-    /// first round that does not raise the peak, or earlier if more than `enough` is reserved. If
-    /// pages are given back, only what is open while the last trace runs counts.
-    ///
-    /// The device takes requests in batches, and a batch begins anew after each answer. Other
-    /// threads, such as the metrics thread, may or may not read where the program drains its queue,
-    /// and each read is an answer. The rounds cover both. In the first round every drain is
-    /// followed by an answer. In every later round drains are followed by an answer only from the
-    /// middle drain of the trace on (see [`middle`]).
+    /// Runs one life of [`ROUNDS`] rounds, or fewer if more than `enough` is reserved. If pages are
+    /// given back, only what is open while the last trace runs counts.
     fn run<B: DryTwin>(
         &mut self,
         lease: &mut Lease<B::Target>,
@@ -323,7 +313,7 @@ impl<'a> ProcessReplay<'a> {
             let mut left = Leftovers::default();
             // The largest usage over all rounds that counts for the last trace.
             let mut most = Usage::default();
-            for round in 0..LEAST_ROUNDS + MORE_ROUNDS {
+            for round in 0..ROUNDS {
                 // Room matters once the pools have stopped growing, which is never in the first
                 // round.
                 if round > 0 && <B::Target as Target>::SMALL_PAGE_VARIES {
@@ -342,8 +332,7 @@ impl<'a> ProcessReplay<'a> {
                     }
                     open = monitor.usage().peak;
                     let program = Program::new(trace, self.types, templates, left);
-                    let answers = if round == 0 { 0 } else { middle(trace) };
-                    let passed = pass::<B>(device, &runner, &monitor, trace, answers, program);
+                    let passed = pass::<B>(device, &runner, &monitor, trace, program);
                     left = passed.left;
                     calls.push(passed.calls);
                     latest = (passed.baseline, passed.timeline);
@@ -356,7 +345,7 @@ impl<'a> ProcessReplay<'a> {
                 if has_grown {
                     most = usage;
                 }
-                if most.peak > enough || round + 1 >= LEAST_ROUNDS && !has_grown {
+                if most.peak > enough {
                     break;
                 }
             }
@@ -392,22 +381,12 @@ struct Passed {
     left: Leftovers,
 }
 
-/// The position of the middle drain of a trace, or its first step if it has no drain. In a trace of
-/// two iterations, the second one begins there.
-fn middle(trace: &Trace) -> usize {
-    let drains = trace.steps.iter().enumerate().filter(|(_, step)| is_drain(step));
-    let drains: Vec<usize> = drains.map(|(at, _)| at).collect();
-    drains.get(drains.len() / 2).copied().unwrap_or_default()
-}
-
-/// Runs a program. From step `others` on, another thread reads wherever the program drains its
-/// queue.
+/// Runs a program. Other threads, such as the metrics thread, read wherever it drains its queue.
 fn pass<B: DryTwin>(
     device: &DryDevice<B::Target>,
     runner: &Runner<B::Twin>,
     monitor: &Monitor<B::Target>,
     trace: &Trace,
-    others: usize,
     (mut program, begin): (Program, Begin),
 ) -> Passed {
     begin.discarded.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
@@ -416,16 +395,15 @@ fn pass<B: DryTwin>(
     let (baseline, before) = (monitor.usage().in_use, monitor.calls());
     let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;
-    for (at, step) in trace.steps.iter().enumerate() {
-        let answers = at >= others;
+    for step in &trace.steps {
         let instructions = program.step(step);
         // Work that waits for the device is miscounted: new buffers are missing, and freed ones
         // still count.
-        if instructions.is_empty() && answers {
+        if instructions.is_empty() {
             live = monitor.usage().in_use;
         }
         instructions.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
-        if is_settle(step) || answers && is_drain(step) {
+        if is_settle(step) || is_drain(step) {
             B::Twin::sync(device).expect("a dry device does not fail");
             live = monitor.usage().in_use;
         }
