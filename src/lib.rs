@@ -108,10 +108,11 @@ pub use firebox_trace::{
     Use,
 };
 pub use firebox_train::{
-    Advice, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory, DurableRecorder,
-    During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder, MemoryUse,
-    OverheadBytes, Phase, PlanReport, PlanningCost, PoolUsage, Reduction, SavedPlanner, SplitCheck,
-    Splitter, TrainError, batch_share, join, label_parameters, newest_checkpoint,
+    Advice, Batches, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory,
+    DurableRecorder, During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder,
+    MemoryUse, MicroBatches, OverheadBytes, Phase, PlanReport, PlanningCost, PoolUsage, Reduction,
+    SavedPlanner, SplitCheck, Splitter, StepPlanner, TrainError, WeightedGradients, batch_share,
+    join, label_parameters, newest_checkpoint,
 };
 
 pub use firebox_pool::Pooled;

@@ -32,6 +32,8 @@ use firebox_testing::lengths;
 use firebox_testing::zoo::{self, Numbered, Zoo};
 use serde::{Deserialize, Serialize};
 
+use crate::own_loop;
+
 type B<C> = Autodiff<Lazy<C>>;
 type Valid<C> = Lazy<C>;
 
@@ -171,6 +173,10 @@ impl Job {
             "lstm" => self.perform::<C, zoo::Recurrent<B<C>>>(),
             "reader" => self.perform::<C, zoo::Reader<B<C>>>(),
             "lengths" => self.train_lengths::<C>(),
+            "own-loop" => own_loop::train::<C>(self).unwrap_or_else(|error| Ended {
+                error: Some(("own loop".to_owned(), error.to_string())),
+                ..Ended::default()
+            }),
             other => panic!("there is no model `{other}`"),
         }
     }
@@ -326,7 +332,7 @@ impl Ended {
 }
 
 /// A backend on the device of these tests.
-trait Base: DeviceMemory + Backend<Device = CudaDevice> {}
+pub trait Base: DeviceMemory + Backend<Device = CudaDevice> {}
 
 impl<C: DeviceMemory + Backend<Device = CudaDevice>> Base for C {}
 

@@ -24,6 +24,8 @@ mod long;
 #[cfg(feature = "cuda")]
 mod missing;
 #[cfg(feature = "cuda")]
+mod own_loop;
+#[cfg(feature = "cuda")]
 mod trial;
 #[cfg(feature = "cuda")]
 mod values;
@@ -48,6 +50,7 @@ fn main() -> std::process::ExitCode {
         failures::tests(),
         long::tests(),
         largest::tests(),
+        own_loop::tests(),
     ];
     libtest_mimic::run(&arguments, tests.into_iter().flatten().collect()).exit_code()
 }

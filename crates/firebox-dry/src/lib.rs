@@ -71,15 +71,15 @@
 //! By chance, the server therefore sees less alive than the program has at the request.
 //!
 //! Here server and fusion share a thread, and a request is served when it is made. Every run
-//! therefore gives the same bytes, and at each request the most is alive that can be alive on a real
+//! therefore gives the same bytes. At each request, the most is alive that can be alive on a real
 //! device. That does not prove that no real run reserves more: where a buffer is placed depends on
 //! the gaps that exist, so with less alive a later buffer can find its gap taken.
 //!
 //! At a [`Mark::Settle`](firebox_trace::Mark::Settle) the program waits for the device. At a
 //! [`Mark::Drain`](firebox_trace::Mark::Drain) it only empties burn's queue, but another thread,
-//! such as the metrics thread, may read there; a replay waits at both. A replay on CubeCL's pools has
-//! two rounds: in the second one buffers are placed in the gaps that the first one has left. What
-//! loader threads request themselves is not modelled.
+//! such as the metrics thread, may read there. A replay waits at both. On CubeCL's pools it has two
+//! rounds: in the second, buffers are placed in the gaps that the first has left. What loader
+//! threads request themselves is not modelled.
 //!
 //! Whether an operation works in place is also a race. It does if its input has at most two
 //! holders, the program and the allocator (`can_mut` in `memory_pool/handle.rs` of cubecl-runtime).

@@ -25,7 +25,9 @@ pub use record::limits::{
     HOST_BYTES_PER_CALL, host_bytes_of_descriptions, host_bytes_of_rehearsal,
 };
 pub use record::recorder::{RecordError, Recorder};
-pub use record::recording::{Discarded, Recording, Survivor, index_in_trace, label, mark};
+pub use record::recording::{
+    Discarded, Recording, Survivor, index_in_trace, label, label_of, mark,
+};
 pub use record::rehearsing::{goes_on_with_zeros, is_rehearsal, rehearsing};
 pub use record::session::{is_recording, latest_recording};
 pub use states::{HiddenState, HiddenStates, SavedStates};

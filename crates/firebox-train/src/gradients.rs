@@ -1,5 +1,5 @@
-//! Computes the gradient of a batch from the gradients of its micro-batches. The training loop adds
-//! each micro-step's gradient here and gives the sum to the optimizer.
+//! Computes the gradient of a batch from the gradients of its micro-batches. The training loop, and
+//! loops of the user's own, add each micro-step's gradient here and give the sum to the optimizer.
 
 use std::marker::PhantomData;
 
@@ -7,24 +7,15 @@ use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, DType, Int, Tensor};
-use firebox_lazy::LazyBackend;
-use firebox_trace::Bytes;
+use firebox_lazy::{LazyBackend, is_rehearsal};
+use firebox_trace::{Bytes, Category};
 
-/// How the loss of a batch is computed from the losses of its items. It determines how gradients of
-/// micro-batches add up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reduction {
-    /// The loss is a mean over the items, or over what the batch's weight counts.
-    #[default]
-    Mean,
-    /// The loss is a sum over the items. Multiply a term that occurs once per batch, such as a
-    /// penalty, by the [share of the batch](crate::batch_share).
-    Sum,
-}
+use crate::planner::labels::label_gradients;
+use crate::reduction::Reduction;
 
 /// A weighted sum of gradients. 16-bit gradients are summed in 32 bit: in 16 bit, a sum over some
 /// hundred micro-batches loses what each adds.
-pub(crate) struct GradientSum<M> {
+struct GradientSum<M> {
     sum: Option<GradientsParams>,
     /// Whether `sum` is a single, unchanged summand.
     is_single: bool,
@@ -32,12 +23,12 @@ pub(crate) struct GradientSum<M> {
 }
 
 impl<M> GradientSum<M> {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self { sum: None, is_single: false, module: PhantomData }
     }
 
     /// Adds `grads` times `scale`. A first summand with a scale of one is taken unchanged.
-    pub(crate) fn add<B>(&mut self, model: &M, grads: GradientsParams, scale: f64)
+    fn add<B>(&mut self, model: &M, grads: GradientsParams, scale: f64)
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -53,13 +44,13 @@ impl<M> GradientSum<M> {
     }
 
     /// The sum so far.
-    pub(crate) fn get(&self) -> Option<&GradientsParams> {
+    fn get(&self) -> Option<&GradientsParams> {
         self.sum.as_ref()
     }
 
     /// Finishes the sum and multiplies all of it by `scale`. Gradients get the types of their
     /// parameters back.
-    pub(crate) fn finish<B>(&mut self, model: &M, scale: f64) -> GradientsParams
+    fn finish<B>(&mut self, model: &M, scale: f64) -> GradientsParams
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -71,6 +62,128 @@ impl<M> GradientSum<M> {
         let mut finish = Finish { finished: GradientsParams::new(), grads, scale };
         model.visit(&mut finish);
         finish.finished
+    }
+}
+
+/// The gradient of a batch, as the sum over its micro-batches by their weights in the loss.
+///
+/// For one optimizer step: [`add`](Self::add) the gradient of each micro-batch, then give what
+/// [`finish`](Self::finish) returns to the optimizer. 16-bit gradients are summed in 32 bit.
+///
+/// ```
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::GradientsParams;
+/// use burn::tensor::Tensor;
+/// use firebox_lazy::Lazy;
+/// use firebox_train::WeightedGradients;
+///
+/// type B = Autodiff<Lazy<Flex>>;
+/// let device = Default::default();
+/// let model: Linear<B> = LinearConfig::new(3, 1).init(&device);
+/// let gradient = |items: [[f32; 3]; 2], count: usize| {
+///     let items = Tensor::<B, 2>::from_floats(items, &device).narrow(0, 0, count);
+///     GradientsParams::from_grads(model.forward(items).mean().backward(), &model)
+/// };
+///
+/// // A batch of three items, in micro-batches of two and one.
+/// let mut gradients = WeightedGradients::mean(3.0);
+/// gradients.add(&model, gradient([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], 2), 2.0);
+/// gradients.add(&model, gradient([[7.0, 8.0, 9.0], [0.0; 3]], 1), 1.0);
+///
+/// let gradients = gradients.finish(&model);
+/// let weight = gradients.get::<Lazy<Flex>, 2>(model.weight.id).expect("it is trained");
+/// // The mean of the inputs.
+/// let means: Vec<f32> = weight.into_data().to_vec()?;
+/// assert!(means.iter().zip([4.0, 5.0, 6.0]).all(|(mean, is)| (mean - is).abs() < 1e-5));
+/// # Ok::<(), burn::tensor::DataError>(())
+/// ```
+pub struct WeightedGradients<M> {
+    sum: GradientSum<M>,
+    reduction: Reduction,
+    /// The weight that the sum is relative to.
+    reference: f64,
+    weight: f64,
+}
+
+impl<M> WeightedGradients<M> {
+    /// For a loss that is a mean, over a batch of weight `total`. The weight is the number of
+    /// items, unless the batch [says otherwise](firebox_batch::MicroBatch::weight).
+    ///
+    /// If the weights that were added do not sum up to `total`, for example because the gradients
+    /// of several batches are added, the gradient is the mean over what was added.
+    ///
+    /// # Panics
+    ///
+    /// If `total` is not a positive number.
+    pub fn mean(total: f64) -> Self {
+        assert!(total > 0.0 && total.is_finite(), "no mean is taken over a weight of {total}");
+        Self::new(Reduction::Mean, total)
+    }
+
+    /// For a loss that is a sum: gradients are added as they are.
+    pub fn sum() -> Self {
+        Self::new(Reduction::Sum, 1.0)
+    }
+
+    pub(crate) fn new(reduction: Reduction, reference: f64) -> Self {
+        Self { sum: GradientSum::new(), reduction, reference, weight: 0.0 }
+    }
+
+    /// Makes an empty sum relative to this weight.
+    pub(crate) fn relative_to(&mut self, weight: f64) {
+        self.reference = weight;
+    }
+
+    /// Adds the gradient of a micro-batch, of the mean or sum of its loss. A micro-batch that
+    /// weighs nothing in a mean is left out: its mean is not a number.
+    ///
+    /// A single gradient that has all the weight stays bit for bit what it is.
+    pub fn add<B>(&mut self, model: &M, grads: GradientsParams, weight: f64)
+    where
+        B: AutodiffBackend<InnerBackend: LazyBackend> + LazyBackend,
+        M: AutodiffModule<B>,
+    {
+        self.weight += weight;
+        let Some(scale) = self.reduction.scale(weight, self.reference) else { return };
+        if is_rehearsal() {
+            label_gradients(model, &grads, Category::Gradient);
+        }
+        self.sum.add(model, grads, scale);
+        if let (true, false, Some(sum)) = (is_rehearsal(), self.sum.is_single, self.sum.get()) {
+            label_gradients(model, sum, Category::AccumulatedGradient);
+        }
+    }
+
+    /// The weights that were added.
+    pub fn weight(&self) -> f64 {
+        self.weight
+    }
+
+    /// The gradients for the optimizer, in the types of the parameters. Nothing is left.
+    pub fn finish<B>(&mut self, model: &M) -> GradientsParams
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        // A rehearsal runs some of the micro-batches and stands for all.
+        let rest = match is_rehearsal() {
+            true => 1.0,
+            false => self.reduction.rest(self.reference, self.weight),
+        };
+        self.weight = 0.0;
+        self.sum.finish(model, rest)
+    }
+}
+
+impl<M> std::fmt::Debug for WeightedGradients<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { reduction, reference, weight, .. } = self;
+        f.debug_struct("WeightedGradients")
+            .field("reduction", reduction)
+            .field("reference", reference)
+            .field("weight", weight)
+            .finish_non_exhaustive()
     }
 }
 

@@ -22,11 +22,11 @@ use crate::components::Components;
 use crate::device::DeviceMemory;
 use crate::device::panics::{Listener, panic_message};
 use crate::error::{FitError, Phase, TrainError};
-use crate::gradients::Reduction;
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::progress::{Renderer, Screen};
 use crate::ready::make_ready;
+use crate::reduction::Reduction;
 use crate::report::{MemoryUse, PlanReport};
 use crate::run::checkpoints::unreadable_checkpoint;
 use crate::run::micro_step::give_back;
@@ -38,8 +38,8 @@ use crate::splitter::{ByMicroBatch, Splitter};
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct LearnerBuilder<ST, SV> {
-    settings: Settings,
-    train_splitter: ST,
+    pub(crate) settings: Settings,
+    pub(crate) train_splitter: ST,
     valid_splitter: SV,
 }
 

@@ -13,11 +13,11 @@ use firebox_trace::Bytes;
 use crate::check::Coupling;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
-use crate::gradients::Reduction;
 use crate::planner::growth::Growth;
 use crate::planner::{Planned, Planner};
 use crate::progress::Screen;
 use crate::ready::OtherTensors;
+use crate::reduction::Reduction;
 use crate::report::PlanReport;
 use crate::whole::Joins;
 

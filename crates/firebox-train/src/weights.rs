@@ -2,7 +2,7 @@
 //! them.
 
 use crate::error::TrainError;
-use crate::gradients::Reduction;
+use crate::reduction::Reduction;
 
 /// The weight of a batch. `None` if nothing in it counts, so that it has no mean.
 pub(crate) fn of_batch(weight: f64, reduction: Reduction) -> Result<Option<f64>, TrainError> {
@@ -12,25 +12,6 @@ pub(crate) fn of_batch(weight: f64, reduction: Reduction) -> Result<Option<f64>,
         Reduction::Mean if weight < 0.0 => Err(TrainError::Weight { weight }),
         Reduction::Mean => Ok((weight > 0.0).then_some(weight)),
     }
-}
-
-/// The factor for the gradient of a micro-batch. `None` if nothing in it counts: its mean is over
-/// nothing and therefore not a number.
-pub(crate) fn scale(weight: f64, reference: f64, reduction: Reduction) -> Option<f64> {
-    match reduction {
-        Reduction::Sum => Some(1.0),
-        Reduction::Mean if weight == 0.0 => None,
-        Reduction::Mean => Some(weight / reference),
-    }
-}
-
-/// The final factor for a sum of gradients relative to `reference`, whose summands weigh `weight`
-/// in total. It is one if the two differ only by rounding, as a sum over parts does. A batch that
-/// is run whole is therefore trained on unchanged.
-pub(crate) fn rest(reference: f64, weight: f64, reduction: Reduction) -> f64 {
-    let rest = reference / weight;
-    let is_one = reduction == Reduction::Sum || (rest - 1.0).abs() < f64::from(f32::EPSILON);
-    if is_one { 1.0 } else { rest }
 }
 
 /// Whether the weights of the parts of a batch of `items` items differ from the weight of the
@@ -54,12 +35,12 @@ mod tests {
         assert!(matches!(of_batch(0.0, Reduction::Mean), Ok(None)));
         assert!(matches!(of_batch(0.0, Reduction::Sum), Ok(Some(0.0))));
         assert!(matches!(of_batch(2.5, Reduction::Mean), Ok(Some(2.5))));
-        assert_eq!(scale(0.0, 4.0, Reduction::Mean), None);
-        assert_eq!(scale(1.0, 4.0, Reduction::Mean), Some(0.25));
-        assert_eq!(scale(0.0, 4.0, Reduction::Sum), Some(1.0));
-        assert_eq!(rest(4.0, 8.0, Reduction::Mean), 0.5);
-        assert_eq!(rest(4.0, 4.000_000_1, Reduction::Mean), 1.0);
-        assert_eq!(rest(4.0, 8.0, Reduction::Sum), 1.0);
+        assert_eq!(Reduction::Mean.scale(0.0, 4.0), None);
+        assert_eq!(Reduction::Mean.scale(1.0, 4.0), Some(0.25));
+        assert_eq!(Reduction::Sum.scale(0.0, 4.0), Some(1.0));
+        assert_eq!(Reduction::Mean.rest(4.0, 8.0), 0.5);
+        assert_eq!(Reduction::Mean.rest(4.0, 4.000_000_1), 1.0);
+        assert_eq!(Reduction::Sum.rest(4.0, 8.0), 1.0);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use firebox_trace::{Bytes, Mark, Step, Trace};
 
-use crate::gradients::Reduction;
 use crate::planner::overhead::{earlier_outputs, outputs_alive};
+use crate::reduction::Reduction;
 
 /// Joins the outputs of micro-batches into one. Each comes with its share in the batch's loss.
 pub(crate) type Join<T> = Box<dyn Fn(Vec<(T, f64)>) -> T + Send + Sync>;

@@ -56,8 +56,8 @@ pub struct Dry<B: DryTwin> {
 /// The maximum number of replays of a trace.
 pub const MOST_REPLAYS: usize = 6;
 
-/// How often the traces of a process follow each other. Where a buffer is placed depends on the gaps
-/// that earlier steps have left.
+/// How often the traces of a process follow each other. Where a buffer is placed depends on the
+/// gaps that earlier steps have left.
 const ROUNDS: usize = 2;
 
 /// The factor by which the guess for a failed replay is widened. The measured factor between

@@ -283,6 +283,15 @@ pub fn label<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>, label: Label) {
     });
 }
 
+/// The label of a tensor in the trace that this thread is recording on `B`, if it has one.
+pub fn label_of<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>) -> Option<Label> {
+    tensor.settle();
+    session::with::<B, _>(|session| {
+        let index = session.meet(tensor);
+        session.trace.tensor(index).label.as_deref().cloned()
+    })?
+}
+
 /// The index of a tensor in the trace that this thread is recording on `B`. `None` outside a
 /// recording.
 pub fn index_in_trace<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>) -> Option<TensorIndex> {

@@ -26,8 +26,9 @@ use firebox_trace::{Bytes, MemoryModel, Trace};
 use crate::components::{LazyComponents, TrainBatch};
 use crate::device::panics::panic_message;
 use crate::error::TrainError;
-use crate::gradients::{Reduction, forget_graphs_without, has_untrained};
+use crate::gradients::{forget_graphs_without, has_untrained};
 use crate::planner::rehearsal::{recording_bytes, train_step};
+use crate::reduction::Reduction;
 use crate::share::with_share;
 use crate::splitter::Splitter;
 

@@ -5,7 +5,7 @@ use std::fmt;
 
 use burn::tensor::DType;
 
-use crate::gradients::Reduction;
+use crate::reduction::Reduction;
 
 /// Why the gradient of a split batch differs from the whole batch's. Displays as the cause and what
 /// helps.

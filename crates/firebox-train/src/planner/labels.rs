@@ -5,7 +5,7 @@ use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Bool, Int, Tensor, TensorPrimitive};
-use firebox_lazy::{LazyBackend, label};
+use firebox_lazy::{LazyBackend, label, label_of};
 use firebox_trace::{Category, Label, Mark, Origin, Step, TensorIndex, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -49,10 +49,11 @@ impl<B: LazyBackend> ModuleVisitor<B> for Parameters {
     }
 }
 
-/// Labels the gradients of a module's parameters.
+/// Labels the gradients of a module's parameters, each with the path of its parameter. The module
+/// may be a part of the one whose parameters were labelled.
 pub(crate) fn label_gradients<B, M>(module: &M, grads: &GradientsParams, category: Category)
 where
-    B: AutodiffBackend,
+    B: AutodiffBackend + LazyBackend,
     B::InnerBackend: LazyBackend,
     M: AutodiffModule<B>,
 {
@@ -67,13 +68,15 @@ struct Gradients<'a> {
 
 impl<B> ModuleVisitor<B> for Gradients<'_>
 where
-    B: AutodiffBackend,
+    B: AutodiffBackend + LazyBackend,
     B::InnerBackend: LazyBackend,
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let grad = self.grads.get::<B::InnerBackend, D>(param.id);
         if let Some(TensorPrimitive::Float(grad)) = grad.map(Tensor::into_primitive) {
-            let name = self.path.join(".");
+            let parameter = label_of(&B::lazy_float(&param.val().into_primitive().tensor()));
+            let parameter = parameter.filter(|label| label.category == Category::Parameter);
+            let name = parameter.map_or_else(|| self.path.join("."), |label| label.name);
             let grad = <B::InnerBackend as LazyBackend>::lazy_float(&grad);
             label(&grad, Label { category: self.category, name });
         }

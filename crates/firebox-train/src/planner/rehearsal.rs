@@ -26,14 +26,13 @@ use firebox_trace::{
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
 use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
-use crate::gradients::{GradientSum, Reduction, forget_graphs_without};
-use crate::planner::labels::{
-    label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
-};
+use crate::gradients::{WeightedGradients, forget_graphs_without};
+use crate::planner::labels::{label_by_lifetime, label_parameters, retire_what_is_replaced};
 use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
 use crate::planner::pieces::{Piece, representative};
+use crate::reduction::Reduction;
 use crate::splitter::Splitter;
 use crate::whole::{Join, Joins, add_outputs_of_others, joined};
 
@@ -170,8 +169,9 @@ fn iterate<LC, S>(
     S: Splitter<TrainBatch<LC>>,
 {
     let note = mark::<LC::Base>;
-    let accumulates = pieces.len() > 1;
-    let mut sum = GradientSum::new();
+    // Any share of the batch, but for all of it: that gradient stays as it is.
+    let share = if pieces.len() > 1 { 0.5 } else { 1.0 };
+    let mut gradients = WeightedGradients::mean(1.0);
     learner.lr_step();
     let current = learner.model();
     let mut arrival = None;
@@ -183,19 +183,14 @@ fn iterate<LC, S>(
         note(Mark::MicroStep);
         let output = train_step(learner, &current, micro);
         note(Mark::Drain);
-        label_gradients(labels, &output.grads, Category::Gradient);
-        let scale = if accumulates { 0.5 } else { 1.0 };
-        sum.add(labels, output.grads, scale);
-        if let (true, Some(sum)) = (accumulates, sum.get()) {
-            label_gradients(labels, sum, Category::AccumulatedGradient);
-        }
+        gradients.add(labels, output.grads, share);
         note(Mark::Drain);
         outputs.add(output.item);
         note(Mark::MicroStepEnd(outputs.more(piece)));
     }
     outputs.join();
     drop((current, arrival));
-    let grads = sum.finish(labels, 1.0);
+    let grads = gradients.finish(labels);
     // Before and after the optimizer step, the device is asked whether all work succeeded.
     note(Mark::Settle);
     note(Mark::OptimizerStep);
@@ -332,7 +327,7 @@ impl<'a, T> Outputs<'a, T> {
 }
 
 /// Turns a panic of the user's step into an error, and hidden state into another.
-fn guard(
+pub(crate) fn guard(
     phase: Phase,
     items: Items,
     rehearse: impl FnOnce() -> Result<Rehearsal, firebox_lazy::RecordError>,
@@ -449,11 +444,10 @@ fn loop_bytes(memory: &dyn MemoryModel) -> Bytes {
     if memory.is_on_host() { Bytes::mib(1) } else { Bytes::ZERO }
 }
 
-/// The optimizer's state at the end of the first iteration. At the end of the second, a checkpoint
-/// may still hold the state of the first.
+/// The optimizer's state at the end of the rehearsal.
 fn state_at_end(trace: &Trace) -> Vec<TensorInfo> {
-    let end =
-        trace.steps.iter().position(|step| step.is_mark(&Mark::IterationEnd)).unwrap_or_default();
+    let is_end = |step: &Step| step.is_mark(&Mark::IterationEnd);
+    let end = trace.steps.iter().rposition(is_end).unwrap_or_default();
     let is_state = |index: &TensorIndex| {
         let label = trace.tensor(*index).label.as_ref();
         label.is_some_and(|label| label.category == Category::OptimizerState)

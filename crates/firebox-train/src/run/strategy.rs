@@ -5,7 +5,7 @@
 //! burn's own single-device strategy. A batch that is run whole is therefore trained on exactly as
 //! burn does.
 
-mod account;
+pub(crate) mod account;
 mod accumulated;
 mod again;
 mod begin;
@@ -35,11 +35,11 @@ use crate::device::own_pool::TrainingPool;
 use crate::device::panics::panic_message;
 use crate::device::watch::Watch;
 use crate::error::{During, Phase, TrainError};
-use crate::gradients::Reduction;
 use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
 use crate::planner::{Planner, Prepared};
 use crate::progress::Screen;
+use crate::reduction::Reduction;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::run::micro_step::{MicroStep, Queue};
 use crate::settings::Settings;
@@ -57,7 +57,7 @@ pub(crate) use self::outcome::{Outcome, OutcomeOf};
 
 /// How many batches after a new plan are compared with its prediction. An optimizer's state exists
 /// from the second batch on.
-const MEASURED_BATCHES: usize = 3;
+pub(crate) const MEASURED_BATCHES: usize = 3;
 
 /// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
 pub(crate) struct AutoBatch<LC: LazyComponents, ST, SV> {
@@ -254,7 +254,7 @@ where
         self.loader_items = loader.num_items();
         let mut iterator = self.gate.starting(|| loader.iter());
         let (mut iteration, mut before) = (0, 0);
-        let mut accumulated = Accumulated::new();
+        let mut accumulated = Accumulated::new(self.strategy.settings.reduction);
         while let Some(batch) = self.gate.waiting(|| iterator.next()) {
             iteration += 1;
             let loader = iterator.progress();
@@ -318,7 +318,6 @@ where
         if reduction == Reduction::Mean && weights::differ(parts, total, items) {
             return Err(TrainError::UnequalWeights { parts, whole: total });
         }
-        accumulated.weight += parts;
         if accumulated.batches >= self.accumulation {
             self.optimizer_step(planner, accumulated, iteration)?;
             if self.unmeasured > 0 {
@@ -382,11 +381,11 @@ where
                 &mut |output, weight| {
                     watch.heard_nothing()?;
                     parts += weight;
-                    // A micro-batch that counts nothing has no loss: its mean is not a number.
-                    let scale = weights::scale(weight, accumulated.reference, reduction);
-                    let Some(scale) = scale else { return Ok(()) };
-                    outputs.add(output.item, weight);
-                    queue.alone(|| accumulated.sum.add(&model, output.grads, scale));
+                    // Without a loss, its mean is not a number.
+                    if reduction.counts(weight) {
+                        outputs.add(output.item, weight);
+                        queue.alone(|| accumulated.gradients.add(&model, output.grads, weight));
+                    }
                     Ok(())
                 },
             )?;
@@ -401,13 +400,12 @@ where
         accumulated: &mut Accumulated<LC::TrainingModel>,
         iteration: usize,
     ) -> Result<(), TrainError> {
-        let done = std::mem::replace(accumulated, Accumulated::new());
-        let Accumulated { mut sum, reference, weight, .. } = done;
-        let rest = weights::rest(reference, weight, self.strategy.settings.reduction);
+        let mut done =
+            std::mem::replace(accumulated, Accumulated::new(self.strategy.settings.reduction));
         let pool = self.pool.as_deref();
         let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
         let stepped = queue::<LC::Backend>(&self.training, &self.device).alone(|| {
-            let grads = sum.finish(&self.learner.model(), rest);
+            let grads = done.gradients.finish(&self.learner.model());
             // From here on, a failure loses the model.
             self.watch.check()?;
             lasting(true);

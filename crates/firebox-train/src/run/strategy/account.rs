@@ -10,6 +10,8 @@ use crate::error::{TrainError, over_budget};
 use crate::planner::Planner;
 use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
+use crate::report::MemoryUse;
+use crate::settings::Settings;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
@@ -33,44 +35,51 @@ where
         self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
     }
 
-    /// Compares what training holds with the prediction. If a device's allocator holds more, later
-    /// plans use less of the budget. More than the budget is a warning, or an error if the user
-    /// asked for that.
+    /// See [`measure`].
     pub(super) fn measure(&self, planner: &mut Planner) -> Result<(), TrainError> {
-        let settings = &self.strategy.settings;
-        let (predicted, budget) = (planner.predicted(), planner.budget());
         let mut outcome = self.strategy.outcome();
         let memory = outcome.memory.get_or_insert_default();
-        memory.predicted = predicted;
-        let usage = LC::Base::pool_usage(&self.device);
-        let others = settings.others.held;
-        let (measured, limit) = match usage {
-            Some(usage) => (Some(usage.reserved - others), budget),
-            None => (planner.measured_growth(), Growth::limit(budget)),
-        };
-        let known = memory.measured.unwrap_or_default();
-        let Some(measured) = measured.filter(|measured| *measured > known) else { return Ok(()) };
-        memory.measured = Some(measured);
-        match usage {
-            Some(usage) if measured > predicted => {
-                log::warn!(
-                    "the device has {usage}, {others} of it for other tensors, and {predicted} were predicted: later plans \
-                     leave that much more room"
-                );
-                planner.be_cautious(predicted.ratio(measured));
-            }
-            Some(usage) => log::info!("the device has {usage}, and {predicted} were predicted"),
-            None => {
-                log::info!("the process has grown by {measured}, and {predicted} were predicted")
-            }
-        }
-        if measured > limit && settings.is_strict {
-            return Err(TrainError::OverBudget { measured, predicted, budget });
-        }
-        // Warns once, and not again for every few bytes more.
-        if measured > limit && known <= limit {
-            settings.warn(&over_budget(measured, predicted, budget).to_string());
-        }
-        Ok(())
+        measure::<LC::Base>(&self.device, planner, &self.strategy.settings, memory)
     }
+}
+
+/// Compares what training holds with the prediction, and notes both. If a device's allocator holds
+/// more, later plans use less of the budget. More than the budget is a warning, or an error if the
+/// user asked for that.
+pub(crate) fn measure<B: DeviceMemory>(
+    device: &B::Device,
+    planner: &mut Planner,
+    settings: &Settings,
+    memory: &mut MemoryUse,
+) -> Result<(), TrainError> {
+    let (predicted, budget) = (planner.predicted(), planner.budget());
+    memory.predicted = predicted;
+    let usage = B::pool_usage(device);
+    let others = settings.others.held;
+    let (measured, limit) = match usage {
+        Some(usage) => (Some(usage.reserved - others), budget),
+        None => (planner.measured_growth(), Growth::limit(budget)),
+    };
+    let known = memory.measured.unwrap_or_default();
+    let Some(measured) = measured.filter(|measured| *measured > known) else { return Ok(()) };
+    memory.measured = Some(measured);
+    match usage {
+        Some(usage) if measured > predicted => {
+            log::warn!(
+                "the device has {usage}, {others} of it for other tensors, and {predicted} were predicted: later plans \
+                 leave that much more room"
+            );
+            planner.be_cautious(predicted.ratio(measured));
+        }
+        Some(usage) => log::info!("the device has {usage}, and {predicted} were predicted"),
+        None => log::info!("the process has grown by {measured}, and {predicted} were predicted"),
+    }
+    if measured > limit && settings.is_strict {
+        return Err(TrainError::OverBudget { measured, predicted, budget });
+    }
+    // Warns once, and not again for every few bytes more.
+    if measured > limit && known <= limit {
+        settings.warn(&over_budget(measured, predicted, budget).to_string());
+    }
+    Ok(())
 }

@@ -1,26 +1,24 @@
-//! The gradients and weights that go into one optimizer step. The training loop fills it batch by
-//! batch.
+//! The gradients that go into one optimizer step. The training loop fills it batch by batch.
 
-use crate::gradients::GradientSum;
+use crate::gradients::WeightedGradients;
+use crate::reduction::Reduction;
 
 /// The gradients of the loader batches since the last optimizer step.
 pub(super) struct Accumulated<M> {
-    pub(super) sum: GradientSum<M>,
-    /// The weight that the sum is relative to: the weight of the first loader batch.
-    pub(super) reference: f64,
-    pub(super) weight: f64,
+    /// Relative to the weight of the first loader batch.
+    pub(super) gradients: WeightedGradients<M>,
     pub(super) batches: usize,
 }
 
 impl<M> Accumulated<M> {
-    pub(super) fn new() -> Self {
-        Self { sum: GradientSum::new(), reference: 0.0, weight: 0.0, batches: 0 }
+    pub(super) fn new(reduction: Reduction) -> Self {
+        Self { gradients: WeightedGradients::new(reduction, 1.0), batches: 0 }
     }
 
     /// Notes that the gradients of a batch of weight `total` are added from here on.
     pub(super) fn begin_batch(&mut self, total: f64) {
         if self.batches == 0 {
-            self.reference = total;
+            self.gradients.relative_to(total);
         }
         self.batches += 1;
     }

@@ -9,7 +9,7 @@ use burn::train::{EventProcessorTraining, LearnerEvent, TrainingItem};
 use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard, latest_recording};
 
 use crate::device::DeviceMemory;
-use crate::gradients::Reduction;
+use crate::reduction::Reduction;
 use crate::run::micro_step::Queue;
 use crate::whole::{Join, joined};
 

@@ -12,7 +12,6 @@ use crate::planner::rehearsal::validation_model;
 use crate::planner::{Planner, Prepared};
 use crate::run::micro_step::MicroStep;
 use crate::splitter::Splitter;
-use crate::weights;
 use crate::whole::joined;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
@@ -93,7 +92,7 @@ where
             let done = (range.end, prepared.shape.items);
             micro_step.run(range, &mut |micro| model.step(micro), &mut |output, weight| {
                 // A micro-batch that counts nothing has no loss: its mean is not a number.
-                if weights::scale(weight, 1.0, reduction).is_none() {
+                if !reduction.counts(weight) {
                     return Ok(());
                 }
                 match join {

@@ -1,0 +1,421 @@
+//! Training loops of the user's own: [`StepPlanner`] plans each batch for the user's step and runs it
+//! in micro-batches that fit.
+//!
+//! The step is a function that is called several times: in rehearsals on some micro-batches of a
+//! split, recorded and thrown away, and then for the batch itself.
+
+mod batches;
+mod micro_batches;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::data::dataloader::DataLoader;
+use burn::module::AutodiffModule;
+use burn::tensor::backend::AutodiffBackend;
+use firebox_lazy::{
+    LazyBackend, LoaderGate, LoaderGuard, Recorder, Rehearsal, TrainingGuard, mark, rehearse,
+};
+use firebox_plan::Split;
+use firebox_trace::{Bytes, Mark};
+
+use crate::device::DeviceMemory;
+use crate::device::own_pool::TrainingPool;
+use crate::device::panics::Listener;
+use crate::device::watch::Watch;
+use crate::error::{During, Phase, TrainError};
+use crate::gradients::has_untrained;
+use crate::learner::LearnerBuilder;
+use crate::planner::labels::{label_by_lifetime, label_parameters, retire_what_is_replaced};
+use crate::planner::overhead::Overhead;
+use crate::planner::pieces::representative;
+use crate::planner::rehearsal::{Iterations, RehearsalPlan, guard};
+use crate::planner::shape::Shape;
+use crate::planner::{Admission, BatchToRun, Planner, Prepared};
+use crate::ready::make_ready;
+use crate::report::{MemoryUse, PlanReport};
+use crate::run::micro_step::{Queue, give_back};
+use crate::run::strategy::MEASURED_BATCHES;
+use crate::run::strategy::account::measure;
+use crate::settings::Settings;
+use crate::splitter::Splitter;
+use crate::weights;
+
+pub use self::batches::Batches;
+pub use self::micro_batches::MicroBatches;
+use self::micro_batches::{Rehearsed, Running};
+
+/// A step of a training loop: changes the model and the optimizers, and returns what the loop wants
+/// to know.
+type Step<'s, B, M, O, I, S, R> =
+    dyn FnMut(&mut M, &mut O, &mut MicroBatches<'_, B, M, I, S>) -> Result<R, TrainError> + 's;
+
+/// Runs the steps of a training loop within a memory budget.
+///
+/// For loops that burn's supervised training does not cover: several models and optimizers, a GAN,
+/// reinforcement learning. The loop stays the user's. Each batch goes through [`step`](Self::step),
+/// which plans it for the user's step and runs it in micro-batches that fit. Made by
+/// [`LearnerBuilder::step_planner`](crate::LearnerBuilder::step_planner).
+///
+/// ```
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::nn::loss::{MseLoss, Reduction};
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+/// use burn::prelude::*;
+/// use firebox_batch::MicroBatch;
+/// use firebox_lazy::Lazy;
+/// use firebox_train::{Learner, WeightedGradients};
+/// use firebox_trace::Bytes;
+///
+/// type B = Autodiff<Lazy<Flex>>;
+///
+/// #[derive(Clone, Debug, MicroBatch)]
+/// struct Points<B: Backend> {
+///     inputs: Tensor<B, 2>,
+///     targets: Tensor<B, 2>,
+/// }
+///
+/// let device = Default::default();
+/// let mut model: Linear<B> = LinearConfig::new(2, 1).init(&device);
+/// let mut optim = AdamConfig::new().init();
+/// let mut steps = Learner::builder().auto_batch().memory(Bytes::mib(8)).step_planner(&model)?;
+///
+/// for _ in 0..3 {
+///     let inputs = Tensor::<B, 2>::random([64, 2], Distribution::Default, &device);
+///     let batch = Points { targets: inputs.clone().sum_dim(1), inputs };
+///     steps.step(&mut model, &mut optim, &batch, |model, optim, parts| {
+///         let mut gradients = WeightedGradients::mean(parts.weight());
+///         parts.each(
+///             model,
+///             // Recorded, checked against the budget, then run.
+///             |model, points| {
+///                 let output = model.forward(points.inputs);
+///                 let loss = MseLoss::new().forward(output, points.targets, Reduction::Mean);
+///                 GradientsParams::from_grads(loss.backward(), model)
+///             },
+///             |model, grads, weight| gradients.add(model, grads, weight),
+///         )?;
+///         let grads = gradients.finish(model);
+///         parts.update(model, |model| *model = optim.step(1e-3, model.clone(), grads))
+///     })?;
+/// }
+/// assert!(steps.plans()[0].plan.is_whole());
+/// # Ok::<(), firebox_train::TrainError>(())
+/// ```
+///
+/// Counts what a step needs, and batches of loader threads that are read through
+/// [`batches`](Self::batches). Excludes what else the loop holds, such as a replay buffer on the
+/// device.
+///
+/// Whether gradients of a split batch equal the whole batch's is not checked: only the
+/// [`Learner`](crate::Learner) knows how the step uses them.
+///
+/// Use it on the thread that made it. Only one should live on a device at a time.
+pub struct StepPlanner<B, M, S>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+{
+    settings: Settings,
+    splitter: S,
+    planner: Planner,
+    device: B::Device,
+    training: Option<TrainingGuard>,
+    gate: Arc<LoaderGuard>,
+    /// What a loader thread may have prepared before it must wait, and the items of the loader.
+    loader_limit: Bytes,
+    loader_items: Arc<AtomicUsize>,
+    pool: Option<Arc<TrainingPool>>,
+    watch: Watch<B::Base>,
+    latest: Option<Shape>,
+    /// How many more batches to compare with a prediction.
+    unmeasured: usize,
+    has_stepped: bool,
+    keeps_statistics: bool,
+    plans: Vec<PlanReport>,
+    memory: MemoryUse,
+    _listener: Listener,
+    _model: std::marker::PhantomData<fn() -> M>,
+}
+
+impl<ST, SV> LearnerBuilder<ST, SV> {
+    /// Builds a [`StepPlanner`] for a training loop of your own, on the device of `model`.
+    ///
+    /// Uses the options for memory, splits, hidden state and output. Those for burn's loop, such as
+    /// [`progress`](Self::progress), [`seed`](Self::seed) and [`save_trace`](Self::save_trace), have
+    /// no effect.
+    ///
+    /// # Errors
+    ///
+    /// If something the device needs is not installed, the model does not live on one device, or the
+    /// budget cannot be determined.
+    pub fn step_planner<B, M>(self, model: &M) -> Result<StepPlanner<B, M, ST>, TrainError>
+    where
+        B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+        B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+        M: AutodiffModule<B>,
+    {
+        StepPlanner::new(model, self.settings, self.train_splitter)
+    }
+}
+
+impl<B, M, S> StepPlanner<B, M, S>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    M: AutodiffModule<B>,
+{
+    pub(crate) fn new(model: &M, settings: Settings, splitter: S) -> Result<Self, TrainError> {
+        let others = make_ready::<B, _>(model)?;
+        let settings = Settings { others, ..settings };
+        let device = model.devices()[0].clone();
+        let mut planner = settings.planner::<B, _>(model)?;
+        let pool = B::Base::own_pool(&device).map(|pool| {
+            let of = device.clone();
+            let drain = move || B::Base::drain(&of);
+            Arc::new(TrainingPool::begin(pool, drain, others))
+        });
+        if let Some(pool) = &pool {
+            pool.limit(planner.budget());
+            planner.use_pool(pool);
+        }
+        Ok(Self {
+            splitter,
+            planner,
+            training: B::Base::FUSES.then(TrainingGuard::enter::<B::Base>),
+            gate: Arc::new(LoaderGate::enter()),
+            loader_limit: Bytes::ZERO,
+            loader_items: Arc::default(),
+            pool,
+            watch: Watch::new(device.clone()),
+            latest: None,
+            unmeasured: 0,
+            has_stepped: false,
+            keeps_statistics: has_untrained::<B, _>(model),
+            plans: Vec::new(),
+            memory: MemoryUse::default(),
+            settings,
+            device,
+            _listener: Listener::of_all(),
+            _model: std::marker::PhantomData,
+        })
+    }
+
+    /// Runs one step on a batch: plans it if batches of its shape have no plan yet, and calls `step`
+    /// with the model, the optimizers and the batch's [micro-batches](MicroBatches).
+    ///
+    /// `step` is also called in each rehearsal, with clones of the model and of `optim`. It must do
+    /// the same there. [`is_rehearsal`](firebox_lazy::is_rehearsal) tells it what not to repeat,
+    /// such as printing. What it reads in a rehearsal is computed. `optim` is what the step changes
+    /// besides the model: an optimizer, several as a tuple, schedulers.
+    ///
+    /// # Errors
+    ///
+    /// If the batch does not fit however it is cut, a part of the step panics, or the device fails,
+    /// and those of `step`. The model is then that of the last whole [update](MicroBatches::update).
+    pub fn step<O, I, R>(
+        &mut self,
+        model: &mut M,
+        optim: &mut O,
+        batch: &I,
+        mut step: impl FnMut(&mut M, &mut O, &mut MicroBatches<'_, B, M, I, S>) -> Result<R, TrainError>,
+    ) -> Result<R, TrainError>
+    where
+        O: Clone,
+        S: Splitter<I>,
+    {
+        let states = self.settings.states.clone();
+        let result = states.kept(|| self.run(model, optim, batch, &mut step));
+        result.map_err(|error| self.watch.explain(error))
+    }
+
+    /// The batches of a loader. Its threads prepare no more ahead than plans count.
+    ///
+    /// Until the first batch was planned, they prepare no more than the loop waits for. Items in the
+    /// loader are counted once for all loaders.
+    pub fn batches<'a, I>(&self, loader: &'a dyn DataLoader<B, I>) -> Batches<'a, I> {
+        self.loader_items.store(loader.num_items(), Ordering::Relaxed);
+        if self.plans.is_empty() {
+            self.gate.limit(Bytes::new(1));
+        }
+        Batches::start(loader, self.gate.clone())
+    }
+
+    /// The plans so far, in the order they were made.
+    pub fn plans(&self) -> &[PlanReport] {
+        &self.plans
+    }
+
+    /// The memory predicted and measured so far. Measured after the first batches of each plan.
+    pub fn memory(&self) -> MemoryUse {
+        self.memory
+    }
+
+    /// What steps may use.
+    pub fn budget(&self) -> Bytes {
+        self.planner.budget()
+    }
+
+    fn run<O, I, R>(
+        &mut self,
+        model: &mut M,
+        optim: &mut O,
+        batch: &I,
+        step: &mut Step<'_, B, M, O, I, S, R>,
+    ) -> Result<R, TrainError>
+    where
+        O: Clone,
+        S: Splitter<I>,
+    {
+        let items = self.splitter.items(batch)?;
+        if items == 0 {
+            return Err(TrainError::EmptyBatch { phase: Phase::Training });
+        }
+        let weight = self.splitter.weight(batch);
+        let Some(weight) = weights::of_batch(weight, self.settings.reduction)? else {
+            return Err(TrainError::Weight { weight });
+        };
+        let prepared = self.prepare(model, optim, (batch, items, weight), step)?;
+        self.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
+        let running = Running {
+            planner: &mut self.planner,
+            settings: &self.settings,
+            queue: Queue { training: self.training.as_ref(), device: &self.device },
+            watch: &mut self.watch,
+            pool: self.pool.as_deref(),
+            keeps_statistics: self.keeps_statistics,
+            prepared,
+        };
+        let mut parts = MicroBatches::running(&self.splitter, (batch, items, weight), running);
+        let result = step(model, optim, &mut parts)?;
+        drop(parts);
+        self.watch.heard_nothing()?;
+        self.planner.has_run(Phase::Training);
+        self.has_stepped = true;
+        if self.unmeasured > 0 {
+            self.unmeasured -= 1;
+            let Self { device, planner, settings, memory, .. } = self;
+            measure::<B::Base>(device, planner, settings, memory)?;
+        }
+        Ok(result)
+    }
+
+    /// Makes a batch ready to run.
+    fn prepare<O, I, R>(
+        &mut self,
+        model: &M,
+        optim: &O,
+        (batch, items, weight): (&I, usize, f64),
+        step: &mut Step<'_, B, M, O, I, S, R>,
+    ) -> Result<Prepared, TrainError>
+    where
+        O: Clone,
+        S: Splitter<I>,
+    {
+        let (splitter, phase) = (&self.splitter, Phase::Training);
+        let shape = Shape::of::<B, _, _>(phase, batch, items, splitter, &mut self.planner);
+        let to_run = BatchToRun { phase, shape, again: self.latest == Some(shape) };
+        let (pages, has_stepped) = (!self.planner.memory().is_on_host(), self.has_stepped);
+        let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
+        let overhead = Overhead {
+            workers: self.gate.workers(),
+            batches: self.loader_items.load(Ordering::Relaxed).div_ceil(items),
+            limit: self.loader_limit,
+            counted: self.gate.largest_batch().max(self.gate.peak_of_worker()),
+            saves: false,
+        };
+        let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
+            let course = RehearsalPlan { iterations, has_stepped, batches: 1, pages };
+            let batch = (batch, items, weight);
+            let rehearsed =
+                rehearse_step(model, optim, (splitter, batch), split, course, step, recorder);
+            queue.after_rehearsal(recorder);
+            rehearsed
+        };
+        let prepared = self.planner.prepare(&to_run, || overhead, rehearse)?;
+        self.latest = Some(shape);
+        if let (Some(pool), Some(_)) = (&self.pool, &prepared.made) {
+            // A part of an update may have run while planning.
+            pool.lasting(false);
+        }
+        if let Some(planned) = &prepared.made {
+            self.unmeasured = MEASURED_BATCHES;
+            if self.planner.has_run_steps() {
+                give_back::<B>(&self.device);
+            }
+            let budget = self.planner.budget();
+            let report = self.settings.report::<B, _>(model, budget, (phase, planned), &self.plans);
+            self.plans.push(report);
+            self.loader_limit = planned.rehearsed.loader_limit;
+            let limit = self.loader_limit;
+            self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
+        }
+        if prepared.admission == Admission::RunsOnceGivenBack {
+            self.unmeasured = self.unmeasured.max(1);
+        }
+        queue.prepare(prepared.admission);
+        if let Some((pool, pages)) = self.pool.as_ref().zip(prepared.pages) {
+            self.planner.predict(queue.alone(|| pool.prepare(pages))?);
+        }
+        Ok(prepared)
+    }
+}
+
+/// Rehearses `step` on the micro-batches `split` of a batch.
+fn rehearse_step<B, M, O, I, S, R>(
+    model: &M,
+    optim: &O,
+    (splitter, batch): (&S, (&I, usize, f64)),
+    split: Split,
+    course: RehearsalPlan,
+    step: &mut Step<'_, B, M, O, I, S, R>,
+    recorder: &Recorder,
+) -> Result<Rehearsal, TrainError>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    M: AutodiffModule<B>,
+    O: Clone,
+    S: Splitter<I>,
+{
+    let pieces = representative(split, 1, course.pages);
+    let mut failed = None;
+    let rehearsed = guard(Phase::Training, split.largest(), || {
+        rehearse::<B, _>(recorder, model, |model| {
+            // Leaves of its own: see `rehearse_training`.
+            let mut current = match model.devices().first() {
+                Some(device) => model.clone().fork(device),
+                None => model.clone(),
+            };
+            let mut optim = optim.clone();
+            label_parameters(model);
+            if course.has_stepped {
+                mark::<B::Base>(Mark::SteppedBefore);
+            }
+            let iterations = course.iterations as usize;
+            for iteration in 1..=iterations {
+                // Where pages do not count, the first of two iterations only creates the
+                // optimizer's state.
+                let pieces = match course.pages || iteration == iterations {
+                    true => &pieces[..],
+                    false => &pieces[pieces.len() - 1..],
+                };
+                let mut parts = MicroBatches::rehearsed(splitter, batch, Rehearsed::new(pieces));
+                let result = step(&mut current, &mut optim, &mut parts);
+                parts.end();
+                if let Err(error) = result {
+                    failed = Some(error);
+                    return;
+                }
+            }
+        })
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let mut rehearsal = rehearsed?;
+    label_by_lifetime(&mut rehearsal.trace);
+    retire_what_is_replaced(&mut rehearsal.trace);
+    Ok(rehearsal)
+}
