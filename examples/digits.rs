@@ -2,15 +2,18 @@
 //!
 //! ```text
 //! cargo run --release --example digits
-//! cargo run --release --example digits -- --memory 24MiB
+//! cargo run --release --example digits -- --memory free
 //! ```
+//!
+//! At the end it says what the whole batch would have needed, and writes a report for a browser.
 //!
 //! The last line is for scripts. It gives the accuracy on the validation split, the batch size, the
 //! number of micro-batches, the budget, and the predicted and measured peak in bytes. The measured
 //! peak is the peak of the heap above its level before the model was built.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
 use burn::backend::{Autodiff, Flex};
@@ -30,7 +33,10 @@ use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
 };
 use clap::Parser;
-use firebox::{Budget, Lazy, Learner, MicroBatch};
+use firebox::{
+    Budget, Bytes, Heap, Lazy, Learner, MicroBatch, PlanReport, SavedPlanner, SavedTrace,
+};
+use firebox_report::{DeviceReport, html};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -42,7 +48,7 @@ type B = Autodiff<Lazy<Flex>>;
 #[derive(Parser)]
 struct Options {
     /// Memory that training may use: an amount (24MiB), a share of all memory (50%), or `free`.
-    #[arg(long, default_value = "free")]
+    #[arg(long, default_value = "24MiB")]
     memory: Budget,
     /// Passes over the training images.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
@@ -59,7 +65,7 @@ struct Options {
     /// Save a trace of the step for the command-line tool `firebox`, then exit without training.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Folder for logs.
+    /// Folder for logs and the report.
     #[arg(long, default_value = ".artifacts/digits")]
     artifacts: PathBuf,
 }
@@ -179,10 +185,10 @@ fn main() -> anyhow::Result<()> {
     let model = Cnn::<B>::new(&device);
     let builder =
         Learner::builder().auto_batch().memory(options.memory).progress().stop_on_ctrl_c();
-    let learner = builder.build(model, AdamConfig::new().init(), 2e-3);
+    let learner = builder.clone().build(model, AdamConfig::new().init(), 2e-3);
+    let digits: Vec<Digit> = train.iter().take(batch_size).cloned().collect();
 
     if options.plan_only || options.trace.is_some() {
-        let digits = train.into_iter().take(batch_size).collect();
         let batch: DigitBatch<B> = DigitBatcher.batch(digits, &device);
         if let Some(path) = &options.trace {
             learner.trace(&batch)?.save(path)?;
@@ -210,6 +216,19 @@ fn main() -> anyhow::Result<()> {
     let accuracy = accuracy(&fitted.model, &valid_digits);
     let report = fitted.report.context("no batch was trained on")?;
     let memory = fitted.memory.context("no batch was trained on")?;
+    let learner = builder.build(Cnn::<B>::new(&device), AdamConfig::new().init(), 2e-3);
+    let trace = learner.trace(&DigitBatcher.batch(digits, &device))?;
+    let page = options.artifacts.join("memory.html");
+    write_report(&trace, &report, &page)?;
+    println!(
+        "A batch of {batch_size} at once would have needed {}. In {} micro-batches training was predicted to need {}, and \
+         used {}; its accuracy is {accuracy:.3}.\nWhere the memory went: {}",
+        whole(&trace, batch_size)?,
+        report.plan.len(),
+        memory.predicted,
+        Bytes::new(measured as u64),
+        page.display(),
+    );
     println!(
         "result: accuracy={accuracy:.3} batch={batch_size} micro_batches={} budget={} predicted={} \
          measured={measured}",
@@ -218,6 +237,23 @@ fn main() -> anyhow::Result<()> {
         memory.predicted.get(),
     );
     Ok(())
+}
+
+/// What a batch needs that is not split.
+fn whole(trace: &SavedTrace, items: usize) -> anyhow::Result<Bytes> {
+    let planner = SavedPlanner::new("flex, Cpu", Arc::new(Heap::flex()), Bytes::MAX);
+    Ok(planner.plan(trace, items)?.predicted())
+}
+
+/// Writes a page that shows the memory of the plan from operation to operation.
+fn write_report(trace: &SavedTrace, plan: &PlanReport, path: &Path) -> anyhow::Result<()> {
+    let planner = SavedPlanner::new(&plan.device, Arc::new(Heap::flex()), plan.budget);
+    let items = plan.plan.batch().get();
+    // The CPU has no pages to draw.
+    let shown =
+        DeviceReport::new((&plan.device, "the heap"), &planner, trace, items, |_| Ok(Vec::new()))?;
+    let page = html("digits", "a small CNN on images of 8 x 8 pixels", &[shown])?;
+    std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Share of digits that the model recognizes.

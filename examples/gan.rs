@@ -6,8 +6,8 @@
 //! cargo run --release --example gan -- --memory 6MiB
 //! ```
 //!
-//! The last line is for scripts: the share of generated points that lie close to a spot, and how many
-//! of the spots they reach.
+//! The last line is for scripts: the share of generated points that lie close to a spot, and how
+//! many of the spots they reach.
 
 use anyhow::Context;
 use burn::backend::{Autodiff, Flex};

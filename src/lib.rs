@@ -111,8 +111,8 @@ pub use firebox_train::{
     Advice, Batches, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory,
     DurableRecorder, During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder,
     MemoryUse, MicroBatches, OverheadBytes, Phase, PlanReport, PlanningCost, PoolUsage, Reduction,
-    SavedPlanner, SplitCheck, Splitter, StepPlanner, TrainError, WeightedGradients, batch_share,
-    join, label_parameters, newest_checkpoint,
+    SavedPlanner, SplitCheck, Splitter, StepMetric, StepPlanner, StepUse, TrainError,
+    WeightedGradients, batch_share, join, label_parameters, newest_checkpoint,
 };
 
 pub use firebox_pool::Pooled;
@@ -139,6 +139,8 @@ pub use firebox_train::{DeviceUsage, NvidiaError, check_cuda, cuda_memory};
 
 #[cfg(doctest)]
 mod diagnostics;
+#[cfg(doctest)]
+mod guide;
 
 #[doc(hidden)]
 pub use firebox_batch::__derive;

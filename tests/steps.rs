@@ -2,6 +2,7 @@
 //! leave after an error.
 
 use std::cell::Cell;
+use std::sync::{Arc, Mutex};
 
 use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
@@ -316,4 +317,88 @@ fn the_state_of_all_optimizers_is_planned() {
         ran.expect("it fits");
     }
     assert_eq!(steps.plans()[0].optimizer_state, Bytes::new(2 * 4 * (4 + 64) * 64));
+}
+
+#[test]
+fn steps_are_logged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("steps.jsonl");
+    let (mut model, mut optim) = (Pair::<B>::new(), AdamConfig::new().init());
+    let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet().log_json(&path);
+    let mut steps = builder.micro_batch(16).step_planner(&model).expect("it is ready");
+    for _ in 0..3 {
+        step(&mut steps, &mut model, &mut optim, &points(40)).expect("it fits");
+    }
+    let text = std::fs::read_to_string(&path).expect("it was written");
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    let predicted = steps.plans()[0].predicted().get();
+    for (line, iteration) in lines.iter().zip(1..) {
+        assert_eq!(
+            (line["iteration"].as_u64(), line["items"].as_u64()),
+            (Some(iteration), Some(40))
+        );
+        assert_eq!(line["micro_batches"].as_u64(), Some(3));
+        assert_eq!(line["predicted"].as_u64(), Some(predicted));
+        assert_eq!(line["budget"].as_u64(), Some(64 << 20));
+        assert!(line["items_per_second"].as_f64().is_some_and(|items| items > 0.0));
+        assert!(line["epoch"].is_null());
+    }
+    // A file that cannot be written is an error before anything runs.
+    let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).log_json(folder.path());
+    let error = builder.step_planner(&model).err().expect("a folder is no file");
+    assert!(matches!(error, TrainError::LogNotWritten { .. }), "{error}");
+}
+
+/// A subscriber that keeps the numbers of `firebox::step`.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<(String, u64)>>>);
+
+impl tracing::field::Visit for Heard {
+    fn record_u64(&mut self, field: &tracing::field::Field, value: u64) {
+        self.0.lock().expect("nothing panics").push((field.name().to_owned(), value));
+    }
+
+    fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn std::fmt::Debug) {}
+}
+
+impl tracing::Subscriber for Heard {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "firebox::step"
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn steps_are_events() {
+    let heard = Heard::default();
+    tracing::subscriber::with_default(heard.clone(), || {
+        let (mut model, mut optim) = (Pair::<B>::new(), AdamConfig::new().init());
+        let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
+        let mut steps = builder.step_planner(&model).expect("it is ready");
+        for _ in 0..2 {
+            step(&mut steps, &mut model, &mut optim, &points(40)).expect("it fits");
+        }
+    });
+    let heard = heard.0.lock().expect("nothing panics");
+    let of = |name: &str| {
+        let named = heard.iter().filter(|(of, _)| of == name);
+        named.map(|(_, value)| *value).collect::<Vec<_>>()
+    };
+    assert_eq!((of("iteration"), of("items")), (vec![1, 2], vec![40, 40]));
+    assert!(of("predicted").len() == 2 && of("predicted").iter().all(|bytes| *bytes > 0));
 }

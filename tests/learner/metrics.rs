@@ -9,7 +9,7 @@ use burn::prelude::*;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{LearnerSummary, SupervisedTraining};
-use firebox::{ByMicroBatch, Bytes, Lazy, Learner, LearnerBuilder, join};
+use firebox::{ByMicroBatch, Bytes, Lazy, Learner, LearnerBuilder, StepMetric, join};
 use firebox_testing::task::{Content, Net, files, loader, points, random_state};
 
 type B = Autodiff<Lazy<Flex>>;
@@ -17,6 +17,44 @@ type B = Autodiff<Lazy<Flex>>;
 /// Log of one metric for an epoch: the value of every event, with the number of items that burn
 /// counts for it.
 type Events = Vec<(f64, usize)>;
+
+#[test]
+fn what_steps_use_is_logged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("steps.jsonl");
+    let model = Net::<B>::new(&Default::default());
+    let valid = loader::<Lazy<Flex>>(points(24), 24, None);
+    let training = SupervisedTraining::new(folder.path(), loader::<B>(points(36), 12, None), valid)
+        .metric_train_numeric(StepMetric::predicted_peak())
+        .metric_train_numeric(StepMetric::micro_batches())
+        .metric_train_numeric(StepMetric::items_per_second())
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(2);
+    let builder = Learner::builder().auto_batch().memory(Bytes::gib(1)).micro_batch(5).quiet();
+    let learner = builder.log_json(&path).build(model, AdamConfig::new().init(), 1e-2);
+    let fitted = learner.fit(training).expect("it fits");
+    let text = std::fs::read_to_string(&path).expect("it was written");
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let places: Vec<_> = lines
+        .iter()
+        .map(|line| (line["epoch"].as_u64(), line["iteration"].as_u64(), line["items"].as_u64()))
+        .collect();
+    let expected = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)];
+    assert_eq!(places, expected.map(|(epoch, at)| (Some(epoch), Some(at), Some(12))));
+    assert!(lines.iter().all(|line| line["micro_batches"] == 3 && line["lr"] == 1e-2));
+    let predicted = fitted.memory.expect("it was trained").predicted;
+    assert_eq!(lines[5]["predicted"].as_u64(), Some(predicted.get()));
+    // burn's logs have the metrics. Another training of this process may have ended a step.
+    let files = files(folder.path());
+    for name in ["Predicted_Peak", "Micro-batches", "Items_per_Second"] {
+        let logged = files.iter().find(|(path, _)| path.contains(name) && path.contains("epoch-2"));
+        let Some((_, Content::Log(text))) = logged else { panic!("{name}: {:?}", files.keys()) };
+        let values: Vec<f64> = text.lines().map(|line| event(line).0).collect();
+        assert!(!values.is_empty() && values.iter().all(|value| *value > 0.0), "{name}: {text}");
+    }
+}
 
 /// Metrics of one epoch, in training or in validation.
 struct Logged {

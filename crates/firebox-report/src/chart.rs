@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
+use firebox_trace::Category;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
@@ -92,8 +93,8 @@ fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, shown: &DeviceReport) -
         .y_desc("MiB")
         .draw()?;
     // The sums of all categories first, so that each smaller one covers its part.
-    for (index, (name, sums)) in stacked.iter().enumerate().rev() {
-        let colour = COLOURS[index % COLOURS.len()];
+    for (name, sums) in stacked.iter().rev() {
+        let colour = colour_of(name);
         let points = sums.iter().enumerate().map(|(at, bytes)| (at, *bytes as f64 / MIB));
         chart
             .draw_series(AreaSeries::new(points, 0.0, colour.filled()))?
@@ -117,6 +118,12 @@ fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, shown: &DeviceReport) -
         .border_style(RGBColor(200, 200, 200))
         .draw()?;
     area.present()
+}
+
+/// The colour of a category, the same in all charts.
+fn colour_of(category: &str) -> RGBColor {
+    let index = Category::ALL.iter().position(|of| of.name() == category);
+    index.and_then(|index| COLOURS.get(index)).copied().unwrap_or(BLACK)
 }
 
 /// The categories that hold anything, each with the sums up to it.

@@ -238,6 +238,14 @@ pub enum TrainError {
         /// Why.
         cause: std::io::Error,
     },
+    /// The log of steps cannot be written.
+    #[error("the log of steps cannot be written to {}: {cause}", path.display())]
+    LogNotWritten {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
     /// A saved trace says nothing about a batch.
     #[error(transparent)]
     Saved(#[from] InstantiateError),

@@ -49,6 +49,8 @@ pub(crate) struct Settings {
     pub(crate) screen: Option<Screen>,
     /// Where a trace of the step is saved.
     pub(crate) trace_path: Option<PathBuf>,
+    /// Where a line is written for each step.
+    pub(crate) log_path: Option<PathBuf>,
     /// Couplings that do not prevent a split.
     pub(crate) accepted: Vec<Coupling>,
     /// What the device's allocator holds for other tensors of the program, such as a data set on

@@ -1,5 +1,5 @@
-//! Training loops of the user's own: [`StepPlanner`] plans each batch for the user's step and runs it
-//! in micro-batches that fit.
+//! Training loops of the user's own: [`StepPlanner`] plans each batch for the user's step and runs
+//! it in micro-batches that fit.
 //!
 //! The step is a function that is called several times: in rehearsals on some micro-batches of a
 //! split, recorded and thrown away, and then for the batch itself.
@@ -36,9 +36,10 @@ use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
 use crate::run::micro_step::{Queue, give_back};
 use crate::run::strategy::MEASURED_BATCHES;
-use crate::run::strategy::account::measure;
+use crate::run::strategy::account::{measure, step_use};
 use crate::settings::Settings;
 use crate::splitter::Splitter;
+use crate::step_use::{StepLog, StepUse};
 use crate::weights;
 
 pub use self::batches::Batches;
@@ -135,6 +136,9 @@ where
     keeps_statistics: bool,
     plans: Vec<PlanReport>,
     memory: MemoryUse,
+    log: StepLog,
+    /// The number of steps that have ended.
+    ended: usize,
     _listener: Listener,
     _model: std::marker::PhantomData<fn() -> M>,
 }
@@ -142,14 +146,14 @@ where
 impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Builds a [`StepPlanner`] for a training loop of your own, on the device of `model`.
     ///
-    /// Uses the options for memory, splits, hidden state and output. Those for burn's loop, such as
-    /// [`progress`](Self::progress), [`seed`](Self::seed) and [`save_trace`](Self::save_trace), have
-    /// no effect.
+    /// Uses the options for memory, splits, hidden state, output and the log of steps. Those for
+    /// burn's loop, such as [`progress`](Self::progress), [`seed`](Self::seed) and
+    /// [`save_trace`](Self::save_trace), have no effect.
     ///
     /// # Errors
     ///
-    /// If something the device needs is not installed, the model does not live on one device, or the
-    /// budget cannot be determined.
+    /// If something the device needs is not installed, the model does not live on one device, or
+    /// the budget cannot be determined.
     pub fn step_planner<B, M>(self, model: &M) -> Result<StepPlanner<B, M, ST>, TrainError>
     where
         B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
@@ -195,6 +199,8 @@ where
             keeps_statistics: has_untrained::<B, _>(model),
             plans: Vec::new(),
             memory: MemoryUse::default(),
+            log: StepLog::open(settings.log_path.as_deref())?,
+            ended: 0,
             settings,
             device,
             _listener: Listener::of_all(),
@@ -202,8 +208,8 @@ where
         })
     }
 
-    /// Runs one step on a batch: plans it if batches of its shape have no plan yet, and calls `step`
-    /// with the model, the optimizers and the batch's [micro-batches](MicroBatches).
+    /// Runs one step on a batch: plans it if batches of its shape have no plan yet, and calls
+    /// `step` with the model, the optimizers and the batch's [micro-batches](MicroBatches).
     ///
     /// `step` is also called in each rehearsal, with clones of the model and of `optim`. It must do
     /// the same there. [`is_rehearsal`](firebox_lazy::is_rehearsal) tells it what not to repeat,
@@ -213,7 +219,8 @@ where
     /// # Errors
     ///
     /// If the batch does not fit however it is cut, a part of the step panics, or the device fails,
-    /// and those of `step`. The model is then that of the last whole [update](MicroBatches::update).
+    /// and those of `step`. The model is then that of the last whole
+    /// [update](MicroBatches::update).
     pub fn step<O, I, R>(
         &mut self,
         model: &mut M,
@@ -232,8 +239,7 @@ where
 
     /// The batches of a loader. Its threads prepare no more ahead than plans count.
     ///
-    /// Until the first batch was planned, they prepare no more than the loop waits for. Items in the
-    /// loader are counted once for all loaders.
+    /// Until the first batch was planned, they prepare no more than the loop waits for.
     pub fn batches<'a, I>(&self, loader: &'a dyn DataLoader<B, I>) -> Batches<'a, I> {
         self.loader_items.store(loader.num_items(), Ordering::Relaxed);
         if self.plans.is_empty() {
@@ -287,15 +293,20 @@ where
             keeps_statistics: self.keeps_statistics,
             prepared,
         };
+        let micro_batches = running.prepared.plan.len();
         let mut parts = MicroBatches::running(&self.splitter, (batch, items, weight), running);
         let result = step(model, optim, &mut parts)?;
         drop(parts);
         self.watch.heard_nothing()?;
         self.planner.has_run(Phase::Training);
         self.has_stepped = true;
+        self.ended += 1;
+        self.log.add(items, micro_batches);
+        let Self { device, planner, settings, memory, log, .. } = self;
+        let iteration = self.ended;
+        log.end(|| StepUse { iteration, ..step_use::<B::Base>(device, planner, settings) })?;
         if self.unmeasured > 0 {
             self.unmeasured -= 1;
-            let Self { device, planner, settings, memory, .. } = self;
             measure::<B::Base>(device, planner, settings, memory)?;
         }
         Ok(result)

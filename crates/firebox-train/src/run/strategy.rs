@@ -46,6 +46,7 @@ use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
+use crate::step_use::StepLog;
 use crate::weights;
 
 use self::accumulated::Accumulated;
@@ -179,6 +180,7 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     optimizer_lost: bool,
     /// Whether the step's trace was saved, or could not be.
     trace_is_saved: bool,
+    log: StepLog,
     /// Whether the model has tensors that may be running statistics.
     keeps_statistics: bool,
     known: Known,
@@ -220,6 +222,7 @@ where
             return Ok(());
         }
         let mut planner = self.planner()?;
+        self.log = StepLog::open(self.strategy.settings.log_path.as_deref())?;
         let last = *epochs.end();
         for epoch in epochs {
             let progress = Progress::new(epoch, last);
@@ -424,7 +427,7 @@ where
         self.scheduler_steps += 1;
         self.position.1 = iteration;
         self.batch_start = None;
-        Ok(())
+        self.log_step(planner)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
 use crate::report::MemoryUse;
 use crate::settings::Settings;
+use crate::step_use::StepUse;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
@@ -35,11 +36,45 @@ where
         self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
     }
 
+    /// Takes down what a step has used, if somebody wants to know.
+    pub(super) fn log_step(&mut self, planner: &mut Planner) -> Result<(), TrainError> {
+        let (epoch, iteration) = self.position;
+        let lr = Some(self.learner.lr_current());
+        let (device, settings) = (&self.device, &self.strategy.settings);
+        self.log.end(|| StepUse {
+            epoch: Some(epoch),
+            iteration,
+            lr,
+            ..step_use::<LC::Base>(device, planner, settings)
+        })
+    }
+
     /// See [`measure`].
     pub(super) fn measure(&self, planner: &mut Planner) -> Result<(), TrainError> {
         let mut outcome = self.strategy.outcome();
         let memory = outcome.memory.get_or_insert_default();
         measure::<LC::Base>(&self.device, planner, &self.strategy.settings, memory)
+    }
+}
+
+/// What a step has used of the memory.
+pub(crate) fn step_use<B: DeviceMemory>(
+    device: &B::Device,
+    planner: &mut Planner,
+    settings: &Settings,
+) -> StepUse {
+    let usage = B::pool_usage(device);
+    let others = settings.others.held;
+    let reserved = match usage {
+        Some(usage) => Some(usage.reserved - others),
+        None => planner.measured_growth(),
+    };
+    StepUse {
+        budget: planner.budget(),
+        predicted: planner.predicted(),
+        reserved,
+        in_use: usage.map(|usage| usage.in_use - others),
+        ..StepUse::default()
     }
 }
 

@@ -14,6 +14,7 @@ use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::gradients::has_untrained;
 use crate::signals::Signals;
+use crate::step_use::StepLog;
 
 /// What a run begins with, besides the learner.
 pub(super) struct Start<S> {
@@ -62,6 +63,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             batch_start: None,
             optimizer_lost: false,
             trace_is_saved: false,
+            log: StepLog::default(),
             keeps_statistics: has_untrained::<LC::Backend, _>(&model),
             known: Known::default(),
             pool: LC::Base::own_pool(&device).map(|pool| {

@@ -85,6 +85,7 @@ where
         }
         self.make_room(planner, &prepared)?;
         self.save_trace(batch)?;
+        self.log.add(items, prepared.plan.len());
         self.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
         Ok(prepared)
     }

@@ -1,0 +1,278 @@
+//! The options of a Learner.
+
+use std::marker::PhantomData;
+use std::path::PathBuf;
+
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::optim::lr_scheduler::LrScheduler;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{InferenceStep, TrainStep};
+use firebox_lazy::{HiddenState, LazyBackend};
+use firebox_plan::{Budget, Cliffs, Sizing};
+
+use super::Learner;
+use crate::check::Coupling;
+use crate::device::DeviceMemory;
+#[expect(unused_imports, reason = "documentation links to it")]
+use crate::error::{FitError, TrainError};
+
+use crate::reduction::Reduction;
+use crate::settings::Settings;
+use crate::splitter::{ByMicroBatch, Splitter};
+
+/// Options of a [`Learner`]. See [`Learner::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct LearnerBuilder<ST, SV> {
+    pub(crate) settings: Settings,
+    pub(crate) train_splitter: ST,
+    pub(crate) valid_splitter: SV,
+}
+
+/// The builder before it is told how batches are cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Unset;
+
+impl LearnerBuilder<Unset, Unset> {
+    /// Cuts batches through their own [`MicroBatch`](firebox_batch::MicroBatch) implementation, in
+    /// training and in validation.
+    pub fn auto_batch(self) -> LearnerBuilder<ByMicroBatch, ByMicroBatch> {
+        self.auto_batch_with(ByMicroBatch, ByMicroBatch)
+    }
+
+    /// Cuts batches with splitters, for batch types of another crate.
+    ///
+    /// One splitter is for the training loader's batches, the other for the validation loader's.
+    /// [`ByFunctions`](crate::ByFunctions) makes a splitter from two functions.
+    pub fn auto_batch_with<ST, SV>(
+        self,
+        train_splitter: ST,
+        valid_splitter: SV,
+    ) -> LearnerBuilder<ST, SV> {
+        LearnerBuilder { settings: self.settings, train_splitter, valid_splitter }
+    }
+}
+
+impl<ST, SV> LearnerBuilder<ST, SV> {
+    /// The memory that training may use, including parameters and optimizer state.
+    ///
+    /// Default: [`Budget::free`], the memory that is free on the device when training starts, minus
+    /// a margin.
+    ///
+    /// Includes batches that loader threads have prepared. Excludes what the program holds outside
+    /// of training, such as a data set or another model on the device: a budget in bytes is what
+    /// training adds, and free memory does not count them.
+    pub fn memory(mut self, budget: impl Into<Budget>) -> Self {
+        self.settings.budget = budget.into();
+        self
+    }
+
+    /// Runs micro-batches of `items` items (the last may be smaller) instead of the largest that
+    /// fit. If they do not fit, training still ends with an error.
+    pub fn micro_batch(mut self, items: usize) -> Self {
+        self.settings.sizing = Sizing::Fixed(items.into());
+        self
+    }
+
+    /// How micro-batch sizes are chosen. Default: [`Sizing::Even`].
+    pub fn sizing(mut self, sizing: Sizing) -> Self {
+        self.settings.sizing = sizing;
+        self
+    }
+
+    /// What to do where a slightly larger micro-batch needs far more memory.
+    ///
+    /// Default: [`Cliffs::Avoid`] on devices whose allocator reserves whole pages,
+    /// [`Cliffs::Ignore`] elsewhere.
+    pub fn cliffs(mut self, cliffs: Cliffs) -> Self {
+        self.settings.cliffs = Some(cliffs);
+        self
+    }
+
+    /// How the loss of a batch is computed from the losses of its items. Default:
+    /// [`Reduction::Mean`].
+    pub fn reduction(mut self, reduction: Reduction) -> Self {
+        self.settings.reduction = reduction;
+        self
+    }
+
+    /// Splits batches even if `coupling` makes their gradient differ from the whole batch's.
+    ///
+    /// Default: such a batch is [`TrainError::Coupled`] before it is split. Call once per accepted
+    /// coupling.
+    pub fn split_although(mut self, coupling: Coupling) -> Self {
+        self.settings.accepted.push(coupling);
+        self
+    }
+
+    /// Makes a resumed run draw the same random numbers as an uninterrupted one.
+    ///
+    /// The device is seeded at the beginning of each epoch, from this number and the epoch's.
+    /// Loaders are advanced to the epoch that training resumes with. Default: neither, as in burn.
+    /// burn's checkpoints hold neither the random state, which cannot be read from a backend, nor
+    /// the position of loaders.
+    ///
+    /// To advance a loader, firebox asks it for one iterator and one batch per skipped epoch.
+    /// burn's loaders then shuffle as in an uninterrupted run. A custom loader whose batches come
+    /// only once loses these batches.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.settings.seed = Some(seed);
+        self
+    }
+
+    /// Declares state that the model's step keeps outside of its parameters and running statistics,
+    /// and how to restore it after a rehearsal.
+    ///
+    /// Default: such state is [`TrainError::HiddenState`]. Call once per state.
+    ///
+    /// The state is not saved in the model's checkpoints. After a [`FitError`] it may be ahead of
+    /// the [`LastState`](crate::LastState).
+    pub fn hidden_state(mut self, state: impl HiddenState) -> Self {
+        self.settings.states = self.settings.states.with(state);
+        self
+    }
+
+    /// Ends training gracefully on ctrl-c (`SIGINT`) and on `SIGTERM`, which schedulers and
+    /// containers send.
+    ///
+    /// Training ends after the running optimizer step; a running validation also ends. If burn's
+    /// checkpointer is set, a checkpoint of that epoch is written. [`fit`](Learner::fit) returns
+    /// the model, with [`Fitted::stopped`] set. A second ctrl-c ends the process.
+    ///
+    /// Default: ctrl-c ends the process, and burn's [`Interrupter`](burn::train::Interrupter) ends
+    /// training. Outside of `fit`, ctrl-c ends the process in either case. From the first such
+    /// `fit` on, it does so even if the program has a handler of its own. A program with its own
+    /// handler should stop the interrupter itself instead.
+    pub fn stop_on_ctrl_c(mut self) -> Self {
+        self.settings.stops_on_ctrl_c = true;
+        self
+    }
+
+    /// Computes the running mean and variance of burn's [`BatchNorm`](burn::nn::BatchNorm) over the
+    /// whole batch when it is split.
+    ///
+    /// They are pooled over its micro-batches, and `momentum` is applied once. Default: they follow
+    /// each micro-batch, the last one most.
+    ///
+    /// `momentum` must be the momentum of all batch normalizations in the model (0.1 unless their
+    /// config says otherwise), and each of them must run once per step. With another momentum, or a
+    /// layer that runs twice, means are right and variances are not. The step still normalizes by
+    /// each micro-batch's own statistics, which the gradient follows. All items of a batch count
+    /// equally. Pooling takes six times the bytes of these statistics, which no plan counts.
+    ///
+    /// # Panics
+    ///
+    /// If `momentum` is not in (0, 1].
+    pub fn pool_statistics(mut self, momentum: f64) -> Self {
+        assert!(momentum > 0.0 && momentum <= 1.0, "a momentum is in (0, 1], not {momentum}");
+        self.settings.pools_statistics = Some(momentum);
+        self
+    }
+
+    /// Shows the metrics one joined output of this type per batch, instead of one per micro-batch.
+    ///
+    /// Use it for metrics that burn computes per output and whose mean then differs, such as AUROC,
+    /// precision and recall. `join` receives the outputs with their shares of the batch's loss. The
+    /// shares add up to one; under [`Reduction::Sum`] each is one. `join` must detach what it keeps
+    /// of the outputs. [`join`](mod@crate::join) has functions for burn's own outputs.
+    ///
+    /// Training and validation outputs are different types, on the backend with and without
+    /// automatic differentiation. Each is joined only if a `join` for its type is given. The
+    /// outputs of the whole batch then stay on the device, for a while twice. The plan counts this,
+    /// except where a batch is halved while it runs, as can happen with a longer sequence on the
+    /// CPU.
+    ///
+    /// ```
+    /// # use burn::backend::{Autodiff, Flex};
+    /// # use firebox_lazy::Lazy;
+    /// # use firebox_train::{Learner, join};
+    /// # type B = Autodiff<Lazy<Flex>>;
+    /// let builder = Learner::builder()
+    ///     .metrics_see_whole(join::classification::<B>)
+    ///     .metrics_see_whole(join::classification::<Lazy<Flex>>);
+    /// ```
+    pub fn metrics_see_whole<T: 'static>(
+        mut self,
+        join: impl Fn(Vec<(T, f64)>) -> T + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.joins = self.settings.joins.with(join);
+        self
+    }
+
+    /// Ends training with [`TrainError::OverBudget`] if measured memory exceeds the budget.
+    ///
+    /// Default: a warning. On devices, measured is what the allocator holds. On the CPU it is what
+    /// the process has grown by (on Linux only), and a fifth of the budget plus 8 MiB is tolerated
+    /// for the overhead of the system's allocator. Memory is measured after the first batches of
+    /// each plan and at the end of each epoch.
+    pub fn strict(mut self) -> Self {
+        self.settings.is_strict = true;
+        self
+    }
+
+    /// Does not print the plan before training. Default: it is printed to standard error.
+    pub fn quiet(mut self) -> Self {
+        self.settings.quiet = true;
+        self
+    }
+
+    /// Shows training on standard error: a bar that moves with every micro-batch, and a line for
+    /// each epoch with the means of the metrics, the items trained on in a second, and the memory
+    /// predicted and measured so far. Planning in several rehearsals that takes over half a second
+    /// shows as well. Without a terminal there are only the lines. Colors follow `NO_COLOR`.
+    ///
+    /// Replaces the renderer that was set on burn's training. With the feature `tui` and on a
+    /// terminal it does nothing: burn's dashboard shows training there. Default: burn's renderer.
+    ///
+    /// A mean weighs the values of micro-batches by their items, as burn's summary does.
+    pub fn progress(mut self) -> Self {
+        self.settings.progress = true;
+        self
+    }
+
+    /// Saves a trace of the first training batch, see [`Learner::trace`], before it runs. The
+    /// recordings take memory that no plan counts.
+    ///
+    /// A step that cannot be saved is a warning; a file that cannot be written is
+    /// [`TrainError::TraceNotWritten`].
+    pub fn save_trace(mut self, path: impl Into<PathBuf>) -> Self {
+        self.settings.trace_path = Some(path.into());
+        self
+    }
+
+    /// Appends a line of JSON to the file at `path` for each optimizer step: a [`StepUse`], with
+    /// the memory predicted, reserved and in use, in bytes, and the items in a second. Default: no
+    /// file.
+    ///
+    /// The same is a [`tracing`] event with the target `firebox::step`, if a subscriber wants it,
+    /// and the value of a [`StepMetric`](crate::StepMetric). A file that cannot be written is
+    /// [`TrainError::LogNotWritten`].
+    ///
+    /// [`StepUse`]: crate::StepUse
+    pub fn log_json(mut self, path: impl Into<PathBuf>) -> Self {
+        self.settings.log_path = Some(path.into());
+        self
+    }
+
+    /// Builds the Learner from a model, an optimizer and a learning-rate scheduler. A number as the
+    /// scheduler is a constant rate.
+    pub fn build<B, LR, M, O>(
+        self,
+        model: M,
+        optim: O,
+        lr_scheduler: LR,
+    ) -> Learner<B, LR, M, O, ST, SV>
+    where
+        B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+        B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+        LR: LrScheduler + 'static,
+        M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
+        M::InnerModule: InferenceStep,
+        O: Optimizer<M, B> + 'static,
+        ST: Splitter<M::Input>,
+        SV: Splitter<<M::InnerModule as InferenceStep>::Input>,
+    {
+        Learner { model, optim, lr_scheduler, builder: self, backend: PhantomData }
+    }
+}

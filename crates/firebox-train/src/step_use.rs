@@ -1,0 +1,142 @@
+//! What each optimizer step used: a line of JSON, a `tracing` event, and values for burn's metrics.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use firebox_trace::Bytes;
+use serde::Serialize;
+
+use crate::error::TrainError;
+
+/// What one optimizer step used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StepUse {
+    /// The epoch, from one. `None` in a [loop of one's own](crate::StepPlanner).
+    pub epoch: Option<usize>,
+    /// The number of the loader's latest batch in the epoch, from one. In a loop of one's own, the
+    /// number of the step.
+    pub iteration: usize,
+    /// The items that the step learned from.
+    pub items: usize,
+    /// The micro-batches that they ran in.
+    pub micro_batches: usize,
+    /// The time since the step before it, loading and planning included.
+    pub seconds: f64,
+    /// Items in a second of this time.
+    pub items_per_second: f64,
+    /// The learning rate. `None` in a loop of one's own.
+    pub lr: Option<f64>,
+    /// The memory that training may use, in bytes.
+    pub budget: Bytes,
+    /// The most memory predicted for the run so far, in bytes.
+    pub predicted: Bytes,
+    /// What the device's allocator holds for training after the step, in bytes. On the CPU, what
+    /// the process has grown by. `None` where the system does not tell.
+    pub reserved: Option<Bytes>,
+    /// What lies in it, in bytes. `None` on the CPU.
+    pub in_use: Option<Bytes>,
+}
+
+impl StepUse {
+    /// The share of what is reserved that nothing lies in.
+    pub fn fragmentation(&self) -> Option<f64> {
+        let (reserved, in_use) = (self.reserved?, self.in_use?);
+        (reserved > Bytes::ZERO).then(|| 1.0 - in_use.ratio(reserved))
+    }
+}
+
+/// The step that ended last in this process, for metrics.
+static LATEST: Mutex<Option<StepUse>> = Mutex::new(None);
+/// Whether a metric wants to know.
+static IS_WANTED: AtomicBool = AtomicBool::new(false);
+
+/// The step that ended last. Tells the loops that somebody asks.
+pub(crate) fn latest() -> Option<StepUse> {
+    want();
+    *LATEST.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tells the loops that somebody will ask for the latest step.
+pub(crate) fn want() {
+    IS_WANTED.store(true, Ordering::Relaxed);
+}
+
+/// Takes down what steps use.
+#[derive(Debug)]
+pub(crate) struct StepLog {
+    file: Option<(PathBuf, File)>,
+    since: Instant,
+    items: usize,
+    micro_batches: usize,
+}
+
+impl Default for StepLog {
+    fn default() -> Self {
+        Self { file: None, since: Instant::now(), items: 0, micro_batches: 0 }
+    }
+}
+
+impl StepLog {
+    /// A log that appends to the file at `path`, if there is one.
+    pub(crate) fn open(path: Option<&Path>) -> Result<Self, TrainError> {
+        let open = |path: &Path| {
+            let file = OpenOptions::new().create(true).append(true).open(path);
+            file.map(|file| (path.to_owned(), file)).map_err(|cause| not_written(path, cause))
+        };
+        let file = path.map(open).transpose()?;
+        Ok(Self { file, ..Self::default() })
+    }
+
+    /// Adds a batch to the step.
+    pub(crate) fn add(&mut self, items: usize, micro_batches: usize) {
+        self.items += items;
+        self.micro_batches += micro_batches;
+    }
+
+    /// Ends a step. `used` has the rest, and is called if somebody wants to know.
+    pub(crate) fn end(&mut self, used: impl FnOnce() -> StepUse) -> Result<(), TrainError> {
+        let seconds = std::mem::replace(&mut self.since, Instant::now()).elapsed().as_secs_f64();
+        let items = std::mem::take(&mut self.items);
+        let micro_batches = std::mem::take(&mut self.micro_batches);
+        let is_traced = tracing::enabled!(target: "firebox::step", tracing::Level::INFO);
+        let is_wanted = IS_WANTED.load(Ordering::Relaxed);
+        if self.file.is_none() && !is_traced && !is_wanted {
+            return Ok(());
+        }
+        let items_per_second = items as f64 / seconds.max(f64::MIN_POSITIVE);
+        let used = StepUse { items, micro_batches, seconds, items_per_second, ..used() };
+        *LATEST.lock().unwrap_or_else(PoisonError::into_inner) = Some(used);
+        trace(&used);
+        let Some((path, file)) = &mut self.file else { return Ok(()) };
+        let mut line = serde_json::to_string(&used).expect("it is plain data");
+        line.push('\n');
+        // One write, so that a process that is killed leaves whole lines.
+        file.write_all(line.as_bytes()).map_err(|cause| not_written(path, cause))
+    }
+}
+
+fn not_written(path: &Path, cause: std::io::Error) -> TrainError {
+    TrainError::LogNotWritten { path: path.to_owned(), cause }
+}
+
+fn trace(used: &StepUse) {
+    tracing::info!(
+        target: "firebox::step",
+        epoch = used.epoch,
+        iteration = used.iteration,
+        items = used.items,
+        micro_batches = used.micro_batches,
+        seconds = used.seconds,
+        items_per_second = used.items_per_second,
+        lr = used.lr,
+        budget = used.budget.get(),
+        predicted = used.predicted.get(),
+        reserved = used.reserved.map(Bytes::get),
+        in_use = used.in_use.map(Bytes::get),
+        fragmentation = used.fragmentation(),
+    );
+}
