@@ -74,6 +74,22 @@ impl DoesNotFit {
         self.beside().map_or_else(|| Remedy::of(&self.need), |(_, remedy)| remedy)
     }
 
+    /// The two things that would help most, each with the bytes that it can save at most: what the
+    /// peak holds for it. The first is [`remedy`](Self::remedy).
+    pub fn remedies(&self) -> Vec<(Remedy, Bytes)> {
+        if self.need.oversized.is_some() {
+            return vec![(Remedy::SmallerBuffers, self.missing())];
+        }
+        let mut remedies = Remedy::all_of(&self.need);
+        let first = self.remedy();
+        // Stable: those that hold as much stay in the order of roles.
+        remedies.sort_by_key(|(remedy, bytes)| (*remedy != first, std::cmp::Reverse(*bytes)));
+        // Raising the budget saves nothing.
+        remedies.retain(|(remedy, _)| *remedy == first || *remedy != Remedy::MoreMemory);
+        remedies.truncate(2);
+        remedies
+    }
+
     /// The first holding of loader threads or of a checkpoint that is large enough to make up for
     /// what is missing.
     fn beside(&self) -> Option<(&Holding, Remedy)> {
@@ -102,7 +118,18 @@ impl fmt::Display for DoesNotFit {
         if let Some(Holding { label, bytes, .. }) = beside.filter(|_| beside != self.largest()) {
             write!(f, ", with {bytes} for {label}")?;
         }
-        write!(f, ": {}", self.remedy())
+        let remedies = self.remedies();
+        let saves = |(remedy, bytes): &(Remedy, Bytes)| match remedy {
+            Remedy::MoreMemory => remedy.to_string(),
+            _ => format!("{remedy} (up to {bytes} less)"),
+        };
+        match remedies.is_empty() {
+            true => write!(f, ": {}", self.remedy()),
+            false => {
+                let remedies: Vec<String> = remedies.iter().map(saves).collect();
+                write!(f, ": {}", remedies.join("; or "))
+            }
+        }
     }
 }
 
@@ -172,6 +199,17 @@ impl Remedy {
         if need.oversized.is_some() {
             return Self::SmallerBuffers;
         }
+        let most = |most: (Self, Bytes), other: (Self, Bytes)| match other.1 > most.1 {
+            true => other,
+            false => most,
+        };
+        let all = Self::all_of(need).into_iter();
+        all.reduce(most).map_or(Self::MoreMemory, |(remedy, _)| remedy)
+    }
+
+    /// The remedies for all roles that hold anything, with the bytes that they hold, in a fixed
+    /// order.
+    fn all_of(need: &Need) -> Vec<(Self, Bytes)> {
         let roles = [
             (Role::State, Self::LessState),
             (Role::Activations, Self::FewerActivations),
@@ -180,12 +218,8 @@ impl Remedy {
             (Role::Checkpoint, Self::NoCheckpoints),
             (Role::Other, Self::MoreMemory),
         ];
-        roles
-            .into_iter()
-            .map(|(role, remedy)| (need.held_by(role), remedy))
-            .filter(|(held, _)| *held > Bytes::ZERO)
-            .reduce(|most, other| if other.0 > most.0 { other } else { most })
-            .map_or(Self::MoreMemory, |(_, remedy)| remedy)
+        let held = roles.into_iter().map(|(role, remedy)| (remedy, need.held_by(role)));
+        held.filter(|(_, bytes)| *bytes > Bytes::ZERO).collect()
     }
 }
 
@@ -264,7 +298,8 @@ mod tests {
         );
         let text = error(Bytes::mib(80)).to_string();
         assert!(text.contains("the largest part is activations with 60.00 MiB, with 25.00 MiB for batches of loader threads"), "{text}");
-        assert!(text.ends_with("`num_workers(0)`"), "{text}");
+        assert!(text.contains("`num_workers(0)` (up to 25.00 MiB less); or compute"), "{text}");
+        assert!(text.ends_with("(up to 60.00 MiB less)"), "{text}");
         let mut small_queue = error(Bytes::mib(90));
         small_queue.need.holdings[1].bytes = Bytes::mib(5);
         assert_eq!(small_queue.remedy(), Remedy::NoCheckpoints);

@@ -299,7 +299,8 @@ fn one_item_that_does_not_fit_names_who_holds_the_most() {
         10,
         "one item needs about 150.00 MiB, 50.00 MiB more than the budget of 100.00 MiB, and the largest part is the \
          optimizer state with 90.00 MiB: take a smaller model, an optimizer with less state, or a card with more \
-         memory",
+         memory (up to 90.00 MiB less); or compute activations again with `Autodiff<_, BalancedCheckpointing>`, or make \
+         each item smaller (up to 50.00 MiB less)",
     );
     check(
         64,
@@ -308,7 +309,8 @@ fn one_item_that_does_not_fit_names_who_holds_the_most() {
         0,
         "one item needs about 120.00 MiB with the gradients of the batch held, 20.00 MiB more than the budget of \
          100.00 MiB, and the largest part is activations of `encoder` with 110.00 MiB: compute activations again with \
-         `Autodiff<_, BalancedCheckpointing>`, or make each item smaller",
+         `Autodiff<_, BalancedCheckpointing>`, or make each item smaller (up to 110.00 MiB less); or take a smaller model, \
+         an optimizer with less state, or a card with more memory (up to 10.00 MiB less)",
     );
     check(
         64,
@@ -317,7 +319,8 @@ fn one_item_that_does_not_fit_names_who_holds_the_most() {
         100,
         "one item needs about 102.00 MiB with the gradients of the batch held, 2.00 MiB more than the budget of \
          100.00 MiB, and the largest part is the images with 100.00 MiB: set a smaller batch size in the data \
-         loader",
+         loader (up to 100.00 MiB less); or take a smaller model, an optimizer with less state, or a card with more \
+         memory (up to 1.00 MiB less)",
     );
 }
 
