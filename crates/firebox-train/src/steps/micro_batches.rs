@@ -46,7 +46,7 @@ where
     B: LazyBackend<Base: DeviceMemory>,
 {
     Rehearsed(Rehearsed<'a>),
-    Running(Running<'a, B>),
+    Running(Box<Running<'a, B>>),
 }
 
 /// A step in a rehearsal.
@@ -96,7 +96,7 @@ where
         (batch, items, weight): (&'a I, usize, f64),
         running: Running<'a, B>,
     ) -> Self {
-        let (mode, model) = (Mode::Running(running), std::marker::PhantomData);
+        let (mode, model) = (Mode::Running(Box::new(running)), std::marker::PhantomData);
         Self { splitter, batch, items, weight, mode, model }
     }
 
