@@ -221,8 +221,9 @@ fn main() -> anyhow::Result<()> {
     let page = options.artifacts.join("memory.html");
     write_report(&trace, &report, &page)?;
     println!(
-        "A batch of {batch_size} at once would have needed {}. In {} micro-batches training was predicted to need {}, and \
-         used {}; its accuracy is {accuracy:.3}.\nWhere the memory went: {}",
+        "A batch of {batch_size} at once would have needed {}.\n\
+         In {} micro-batches training was predicted to need {}, and used {}; its accuracy is {accuracy:.3}.\n\
+         Where the memory went: {}",
         whole(&trace, batch_size)?,
         report.plan.len(),
         memory.predicted,

@@ -64,6 +64,7 @@ type Step<'s, B, M, O, I, S, R> =
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 /// use burn::prelude::*;
+/// use burn::tensor::Distribution;
 /// use firebox_batch::MicroBatch;
 /// use firebox_lazy::Lazy;
 /// use firebox_train::{Learner, WeightedGradients};
