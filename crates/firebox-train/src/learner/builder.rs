@@ -138,7 +138,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     ///
     /// Training ends after the running optimizer step; a running validation also ends. If burn's
     /// checkpointer is set, a checkpoint of that epoch is written. [`fit`](Learner::fit) returns
-    /// the model, with [`Fitted::stopped`] set. A second ctrl-c ends the process.
+    /// the model, with [`stopped`](crate::Fitted::stopped) set. A second ctrl-c ends the process.
     ///
     /// Default: ctrl-c ends the process, and burn's [`Interrupter`](burn::train::Interrupter) ends
     /// training. Outside of `fit`, ctrl-c ends the process in either case. From the first such
