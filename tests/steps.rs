@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
@@ -351,13 +352,14 @@ fn steps_are_logged() {
     assert!(matches!(error, TrainError::LogNotWritten { .. }), "{error}");
 }
 
-/// A subscriber that keeps the numbers of `firebox::step`.
+/// A subscriber that keeps the numbers of `firebox::step`, with the thread they come from.
 #[derive(Clone, Default)]
-struct Heard(Arc<Mutex<Vec<(String, u64)>>>);
+struct Heard(Arc<Mutex<Vec<(ThreadId, String, u64)>>>);
 
 impl tracing::field::Visit for Heard {
     fn record_u64(&mut self, field: &tracing::field::Field, value: u64) {
-        self.0.lock().expect("nothing panics").push((field.name().to_owned(), value));
+        let heard = (thread::current().id(), field.name().to_owned(), value);
+        self.0.lock().expect("nothing panics").push(heard);
     }
 
     fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn std::fmt::Debug) {}
@@ -386,18 +388,19 @@ impl tracing::Subscriber for Heard {
 #[test]
 fn steps_are_events() {
     let heard = Heard::default();
-    tracing::subscriber::with_default(heard.clone(), || {
-        let (mut model, mut optim) = (Pair::<B>::new(), AdamConfig::new().init());
-        let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
-        let mut steps = builder.step_planner(&model).expect("it is ready");
-        for _ in 0..2 {
-            step(&mut steps, &mut model, &mut optim, &points(40)).expect("it fits");
-        }
-    });
+    // For all threads: what is enabled is remembered by the first that asks.
+    tracing::subscriber::set_global_default(heard.clone()).expect("no other test sets one");
+    let (mut model, mut optim) = (Pair::<B>::new(), AdamConfig::new().init());
+    let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
+    let mut steps = builder.step_planner(&model).expect("it is ready");
+    for _ in 0..2 {
+        step(&mut steps, &mut model, &mut optim, &points(40)).expect("it fits");
+    }
     let heard = heard.0.lock().expect("nothing panics");
     let of = |name: &str| {
-        let named = heard.iter().filter(|(of, _)| of == name);
-        named.map(|(_, value)| *value).collect::<Vec<_>>()
+        let here = thread::current().id();
+        let named = heard.iter().filter(|(thread, of, _)| *thread == here && of == name);
+        named.map(|(.., value)| *value).collect::<Vec<_>>()
     };
     assert_eq!((of("iteration"), of("items")), (vec![1, 2], vec![40, 40]));
     assert!(of("predicted").len() == 2 && of("predicted").iter().all(|bytes| *bytes > 0));

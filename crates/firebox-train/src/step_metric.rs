@@ -12,8 +12,10 @@ use crate::step_use::{self, StepUse};
 
 /// A number of the step that ended last, as a metric of burn's.
 ///
-/// Works with any output of a model, like burn's `CpuMemory`. Before the first step has ended, the
-/// value is zero. If several trainings run in one process, it is that of any of them.
+/// Works with any output of a model, like burn's `CpuMemory`. burn asks for it once a micro-batch,
+/// and most of them come before their step has ended: they show the step before. Before the first
+/// step has ended, the value is zero. If several trainings run in one process, it is that of any of
+/// them.
 ///
 /// ```
 /// use burn::train::metric::Metric;

@@ -7,12 +7,13 @@
 mod batches;
 mod micro_batches;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::data::dataloader::DataLoader;
 use burn::module::AutodiffModule;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use firebox_lazy::{
     LazyBackend, LoaderGate, LoaderGuard, Recorder, Rehearsal, TrainingGuard, mark, rehearse,
 };
@@ -220,8 +221,10 @@ where
     /// # Errors
     ///
     /// If the batch does not fit however it is cut, a part of the step panics, or the device fails,
-    /// and those of `step`. The model is then that of the last whole
-    /// [update](MicroBatches::update).
+    /// and those of `step`. Parameters are then those of the last whole
+    /// [update](MicroBatches::update), unless the device [failed in it](During::OptimizerStep);
+    /// running statistics may have seen some of the batch. A batch of weight zero is
+    /// [`TrainError::Weight`].
     pub fn step<O, I, R>(
         &mut self,
         model: &mut M,
@@ -238,10 +241,12 @@ where
         result.map_err(|error| self.watch.explain(error))
     }
 
-    /// The batches of a loader. Its threads prepare no more ahead than plans count.
+    /// The batches of a loader, for training or for validation. Its threads prepare no more ahead
+    /// than plans count. Read all loaders through it if you read one: threads of a loader that is
+    /// read in another way may wait for ever.
     ///
     /// Until the first batch was planned, they prepare no more than the loop waits for.
-    pub fn batches<'a, I>(&self, loader: &'a dyn DataLoader<B, I>) -> Batches<'a, I> {
+    pub fn batches<'a, L: Backend, I>(&self, loader: &'a dyn DataLoader<L, I>) -> Batches<'a, I> {
         self.loader_items.store(loader.num_items(), Ordering::Relaxed);
         if self.plans.is_empty() {
             self.gate.limit(Bytes::new(1));
@@ -296,8 +301,9 @@ where
         };
         let micro_batches = running.prepared.plan.len();
         let mut parts = MicroBatches::running(&self.splitter, (batch, items, weight), running);
-        let result = step(model, optim, &mut parts)?;
+        let result = catch_unwind(AssertUnwindSafe(|| step(model, optim, &mut parts)));
         drop(parts);
+        let result = result.unwrap_or_else(|panic| Err(self.watch.panicked(&*panic)))?;
         self.watch.heard_nothing()?;
         self.planner.has_run(Phase::Training);
         self.has_stepped = true;
@@ -311,6 +317,22 @@ where
             measure::<B::Base>(device, planner, settings, memory)?;
         }
         Ok(result)
+    }
+
+    /// What goes on outside of the steps for batches of `items` items.
+    fn overhead(&self, items: usize) -> Overhead {
+        let workers = self.gate.workers();
+        let loader_items = self.loader_items.load(Ordering::Relaxed);
+        Overhead {
+            workers,
+            batches: loader_items.div_ceil(items).div_ceil(workers.max(1)),
+            limit: self.loader_limit,
+            counted: match self.gate.largest_batch() {
+                Bytes::ZERO => self.gate.peak_of_worker(),
+                largest => largest,
+            },
+            saves: false,
+        }
     }
 
     /// Makes a batch ready to run.
@@ -330,13 +352,7 @@ where
         let to_run = BatchToRun { phase, shape, again: self.latest == Some(shape) };
         let (pages, has_stepped) = (!self.planner.memory().is_on_host(), self.has_stepped);
         let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
-        let overhead = Overhead {
-            workers: self.gate.workers(),
-            batches: self.loader_items.load(Ordering::Relaxed).div_ceil(items),
-            limit: self.loader_limit,
-            counted: self.gate.largest_batch().max(self.gate.peak_of_worker()),
-            saves: false,
-        };
+        let overhead = self.overhead(items);
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
             let course = RehearsalPlan { iterations, has_stepped, batches: 1, pages };
             let batch = (batch, items, weight);
@@ -360,8 +376,10 @@ where
             let report = self.settings.report::<B, _>(model, budget, (phase, planned), &self.plans);
             self.plans.push(report);
             self.loader_limit = planned.rehearsed.loader_limit;
-            let limit = self.loader_limit;
-            self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
+            // A loader that is read in another way would wait for ever.
+            let reads = self.loader_items.load(Ordering::Relaxed) > 0;
+            let is_limited = reads && self.loader_limit > Bytes::ZERO;
+            self.gate.limit(if is_limited { self.loader_limit } else { Bytes::MAX });
         }
         if prepared.admission == Admission::RunsOnceGivenBack {
             self.unmeasured = self.unmeasured.max(1);

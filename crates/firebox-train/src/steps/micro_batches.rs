@@ -246,7 +246,7 @@ where
         let Self { queue, watch, .. } = self;
         let pool = self.pool;
         let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
-        let updated = queue.alone(|| {
+        let updated: Result<R, TrainError> = queue.alone(|| {
             // From here on, a failure loses the model.
             watch.check()?;
             lasting(true);
@@ -258,7 +258,9 @@ where
             Ok(updated)
         });
         lasting(false);
+        // A failure belongs to the update.
+        let updated = updated?;
         watch.begin(During::MicroSteps);
-        updated
+        Ok(updated)
     }
 }
