@@ -319,22 +319,6 @@ where
         Ok(result)
     }
 
-    /// What goes on outside of the steps for batches of `items` items.
-    fn overhead(&self, items: usize) -> Overhead {
-        let workers = self.gate.workers();
-        let loader_items = self.loader_items.load(Ordering::Relaxed);
-        Overhead {
-            workers,
-            batches: loader_items.div_ceil(items).div_ceil(workers.max(1)),
-            limit: self.loader_limit,
-            counted: match self.gate.largest_batch() {
-                Bytes::ZERO => self.gate.peak_of_worker(),
-                largest => largest,
-            },
-            saves: false,
-        }
-    }
-
     /// Makes a batch ready to run.
     fn prepare<O, I, R>(
         &mut self,
@@ -352,7 +336,9 @@ where
         let to_run = BatchToRun { phase, shape, again: self.latest == Some(shape) };
         let (pages, has_stepped) = (!self.planner.memory().is_on_host(), self.has_stepped);
         let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
-        let overhead = self.overhead(items);
+        let loader_items = self.loader_items.load(Ordering::Relaxed);
+        let loaders = Overhead::of_loaders(&self.gate, loader_items, items);
+        let overhead = Overhead { limit: self.loader_limit, ..loaders };
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
             let course = RehearsalPlan { iterations, has_stepped, batches: 1, pages };
             let batch = (batch, items, weight);
@@ -377,8 +363,7 @@ where
             self.plans.push(report);
             self.loader_limit = planned.rehearsed.loader_limit;
             // A loader that is read in another way would wait for ever.
-            let reads = self.loader_items.load(Ordering::Relaxed) > 0;
-            let is_limited = reads && self.loader_limit > Bytes::ZERO;
+            let is_limited = loader_items > 0 && self.loader_limit > Bytes::ZERO;
             self.gate.limit(if is_limited { self.loader_limit } else { Bytes::MAX });
         }
         if prepared.admission == Admission::RunsOnceGivenBack {
@@ -423,14 +408,8 @@ where
             if course.has_stepped {
                 mark::<B::Base>(Mark::SteppedBefore);
             }
-            let iterations = course.iterations as usize;
-            for iteration in 1..=iterations {
-                // Where pages do not count, the first of two iterations only creates the
-                // optimizer's state.
-                let pieces = match course.pages || iteration == iterations {
-                    true => &pieces[..],
-                    false => &pieces[pieces.len() - 1..],
-                };
+            for iteration in 1..=course.iterations as usize {
+                let pieces = course.pieces(&pieces, iteration);
                 let mut parts = MicroBatches::rehearsed(splitter, batch, Rehearsed::new(pieces));
                 let result = step(&mut current, &mut optim, &mut parts);
                 parts.end();

@@ -5,6 +5,7 @@
 //! The rehearsal holds outputs itself, as training does. The batches of loader threads and the
 //! state being saved are added to its trace here, as tensors that exist all the time.
 
+use firebox_lazy::LoaderGuard;
 use firebox_trace::{
     Bytes, Category, Label, Mark, OpIndex, Origin, Step, TensorInfo, TensorType, Trace,
 };
@@ -60,6 +61,17 @@ impl OverheadBytes {
 }
 
 impl Overhead {
+    /// What loader threads prepare, for a loader of `loader_items` items in batches of `items`.
+    pub(crate) fn of_loaders(gate: &LoaderGuard, loader_items: usize, items: usize) -> Self {
+        let workers = gate.workers();
+        let batches = loader_items.div_ceil(items).div_ceil(workers.max(1));
+        let counted = match gate.largest_batch() {
+            Bytes::ZERO => gate.peak_of_worker(),
+            largest => largest,
+        };
+        Self { workers, batches, counted, ..Self::default() }
+    }
+
     /// Adds the batches of loader threads to a trace. Returns what one loader thread may have
     /// prepared before it must wait, for batches like the one in `trace`, and what all of them may
     /// have then.

@@ -107,6 +107,17 @@ pub(crate) struct RehearsalPlan {
     pub(crate) pages: bool,
 }
 
+impl RehearsalPlan {
+    /// The pieces that an iteration, counted from one, runs. Where pages do not count, the first of
+    /// two iterations only creates the optimizer's state.
+    pub(crate) fn pieces<'a>(&self, pieces: &'a [Piece], iteration: usize) -> &'a [Piece] {
+        match self.pages || iteration == self.iterations as usize {
+            true => pieces,
+            false => &pieces[pieces.len() - 1..],
+        }
+    }
+}
+
 /// Rehearses training on the micro-batches `split` of `batch`.
 pub(crate) fn rehearse_training<LC, S>(
     learner: &burn::train::Learner<LC>,
@@ -136,14 +147,8 @@ where
             if course.has_stepped {
                 mark::<LC::Base>(Mark::SteppedBefore);
             }
-            let iterations = course.iterations as usize;
-            for iteration in 1..=iterations {
-                // Where pages do not count, the first of two iterations only creates the
-                // optimizer's state.
-                let pieces = match course.pages || iteration == iterations {
-                    true => &pieces[..],
-                    false => &pieces[pieces.len() - 1..],
-                };
+            for iteration in 1..=course.iterations as usize {
+                let pieces = course.pieces(&pieces, iteration);
                 iterate(&mut learner, model, (splitter, batch), pieces, &mut outputs);
             }
         })

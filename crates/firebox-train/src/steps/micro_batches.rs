@@ -115,8 +115,8 @@ where
     /// micro-batch in the loss. `model` is what `step` uses.
     ///
     /// `step` is recorded, and runs once its memory is known to fit; what it returns has no values
-    /// before that. `sink` comes after it and is where gradients are added up and values read. A
-    /// micro-batch that weighs nothing in a mean is not given to `sink`.
+    /// before that. `sink` comes after it and is where gradients are added up. What it reads is
+    /// computed in rehearsals too. A micro-batch that weighs nothing in a mean is not given to it.
     ///
     /// # Errors
     ///

@@ -20,13 +20,8 @@ where
 {
     /// What goes on outside of the steps for batches of `items` items.
     pub(super) fn overhead(&self, items: usize) -> Overhead {
-        let workers = self.gate.workers();
-        let batches = self.loader_items.div_ceil(items).div_ceil(workers.max(1));
-        let counted = match self.gate.largest_batch() {
-            Bytes::ZERO => self.gate.peak_of_worker(),
-            largest => largest,
-        };
-        Overhead { workers, batches, limit: self.loader_limit, counted, saves: self.saves }
+        let loaders = Overhead::of_loaders(&self.gate, self.loader_items, items);
+        Overhead { limit: self.loader_limit, saves: self.saves, ..loaders }
     }
 
     /// Sets how much each loader thread may have alive before it must wait. There is no limit if
