@@ -191,7 +191,8 @@ fn main() -> anyhow::Result<()> {
     if options.plan_only || options.trace.is_some() {
         let batch: DigitBatch<B> = DigitBatcher.batch(digits, &device);
         if let Some(path) = &options.trace {
-            learner.trace(&batch)?.save(path)?;
+            let trace = learner.trace(&batch)?;
+            trace.save(path).with_context(|| format!("cannot write {}", path.display()))?;
         }
         if options.plan_only {
             println!("{}", learner.plan(&batch)?);

@@ -75,7 +75,8 @@ impl DoesNotFit {
     }
 
     /// The two things that would help most, each with the bytes that it can save at most: what the
-    /// peak holds for it. The first is [`remedy`](Self::remedy).
+    /// peak holds for it. The first is [`remedy`](Self::remedy), and the only one if that is
+    /// [`MoreMemory`](Remedy::MoreMemory).
     pub fn remedies(&self) -> Vec<(Remedy, Bytes)> {
         if self.need.oversized.is_some() {
             return vec![(Remedy::SmallerBuffers, self.missing())];
@@ -84,9 +85,9 @@ impl DoesNotFit {
         let first = self.remedy();
         // Stable: those that hold as much stay in the order of roles.
         remedies.sort_by_key(|(remedy, bytes)| (*remedy != first, std::cmp::Reverse(*bytes)));
-        // Raising the budget saves nothing.
+        // More memory saves nothing, and its advice names what the others would.
         remedies.retain(|(remedy, _)| *remedy == first || *remedy != Remedy::MoreMemory);
-        remedies.truncate(2);
+        remedies.truncate(if first == Remedy::MoreMemory { 1 } else { 2 });
         remedies
     }
 
