@@ -112,7 +112,7 @@ pub use firebox_train::{
     DurableRecorder, During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder,
     MemoryUse, MicroBatches, OverheadBytes, Phase, PlanReport, PlanningCost, PoolUsage, Reduction,
     SavedPlanner, SplitCheck, Splitter, StepMetric, StepPlanner, StepUse, TrainError,
-    WeightedGradients, batch_share, join, label_parameters, newest_checkpoint,
+    WeightedGradients, batch_share, footprint, join, label_parameters, newest_checkpoint,
 };
 
 pub use firebox_pool::Pooled;

@@ -12,6 +12,8 @@ use crate::trial::{CARD, LIMIT, Left, card, ensure, only, run_with, test};
 const MODELS: [&str; 7] = ["mlp", "cnn", "resnet", "unet", "encoder", "gpt", "lstm"];
 const BUDGETS: [Bytes; 3] = [Bytes::mib(2200), Bytes::mib(900), Bytes::mib(330)];
 
+const CARDS: [&str; 4] = [CARD, "T4", "RTX 4090", "H100 80GB"];
+
 /// Minimum ratio of the planned size to the largest batch that runs.
 const SHARE: f64 = 0.95;
 /// Sizes to try above the planned one, in hundredths of it, until one does not run.
@@ -27,6 +29,10 @@ const PROCESSES: usize = 3;
 /// Limit of rounds. Planning and tuning alternate until the plan stays the same, because a larger
 /// batch may need kernels that are not tuned yet.
 const ROUNDS: usize = 4;
+
+/// The most that the driver may have given out, over what was in use at the peak, where a batch
+/// fills the card.
+const MOST_UNUSED: f64 = 1.12;
 
 /// One model in one budget on one card.
 struct Search {
@@ -80,8 +86,8 @@ impl Search {
         Ok(left.fitted().is_ok() && refused == 0)
     }
 
-    fn compare(&self) -> Result<(), Failed> {
-        let Self { card, model, memory, .. } = self;
+    /// The largest batch planned to run unsplit, once the kernels of its size are tuned.
+    fn planned_when_tuned(&self) -> Result<usize, Failed> {
         let mut planned = self.planned()?;
         for _ in 0..ROUNDS {
             for share in TUNED {
@@ -92,6 +98,31 @@ impl Search {
                 break;
             }
         }
+        Ok(planned)
+    }
+
+    /// Runs the largest planned batch, and compares what the driver gave out with what was in use.
+    fn fill(&self) -> Result<(), Failed> {
+        let Self { card, model, memory, .. } = self;
+        let planned = self.planned_when_tuned()?;
+        let left = self.run(planned, *memory)?;
+        let books = left.books.as_ref().ok_or("the child kept no books")?;
+        let refused = books.device(0).refused();
+        let in_use = left.fitted()?.most_in_use.ok_or("nothing was in use")?;
+        let reserved = left.peak();
+        let unused = reserved.ratio(in_use);
+        println!(
+            "{model} in {memory} on {card}: {planned} items, {reserved} at the driver, {in_use} in \
+             use, {unused:.3}"
+        );
+        ensure(refused == 0 && reserved <= *memory && unused <= MOST_UNUSED, || {
+            left.complaint(&format!("{reserved} of {memory}, {refused} refused, {unused:.3}"))
+        })
+    }
+
+    fn compare(&self) -> Result<(), Failed> {
+        let Self { card, model, memory, .. } = self;
+        let planned = self.planned_when_tuned()?;
         let mut unused = String::new();
         for _ in 0..PROCESSES {
             let left = self.run(planned, *memory)?;
@@ -135,7 +166,7 @@ impl Search {
 /// runs only with `-- --ignored`.
 pub fn tests() -> Vec<Trial> {
     let all = BUDGETS.map(|memory| (CARD, memory));
-    let others = ["T4", "RTX 4090", "H100 80GB"].map(|card| (card, BUDGETS[1]));
+    let others = CARDS.into_iter().filter(|card| *card != CARD).map(|card| (card, BUDGETS[1]));
     let models = |(card, memory)| MODELS.map(|model| (card, memory, model));
     let searches = all.into_iter().chain(others).flat_map(models);
     let of_each = |search| [Pools::Burns, Pools::Ours].map(|pools| (search, pools));
@@ -148,5 +179,18 @@ pub fn tests() -> Vec<Trial> {
         };
         test(name.to_lowercase(), search).with_ignored_flag(true)
     };
-    searches.flat_map(of_each).map(trial).collect()
+    searches.flat_map(of_each).map(trial).chain(whole_cards()).collect()
+}
+
+/// The tests with all memory of a card, on our pool.
+fn whole_cards() -> impl Iterator<Item = Trial> {
+    let of_card = |card| MODELS.map(|model| (card, model));
+    CARDS.into_iter().flat_map(of_card).map(|(name, model)| {
+        let fill = move || {
+            let (memory, kernels) = (card(name).memory().scale(0.9), tempfile::tempdir()?);
+            Search { card: name, model, memory, pools: Pools::Ours, kernels }.fill()
+        };
+        let test_name = format!("filled_{model}_{}", name.replace(' ', "_"));
+        test(test_name.to_lowercase(), fill).with_ignored_flag(true)
+    })
 }

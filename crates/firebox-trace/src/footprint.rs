@@ -297,6 +297,21 @@ impl Paging {
     }
 }
 
+impl fmt::Display for Footprint {
+    /// `13.02 MiB at matmul (exact): parameters 4.00 MiB, gradients 4.00 MiB, ...`. Categories
+    /// without bytes are left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { peak, op, estimate, .. } = self;
+        let at = if op.is_empty() { String::new() } else { format!(" at {op}") };
+        write!(f, "{peak}{at} ({estimate})")?;
+        let held = self.categories.iter().filter(|(_, bytes)| *bytes > Bytes::ZERO);
+        for (at, (category, bytes)) in held.enumerate() {
+            write!(f, "{} {category} {bytes}", if at == 0 { ":" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
 impl Footprint {
     /// The category that holds most of the peak, with its bytes. Among equals, the first of
     /// [`Category::ALL`].

@@ -30,8 +30,9 @@ use crate::progress::{Renderer, Screen};
 use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
 use crate::run::checkpoints::unreadable_checkpoint;
-use crate::run::micro_step::give_back;
+use crate::run::queue::give_back;
 use crate::run::strategy::{AutoBatch, Outcome};
+use crate::saved::SavedPlanner;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
 
@@ -172,6 +173,26 @@ where
         };
         let batch = (&self.builder.train_splitter, batch);
         crate::saved::record(&learner, batch, &self.builder.settings, settle, |_| {})
+    }
+
+    /// The largest batch that fits without being split, within the budget on the model's device.
+    /// Zero if one item does not fit.
+    ///
+    /// Records the first items of `batch` as [`trace`](Self::trace) does, and tries batch sizes on
+    /// the record: doubles, then halves. A larger batch may still fit where pages are opened at
+    /// sizes that other batches do not need. For devices that are not there, give the trace to a
+    /// [`SavedPlanner`](crate::SavedPlanner).
+    ///
+    /// # Errors
+    ///
+    /// As [`trace`](Self::trace), and if the budget cannot be determined.
+    pub fn largest_batch(&self, batch: &M::Input) -> Result<usize, TrainError> {
+        let trace = self.trace(batch)?;
+        let settings = &self.builder.settings;
+        let planner = settings.planner::<B, _>(&self.model)?;
+        let device = format!("{:?}", self.model.devices()[0]);
+        let (memory, budget) = (planner.memory().clone(), planner.budget());
+        SavedPlanner::new(device, memory, budget).largest_batch(&trace)
     }
 
     fn learner(&self) -> burn::train::Learner<Components<B, LR, M, O>> {

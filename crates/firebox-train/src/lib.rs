@@ -32,6 +32,7 @@ mod advice;
 mod device;
 mod durable;
 mod error;
+mod footprint;
 mod report;
 mod saved;
 
@@ -46,6 +47,7 @@ pub use device::prerequisites::check_cuda;
 pub use device::{DeviceMemory, PoolUsage, RuntimeMemory};
 pub use durable::DurableRecorder;
 pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};
+pub use footprint::footprint;
 pub use gradients::WeightedGradients;
 pub use learner::{FitResult, Fitted, Learner, LearnerBuilder, Unset};
 pub use planner::PlanningCost;

@@ -4,4 +4,5 @@
 pub(crate) mod capture;
 pub(crate) mod checkpoints;
 pub(crate) mod micro_step;
+pub(crate) mod queue;
 pub(crate) mod strategy;

@@ -35,7 +35,7 @@ use crate::planner::shape::Shape;
 use crate::planner::{Admission, BatchToRun, Planner, Prepared};
 use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
-use crate::run::micro_step::{Queue, give_back};
+use crate::run::queue::{Queue, give_back};
 use crate::run::strategy::MEASURED_BATCHES;
 use crate::run::strategy::account::{measure, step_use};
 use crate::settings::Settings;
@@ -369,10 +369,7 @@ where
         if prepared.admission == Admission::RunsOnceGivenBack {
             self.unmeasured = self.unmeasured.max(1);
         }
-        queue.prepare(prepared.admission);
-        if let Some((pool, pages)) = self.pool.as_ref().zip(prepared.pages) {
-            self.planner.predict(queue.alone(|| pool.prepare(pages))?);
-        }
+        queue.make_room(&mut self.planner, self.pool.as_deref(), &prepared)?;
         Ok(prepared)
     }
 }

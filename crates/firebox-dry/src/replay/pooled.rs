@@ -23,13 +23,10 @@ use crate::server::usage::Usage;
 use crate::target::Target;
 use crate::twin::DryTwin;
 
-/// The margin of the page of steps, as a divisor: a fourth of the page. It applies if the real
-/// device may not make the same requests in the same order, so that later buffers lie elsewhere:
+/// The margin of the page of steps while kernels are chosen, as a divisor: a fourth of the page.
 ///
-/// - While kernels are chosen. A real device tries all candidates, and may choose another than the
-///   one counted here. Up to 0.18 of the page was missing.
-/// - In models that read values. Their micro-steps run in parts. In one of ten cases that were
-///   looked at, one buffer found no place: 0.24 of the page.
+/// A real device tries all candidates, and may choose another than the one counted here. Later
+/// buffers then lie elsewhere. Up to 0.18 of the page was missing.
 ///
 /// The page for small buffers always has this margin, and at least [`SMALL_PAGE`] bytes. Small
 /// buffers are many, and cost little.
@@ -174,7 +171,7 @@ impl Lived {
         let [steps, small] = [Region::Step, Region::Small].map(of_region);
         let used = |sequence: &Sequence| sequence.place(u64::MAX, Fit::Best).unwrap_or_default();
         (high.step, high.small) = (high.step.max(used(&steps)), high.small.max(used(&small)));
-        let is_unsure = below.tuned > 0 || reads;
+        let is_unsure = below.tuned > 0;
         let with_margin = |bytes: u64| {
             let margin = if is_unsure { bytes / UNSURE_SHARE } else { 0 };
             (bytes + margin).next_multiple_of(alignment)

@@ -21,9 +21,10 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
 use burn::train::Learner;
 use firebox_lazy::{Input, RecordError, Recorder, SavedStates, rehearsing, restore};
-use firebox_trace::{Bytes, MemoryModel, Trace};
+use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
 
 use crate::components::{LazyComponents, TrainBatch};
+use crate::device::own_pool::TrainingPool;
 use crate::device::panics::panic_message;
 use crate::error::TrainError;
 use crate::gradients::{forget_graphs_without, has_untrained};
@@ -108,6 +109,10 @@ pub(crate) struct Check<'a, LC: LazyComponents, S> {
     pub(crate) kept: Arc<AtomicU64>,
     /// Whether the model has running statistics.
     pub(crate) normalizes: bool,
+    /// The pool whose pages fit what runs, if it is our own and no batch is running.
+    pub(crate) pool: Option<Arc<TrainingPool>>,
+    /// The most bytes of all its pages.
+    pub(crate) pages: Arc<AtomicU64>,
     /// The host, if gradients are computed there instead of on the batch's device. On the device,
     /// kernels would be compiled and tuned for a few items.
     pub(crate) host: Option<Host>,
@@ -386,8 +391,11 @@ where
     /// Runs the items on the batch's device.
     fn run_there(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
         let (begin, items) = (Instant::now(), range.len());
-        let memory = self.memory.clone();
-        let needs = move |trace: &Trace| memory.footprint(trace).growth();
+        let (memory, place) = (self.memory.clone(), self.place());
+        let needs = move |trace: &Trace| {
+            let footprint = memory.footprint(trace);
+            if place(&footprint) { footprint.growth() } else { Bytes::MAX }
+        };
         let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
         let recorder = recorder.limit_reads(self.budget, needs);
         let recording = recorder.record::<LC::Base, _>(|| {
@@ -406,6 +414,9 @@ where
             let why = format!("some items need {needed} where {} are allowed", self.budget);
             return Err(Failure::Impossible(why));
         }
+        if !self.place()(&footprint) {
+            return Err(Failure::Impossible("there is no room for the pages of some items".into()));
+        }
         self.needed.set(self.needed.get().max(needed));
         self.kept.fetch_max(footprint.stays.get(), Relaxed);
         let begin = Instant::now();
@@ -414,6 +425,18 @@ where
         let mut values = Values { grads, gradient: Vec::new() };
         self.learner.model().visit(&mut values);
         Ok(Weighed { gradient: values.gradient, weight })
+    }
+
+    /// Prepares the pages of what runs next. Returns whether the pool has room for them.
+    fn place(&self) -> impl Fn(&Footprint) -> bool + Send + Sync + 'static {
+        let (pool, most) = (self.pool.clone(), self.pages.clone());
+        move |footprint| {
+            let Some(pool) = &pool else { return true };
+            let pages = pool.prepare_for(footprint);
+            let are_there = pages != Bytes::MAX;
+            most.fetch_max(if are_there { pages.get() } else { 0 }, Relaxed);
+            are_there
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cubecl_common::stream_id::StreamId;
 use firebox_dry::Target;
 use firebox_pool::{Control, NoPlace, Pages, Region};
-use firebox_trace::{Bytes, Mark, PoolPages};
+use firebox_trace::{Bytes, Footprint, Mark, PoolPages};
 
 use crate::device::RuntimeMemory;
 use crate::ready::OtherTensors;
@@ -125,6 +125,19 @@ impl TrainingPool {
             state.pages = pages;
         }
         Ok(state.reserved)
+    }
+
+    /// Prepares the pages of a part of a step that runs before its batch does: to read a value
+    /// while it is planned, or to check gradients. Returns the bytes of all pages, minus those of other
+    /// tensors, or [`Bytes::MAX`] if the pages cannot be had.
+    pub(crate) fn prepare_for(&self, footprint: &Footprint) -> Bytes {
+        let Some(pages) = footprint.paging.as_ref().and_then(|paging| paging.pool) else {
+            return Bytes::ZERO;
+        };
+        self.prepare([pages, pages]).unwrap_or_else(|error| {
+            log::debug!("no pages for a part of a step: {error}");
+            Bytes::MAX
+        })
     }
 
     /// Does what training does at a mark: part of a step that runs while it is planned then lies as

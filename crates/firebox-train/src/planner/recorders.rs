@@ -3,10 +3,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_lazy::Recorder;
-use firebox_trace::{Bytes, Footprint};
+use firebox_trace::Bytes;
 
 use super::Planner;
-use crate::device::own_pool::TrainingPool;
 
 impl Planner {
     /// The recorder for rehearsals.
@@ -28,7 +27,8 @@ impl Planner {
                 let footprint = memory.footprint(&trace);
                 let mut peak = footprint.peak;
                 if peak <= budget {
-                    peak = peak.max(prepared(pool.as_deref(), &footprint));
+                    let pages = pool.as_ref().map(|pool| pool.prepare_for(&footprint));
+                    peak = peak.max(pages.unwrap_or_default());
                     rehearsed.fetch_max(peak.get(), Relaxed);
                 }
                 peak
@@ -48,15 +48,4 @@ impl Planner {
             *needed.or_insert_with(|| memory.footprint(trace).growth())
         })
     }
-}
-
-/// Prepares the pages that a part of a step needs, if they lie on a pool of our own. Returns the
-/// bytes of all pages then, or [`Bytes::MAX`] if the pages cannot be had.
-fn prepared(pool: Option<&TrainingPool>, footprint: &Footprint) -> Bytes {
-    let pages = footprint.paging.as_ref().and_then(|paging| paging.pool);
-    let Some((pool, pages)) = pool.zip(pages) else { return Bytes::ZERO };
-    pool.prepare([pages, pages]).unwrap_or_else(|error| {
-        log::debug!("no pages to read a value while planning: {error}");
-        Bytes::MAX
-    })
 }

@@ -5,17 +5,15 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
-use burn::tensor::backend::Backend;
-use firebox_lazy::{
-    LazyBackend, RecordError, Recorder, SavedStates, TrainingGuard, loader_streams, restore,
-};
+use firebox_lazy::{LazyBackend, RecordError, SavedStates, restore};
 use firebox_trace::{Bytes, Items};
 
 use crate::device::DeviceMemory;
 use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
 use crate::planner::shape::Shape;
-use crate::planner::{Admission, Applicant, Planner};
+use crate::planner::{Applicant, Planner};
+use crate::run::queue::Queue;
 use crate::share::with_share;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
@@ -44,68 +42,6 @@ pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
     pub(crate) queue: Queue<'a, B>,
     /// Pools the running statistics of the parts into those of the batch, if the user asked for it.
     pub(crate) pooled: Option<Pooled<B>>,
-}
-
-/// The queue of a fusing device, shared by the training thread and burn's threads for metrics and
-/// checkpoints.
-pub(crate) struct Queue<'a, B: LazyBackend> {
-    pub(crate) training: Option<&'a TrainingGuard>,
-    pub(crate) device: &'a B::Device,
-}
-
-impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
-    /// Runs `work` while no other thread is at the queue, then empties the queue.
-    pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
-        let Some(training) = self.training else { return work() };
-        training.alone(|| {
-            training.collect();
-            let result = work();
-            self.drain();
-            result
-        })
-    }
-
-    /// Gives back unused pages of the training thread and of loader threads, if there is no room
-    /// otherwise.
-    pub(crate) fn prepare(&self, admission: Admission) {
-        if admission == Admission::RunsOnceGivenBack {
-            log::debug!("pages that other batches have left are given back");
-            self.give_back();
-        }
-    }
-
-    /// Gives back the pages that a rehearsal opened, if it ran parts of a step to read values. The
-    /// next rehearsal then starts with only the pages that are held anyway, so planning needs no
-    /// more than the largest rehearsal.
-    pub(crate) fn after_rehearsal(&self, recorder: &Recorder) {
-        if !recorder.refuses_reads() {
-            self.give_back();
-        }
-    }
-
-    /// Gives back pages that no buffer lies on.
-    fn give_back(&self) {
-        self.alone(|| give_back::<B>(self.device));
-    }
-
-    /// Empties the queue.
-    fn drain(&self) {
-        if self.training.is_some() {
-            B::Base::drain(self.device);
-        }
-    }
-}
-
-/// Gives back pages that no buffer lies on, those of the calling thread and of loader threads.
-pub(crate) fn give_back<B: LazyBackend<Base: DeviceMemory>>(device: &B::Device) {
-    // wgpu frees a page only once the device no longer needs it.
-    let wait = || drop(<B::Base as Backend>::sync(device));
-    wait();
-    B::Base::give_back(device);
-    for stream in loader_streams() {
-        stream.executes(|| B::Base::give_back(device));
-    }
-    wait();
 }
 
 impl<B, M, I, S> MicroStep<'_, B, M, I, S>

@@ -32,16 +32,16 @@ use firebox_trace::Bytes;
 
 use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::own_pool::TrainingPool;
-use crate::device::panics::panic_message;
 use crate::device::watch::Watch;
-use crate::error::{During, Phase, TrainError};
+use crate::error::{Phase, TrainError};
 use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
 use crate::planner::{Planner, Prepared};
 use crate::progress::Screen;
 use crate::reduction::Reduction;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
-use crate::run::micro_step::{MicroStep, Queue};
+use crate::run::micro_step::MicroStep;
+use crate::run::queue::Queue;
 use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::splitter::Splitter;
@@ -405,24 +405,16 @@ where
     ) -> Result<(), TrainError> {
         let mut done =
             std::mem::replace(accumulated, Accumulated::new(self.strategy.settings.reduction));
-        let pool = self.pool.as_deref();
-        let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
-        let stepped = queue::<LC::Backend>(&self.training, &self.device).alone(|| {
-            let grads = done.gradients.finish(&self.learner.model());
-            // From here on, a failure loses the model.
-            self.watch.check()?;
-            lasting(true);
-            self.watch.begin(During::OptimizerStep);
-            let learner = &mut self.learner;
-            catch_unwind(AssertUnwindSafe(|| learner.optimizer_step(grads))).map_err(|panic| {
-                self.optimizer_lost = true;
-                TrainError::OptimizerPanicked { message: panic_message(&*panic) }
-            })?;
-            self.watch.check()
-        });
-        lasting(false);
+        let (model, learner) = (self.learner.model(), &mut self.learner);
+        let stepped = queue::<LC::Backend>(&self.training, &self.device).update(
+            &mut self.watch,
+            self.pool.as_deref(),
+            // The model is let go of before the optimizer replaces its parameters.
+            move || done.gradients.finish(&model),
+            |grads| learner.optimizer_step(grads),
+        );
+        self.optimizer_lost |= matches!(stepped, Err(TrainError::OptimizerPanicked { .. }));
         stepped?;
-        self.watch.begin(During::MicroSteps);
         planner.has_run(Phase::Training);
         self.scheduler_steps += 1;
         self.position.1 = iteration;

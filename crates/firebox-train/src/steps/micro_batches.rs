@@ -1,7 +1,5 @@
 //! The micro-batches of a step, in a rehearsal and when it runs.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use firebox_lazy::{Arrival, LazyBackend, mark};
@@ -10,15 +8,15 @@ use firebox_trace::{Bytes, Mark};
 
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
-use crate::device::panics::panic_message;
 use crate::device::watch::Watch;
-use crate::error::{During, Phase, TrainError};
+use crate::error::{Phase, TrainError};
 use crate::gradients::summed_bytes;
 use crate::planner::labels::label_parameters;
 use crate::planner::pieces::Piece;
 use crate::planner::{Planner, Prepared};
 use crate::reduction::Reduction;
-use crate::run::micro_step::{MicroStep, Queue};
+use crate::run::micro_step::MicroStep;
+use crate::run::queue::Queue;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
@@ -243,24 +241,6 @@ where
     }
 
     fn update<R>(&mut self, work: impl FnOnce() -> R) -> Result<R, TrainError> {
-        let Self { queue, watch, .. } = self;
-        let pool = self.pool;
-        let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
-        let updated: Result<R, TrainError> = queue.alone(|| {
-            // From here on, a failure loses the model.
-            watch.check()?;
-            lasting(true);
-            watch.begin(During::OptimizerStep);
-            let updated = catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-                TrainError::OptimizerPanicked { message: panic_message(&*panic) }
-            })?;
-            watch.check()?;
-            Ok(updated)
-        });
-        lasting(false);
-        // A failure belongs to the update.
-        let updated = updated?;
-        watch.begin(During::MicroSteps);
-        Ok(updated)
+        self.queue.update(self.watch, self.pool, || (), |()| work())
     }
 }

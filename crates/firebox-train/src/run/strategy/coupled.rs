@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use burn::module::Module;
 use burn::train::Learner;
@@ -11,9 +11,10 @@ use firebox_trace::{Bytes, MemoryModel};
 
 use crate::check::{Check, HIDDEN_WEIGHTS, Host, OF_STATISTICS, Outcome, SplitCheck};
 use crate::components::{LazyComponents, TrainBatch};
+use crate::device::own_pool::TrainingPool;
 use crate::error::TrainError;
 use crate::planner::Planner;
-use crate::run::micro_step::give_back;
+use crate::run::queue::give_back;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::weights;
@@ -48,7 +49,7 @@ enum Asks {
 
 impl Known {
     /// Whether checking a batch of `items` items with total weight `weight` would tell more.
-    fn asks(&self, items: usize, weight: f64) -> bool {
+    pub(super) fn asks(&self, items: usize, weight: f64) -> bool {
         match self.asks {
             _ if self.asked >= ATTEMPTS => false,
             Asks::Next => true,
@@ -132,6 +133,7 @@ pub(super) struct Means {
     held: Bytes,
     kept: Arc<AtomicU64>,
     normalizes: bool,
+    pool: Option<Arc<TrainingPool>>,
 }
 
 impl Means {
@@ -143,7 +145,13 @@ impl Means {
             held,
             kept: planner.kept_by_threads().clone(),
             normalizes: planner.has_running_state(),
+            pool: None,
         }
+    }
+
+    /// Prepares the pages of a pool for what runs. The batch's own are to be prepared afterwards.
+    pub(super) fn on_pages_of(self, pool: Option<&Arc<TrainingPool>>) -> Self {
+        Self { pool: pool.cloned(), ..self }
     }
 
     /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
@@ -175,6 +183,8 @@ impl Means {
             pace: RefCell::default(),
             kept: self.kept.clone(),
             normalizes: self.normalizes,
+            pool: self.pool.clone(),
+            pages: Arc::default(),
             host: (!self.memory.is_on_host()).then(Host::new),
         };
         let mut outcome = check.run()?;
@@ -194,7 +204,7 @@ impl Means {
             let slowdown = check.pace.borrow().slowdown(items, micro_batch);
             warn_if_slow(slowdown, (items, micro_batch), settings);
         }
-        Ok(check.needed.get() + self.held)
+        Ok((check.needed.get() + self.held).max(Bytes::new(check.pages.load(Relaxed))))
     }
 }
 

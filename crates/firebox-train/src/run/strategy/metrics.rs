@@ -10,7 +10,7 @@ use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard, latest_recording};
 
 use crate::device::DeviceMemory;
 use crate::reduction::Reduction;
-use crate::run::micro_step::Queue;
+use crate::run::queue::Queue;
 use crate::whole::{Join, joined};
 
 /// How long to wait for the metrics thread before loader threads may exceed their limit. A metric

@@ -77,10 +77,15 @@ where
         self.report(planner, phase, &prepared);
         self.latest = Some(shape);
         if !prepared.plan.is_whole() {
+            if self.pool.is_some() && self.known.asks(items, weight) {
+                // The twin knows of no outputs where a check begins.
+                sender(&mut self.processor, &self.training, &self.gate).done_with_all();
+            }
+            let splitter = &self.strategy.train_splitter;
             let settings = &self.strategy.settings;
             let micro_batch = prepared.plan.split().largest().get();
             let to_split = ToSplit { batch, items, weight, micro_batch, splitter, settings };
-            let means = Means::of(planner, prepared.held);
+            let means = Means::of(planner, prepared.held).on_pages_of(self.pool.as_ref());
             planner.predict(means.ask(&mut self.known, &self.learner, &to_split)?);
         }
         self.make_room(planner, &prepared)?;
@@ -164,15 +169,11 @@ where
     /// Gives back what must be given back before a batch runs, and prepares its pages if the pool
     /// is our own.
     fn make_room(&mut self, planner: &mut Planner, prepared: &Prepared) -> Result<(), TrainError> {
-        let queue = queue::<LC::Backend>(&self.training, &self.device);
         if prepared.admission == Admission::RunsOnceGivenBack {
             self.unmeasured = self.unmeasured.max(1);
         }
-        queue.prepare(prepared.admission);
-        if let Some((pool, pages)) = self.pool.as_ref().zip(prepared.pages) {
-            planner.predict(queue.alone(|| pool.prepare(pages))?);
-        }
-        Ok(())
+        let queue = queue::<LC::Backend>(&self.training, &self.device);
+        queue.make_room(planner, self.pool.as_deref(), prepared)
     }
 
     /// Reports a new plan, and lets loader threads prepare as much as it allows.
