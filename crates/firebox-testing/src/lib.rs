@@ -10,4 +10,7 @@ pub mod layers;
 pub mod lengths;
 pub mod machine;
 pub mod task;
+// What shares compiled code is not compiled for nothing.
+#[cfg(debug_assertions)]
+pub mod twins;
 pub mod zoo;
