@@ -38,11 +38,11 @@ use crate::ready::make_ready;
 ///
 /// impl<B: AutodiffBackend> TrainStep for Layer<B> {
 ///     type Input = Tensor<B, 2>;
-///     type Output = Tensor<B, 1>;
+///     type Output = ();
 ///
-///     fn step(&self, batch: Tensor<B, 2>) -> TrainOutput<Tensor<B, 1>> {
+///     fn step(&self, batch: Tensor<B, 2>) -> TrainOutput<()> {
 ///         let loss = self.linear.forward(batch).sum();
-///         TrainOutput::new(self, loss.backward(), loss.detach())
+///         TrainOutput::new(self, loss.backward(), ())
 ///     }
 /// }
 ///

@@ -128,8 +128,8 @@ impl TrainingPool {
     }
 
     /// Prepares the pages of a part of a step that runs before its batch does: to read a value
-    /// while it is planned, or to check gradients. Returns the bytes of all pages, minus those of other
-    /// tensors, or [`Bytes::MAX`] if the pages cannot be had.
+    /// while it is planned, or to check gradients. Returns the bytes of all pages, minus those of
+    /// other tensors, or [`Bytes::MAX`] if the pages cannot be had.
     pub(crate) fn prepare_for(&self, footprint: &Footprint) -> Bytes {
         let Some(pages) = footprint.paging.as_ref().and_then(|paging| paging.pool) else {
             return Bytes::ZERO;
