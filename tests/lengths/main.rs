@@ -48,8 +48,8 @@ fn two_lengths() {
     let longest = run(&[1000; 3], Bytes::gib(1));
     let both = run(&ORDER, Bytes::gib(1));
     assert_eq!(both.steps, [1, 1], "each fits whole");
-    // The dry device serves each request at once, a real one when more has been dropped. So what
-    // CubeCL's pools reserve is bounded, by at most two of their pages here.
+    // The dry device serves each request at once, a real one when more has been dropped. So the
+    // prediction is an upper bound on CubeCL's pools: 1.19 was measured on lavapipe.
     let ratio = both.predicted.ratio(both.measured);
     assert!((0.99..=1.25).contains(&ratio), "{ratio:.3} of what was reserved was predicted");
     assert!(both.measured > longest.measured.scale(1.2), "lengths need pages of their own");

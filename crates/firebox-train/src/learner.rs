@@ -187,8 +187,9 @@ where
     ///
     /// As [`trace`](Self::trace), and if the budget cannot be determined.
     pub fn largest_batch(&self, batch: &M::Input) -> Result<usize, TrainError> {
+        let others = make_ready::<B, _>(&self.model)?;
         let trace = self.trace(batch)?;
-        let settings = &self.builder.settings;
+        let settings = Settings { others, ..self.builder.settings.clone() };
         let planner = settings.planner::<B, _>(&self.model)?;
         let device = format!("{:?}", self.model.devices()[0]);
         let (memory, budget) = (planner.memory().clone(), planner.budget());

@@ -171,9 +171,8 @@ impl Lived {
         let [steps, small] = [Region::Step, Region::Small].map(of_region);
         let used = |sequence: &Sequence| sequence.place(u64::MAX, Fit::Best).unwrap_or_default();
         (high.step, high.small) = (high.step.max(used(&steps)), high.small.max(used(&small)));
-        let is_unsure = below.tuned > 0;
         let with_margin = |bytes: u64| {
-            let margin = if is_unsure { bytes / UNSURE_SHARE } else { 0 };
+            let margin = if below.tuned > 0 { bytes / UNSURE_SHARE } else { 0 };
             (bytes + margin).next_multiple_of(alignment)
         };
         high.step = with_margin(high.step);

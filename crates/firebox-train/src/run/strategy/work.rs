@@ -81,7 +81,6 @@ where
                 // The twin knows of no outputs where a check begins.
                 sender(&mut self.processor, &self.training, &self.gate).done_with_all();
             }
-            let splitter = &self.strategy.train_splitter;
             let settings = &self.strategy.settings;
             let micro_batch = prepared.plan.split().largest().get();
             let to_split = ToSplit { batch, items, weight, micro_batch, splitter, settings };
