@@ -12,7 +12,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::prelude::*;
 use firebox::dry::{Capability, Card, Dry, DryCuda, DryPooledCuda, DryTwin};
 use firebox::{Bytes, Lazy};
-use firebox_testing as _;
+use firebox_models as _;
 
 use cnn::Cnn;
 use search::{Rehearsals, largest_batch};

@@ -15,7 +15,8 @@ use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn::tensor::backend::AutodiffBackend;
 use firebox::{
-    Bytes, Lazy, Learner, MicroBatch, StepPlanner, TrainError, WeightedGradients, is_rehearsal,
+    ByMicroBatch, Bytes, Lazy, Learner, MicroBatch, Phase, StepPlanner, TrainError,
+    WeightedGradients, is_rehearsal,
 };
 
 type Plain = Autodiff<Flex>;
@@ -84,7 +85,7 @@ fn plain_step<B: AutodiffBackend>(model: &mut Pair<B>, optim: &mut Optim<B>, poi
 
 /// The same through a planner.
 fn step(
-    steps: &mut StepPlanner<B, Pair<B>, firebox::ByMicroBatch>,
+    steps: &mut StepPlanner<B, Pair<B>, ByMicroBatch>,
     model: &mut Pair<B>,
     optim: &mut Optim<B>,
     batch: &Points<B>,
@@ -275,6 +276,84 @@ fn loaders_with_workers_bring_all_batches() {
     // Two workers have 100 items each, and the last batch of each has four.
     assert_eq!(steps.plans().len(), 2);
     assert!(steps.plans()[0].overhead.queued > Bytes::ZERO);
+}
+
+#[test]
+fn validation_is_split_and_has_the_loss_of_the_whole_batch() {
+    let model = Pair::<B>::new();
+    let valid = model.valid();
+    let batch = points::<Lazy<Flex>>(2000);
+    let whole = f64::from(valid.loss(batch.clone()).into_scalar());
+    let builder = || Learner::builder().auto_batch().quiet();
+    let steps = |builder: firebox::LearnerBuilder<ByMicroBatch, ByMicroBatch>| {
+        builder.step_planner::<B, _>(&model).expect("it is ready")
+    };
+    let loss = |steps: &mut StepPlanner<B, Pair<B>, ByMicroBatch>| {
+        let (mut sum, mut parts, mut steps_run) = (0.0, 0, 0);
+        let step = |model: &Pair<Lazy<Flex>>, points| {
+            steps_run += usize::from(!is_rehearsal());
+            model.loss(points)
+        };
+        let ran = steps.validate(&valid, &batch, step, |loss, weight| {
+            sum += f64::from(loss.into_scalar()) * weight;
+            parts += 1;
+        });
+        ran.expect("it fits");
+        assert_eq!(parts, steps_run, "the sink is called for what runs");
+        (sum / 2000.0, parts)
+    };
+    let mut large = steps(builder().memory(Bytes::gib(1)));
+    assert_eq!(loss(&mut large), (whole, 1));
+    let needed = large.plans()[0].predicted();
+    let mut small = steps(builder().memory(needed.scale(0.7)));
+    for _ in 0..2 {
+        let (split, parts) = loss(&mut small);
+        assert!(parts > 1 && (split - whole).abs() < 1e-6 * whole, "{split} and {whole}, {parts}");
+    }
+    assert_eq!(small.plans().len(), 1, "a shape is planned once");
+    assert!(small.plans()[0].predicted() <= needed.scale(0.7));
+}
+
+#[test]
+fn validation_between_steps_learns_nothing() {
+    let alone = trained(40).0;
+    let (mut model, mut optim) = (Pair::<B>::new(), AdamConfig::new().init());
+    let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
+    let mut steps = builder.micro_batch(40).step_planner(&model).expect("it is ready");
+    for _ in 0..5 {
+        step(&mut steps, &mut model, &mut optim, &points(40)).expect("it fits");
+        let mut losses = Vec::new();
+        let ran = steps.validate(
+            &model.valid(),
+            &points::<Lazy<Flex>>(90),
+            |model, points| model.loss(points),
+            |loss, weight| losses.push((loss.into_scalar(), weight)),
+        );
+        ran.expect("it fits");
+        assert_eq!(losses.iter().map(|(_, weight)| weight).sum::<f64>(), 90.0);
+    }
+    assert_eq!(weights(&model), alone);
+    assert_eq!(steps.plans().len(), 2, "one for training, one for validation");
+}
+
+#[test]
+fn a_validation_that_panics_or_has_no_items_is_an_error() {
+    let model = Pair::<B>::new();
+    let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
+    let mut steps = builder.step_planner::<B, _>(&model).expect("it is ready");
+    let valid = model.valid();
+    let mut run = |items: usize, fails: bool| {
+        let step = |model: &Pair<_>, points| {
+            assert!(!fails, "a step that fails");
+            model.loss(points)
+        };
+        steps.validate(&valid, &points::<Lazy<Flex>>(items), step, |_, _| ())
+    };
+    let none = run(0, false).unwrap_err();
+    assert!(matches!(none, TrainError::EmptyBatch { phase: Phase::Validation }), "{none}");
+    let failed = run(8, true).unwrap_err();
+    assert!(failed.to_string().contains("a step that fails"), "{failed}");
+    run(8, false).expect("it goes on");
 }
 
 #[test]

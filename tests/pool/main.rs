@@ -117,8 +117,9 @@ macro_rules! trained {
 }
 
 macro_rules! models {
-    ($($test:ident: $model:ident;)*) => {
+    ($($(#[$attribute:meta])* $test:ident: $model:ident;)*) => {
         $(#[test]
+        $(#[$attribute])*
         fn $test() {
             let _alone = alone();
             let Some(_) = device() else { return };
@@ -169,12 +170,18 @@ fn planning_draws_no_random_numbers() {
 models! {
     mlp: Mlp;
     cnn: Cnn;
-    resnet: ResNet;
-    unet: UNet;
-    encoder: Encoder;
     gpt: Gpt;
-    recurrent: Recurrent;
-    autoencoder: Autoencoder;
-    siamese: Siamese;
     reader: Reader;
+    #[ignore = "takes a minute on a GPU in software: `-- --ignored`"]
+    resnet: ResNet;
+    #[ignore = "takes a minute on a GPU in software: `-- --ignored`"]
+    unet: UNet;
+    #[ignore = "takes a minute on a GPU in software: `-- --ignored`"]
+    encoder: Encoder;
+    #[ignore = "takes a minute on a GPU in software: `-- --ignored`"]
+    recurrent: Recurrent;
+    #[ignore = "takes a minute on a GPU in software: `-- --ignored`"]
+    autoencoder: Autoencoder;
+    #[ignore = "takes a minute on a GPU in software: `-- --ignored`"]
+    siamese: Siamese;
 }

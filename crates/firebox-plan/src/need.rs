@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use firebox_trace::{Bytes, Estimate};
+use serde::{Deserialize, Serialize};
 
 /// Whether a micro-batch is one of several, so that a gradient sum is held while it runs.
 ///
@@ -20,7 +21,7 @@ pub enum Accumulating {
 }
 
 /// What held memory is used for. Decides which remedy an error names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Role {
     /// Parameters, gradients and optimizer state. A smaller micro-batch does not shrink them.
     State,
@@ -37,7 +38,7 @@ pub enum Role {
 }
 
 /// Memory held at the peak under one label.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
     /// The label shown to a person, such as `activations of encoder`.
     pub label: Cow<'static, str>,
@@ -59,7 +60,7 @@ pub struct Holding {
 /// assert_eq!(need.estimate, Estimate::UpperBound);
 /// assert_eq!(need.largest().unwrap().label, "activations of encoder");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Need {
     /// Peak in bytes: everything the device must provide, including the model and the gradient sum.
     pub peak: Bytes,
@@ -72,7 +73,7 @@ pub struct Need {
 }
 
 /// A buffer above the largest size a device can hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Oversized {
     /// The size of the buffer.
     pub buffer: Bytes,

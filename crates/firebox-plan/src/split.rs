@@ -7,11 +7,12 @@ use std::fmt;
 use std::ops::Range;
 
 use firebox_trace::Items;
+use serde::{Deserialize, Serialize};
 
 use crate::need::Accumulating;
 
 /// Consecutive micro-batches of one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Run {
     /// Number of micro-batches, at least one.
     pub count: usize,
@@ -25,7 +26,7 @@ pub struct Run {
 /// separately: buffers of one size leave gaps that buffers of the other do not fit.
 ///
 /// Displays as count and size: `4 x 25`, `1 x 4 + 2 x 3`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Split {
     /// The micro-batches that run first.
     pub(crate) first: Run,

@@ -3,6 +3,9 @@
 //! Examples do not use it. They are to be read, and copied, by themselves.
 #![allow(missing_docs, reason = "a model's fields and constructors say what they are by name")]
 
+// Tests that use this crate share compiled memory models.
+use firebox_models as _;
+
 pub mod bench;
 pub mod classifiers;
 pub mod full_size;
@@ -10,7 +13,4 @@ pub mod layers;
 pub mod lengths;
 pub mod machine;
 pub mod task;
-// What shares compiled code is not compiled for nothing.
-#[cfg(debug_assertions)]
-pub mod twins;
 pub mod zoo;

@@ -86,6 +86,13 @@ pub trait MemoryModel: Send + Sync {
         self.answer(&Question::new(trace))
     }
 
+    /// What determines the answers apart from the question: models with the same key give the same
+    /// answers, in other processes too. Default: nothing is known to, so no answer is kept for
+    /// later processes.
+    fn key(&self) -> Option<String> {
+        None
+    }
+
     /// Whether the memory is the host's. If so, what a program holds apart from its tensors also
     /// counts. Default: no.
     fn is_on_host(&self) -> bool {

@@ -22,7 +22,7 @@ pub use footprint::{
 pub use mark::Mark;
 pub use modules::{ModuleBytes, Modules};
 pub use quantity::{Bytes, Items, OpIndex, ParseBytesError};
-pub use structure::StructuralHash;
+pub use structure::{Fingerprint, StructuralHash};
 pub use trace::{
     Call, Category, Description, DescriptionIndex, Label, Origin, Step, TensorIndex, TensorInfo,
     TensorType, Trace, TraceError, Use,

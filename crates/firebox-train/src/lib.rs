@@ -29,6 +29,7 @@ mod whole;
 pub mod join;
 
 mod advice;
+mod cache;
 mod device;
 mod durable;
 mod error;

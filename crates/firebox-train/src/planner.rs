@@ -11,6 +11,7 @@ use firebox_lazy::remember_calls_within;
 use firebox_plan::{Cliffs, Plan, Sizing};
 use firebox_trace::{Bytes, MemoryModel, StructuralHash, TensorInfo, Trace};
 
+use crate::cache::Cache;
 use crate::device::own_pool::TrainingPool;
 use crate::error::Phase;
 use crate::planner::growth::Growth;
@@ -21,6 +22,7 @@ use crate::planner::shape::Shape;
 
 mod admission;
 mod assess;
+mod earlier;
 pub(crate) mod growth;
 pub(crate) mod labels;
 pub(crate) mod overhead;
@@ -60,6 +62,8 @@ pub(crate) struct Planner {
     /// What to do where a slightly larger micro-batch needs far more memory.
     cliffs: Cliffs,
     overhead: Overhead,
+    /// What earlier runs have found, if the user wants to know.
+    cache: Option<Cache>,
     /// The pool that training uses, if it is our own.
     pool: Option<Arc<TrainingPool>>,
     plans: HashMap<(Phase, Shape), Planned>,
@@ -182,6 +186,7 @@ impl Planner {
             sizing,
             cliffs: cliffs.unwrap_or(usual),
             overhead: Overhead::default(),
+            cache: None,
             pool: None,
             plans: HashMap::new(),
             predicted: Bytes::ZERO,
@@ -208,6 +213,12 @@ impl Planner {
     /// Compares the process's growth with plans, where the budget is host memory.
     pub(crate) fn measuring(mut self, growth: Option<Growth>) -> Self {
         self.growth = growth;
+        self
+    }
+
+    /// Looks for what earlier runs have found.
+    pub(crate) fn remembering(mut self, cache: Option<Cache>) -> Self {
+        self.cache = cache;
         self
     }
 
@@ -257,6 +268,10 @@ impl Planner {
     /// Plans pages on a pool of our own from now on.
     pub(crate) fn use_pool(&mut self, pool: &Arc<TrainingPool>) {
         self.pool = Some(pool.clone());
+    }
+
+    pub(crate) fn pool(&self) -> Option<&Arc<TrainingPool>> {
+        self.pool.as_ref()
     }
 
     /// Notes what threads keep permanently before anything has run.

@@ -2,6 +2,7 @@
 //! them in; `plan` and `fit` read them.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
@@ -10,6 +11,7 @@ use firebox_lazy::{HiddenStates, LazyBackend};
 use firebox_plan::{Budget, Cliffs, MemoryInfo, Sizing};
 use firebox_trace::Bytes;
 
+use crate::cache::{Cache, Remembering};
 use crate::check::Coupling;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
@@ -51,11 +53,23 @@ pub(crate) struct Settings {
     pub(crate) trace_path: Option<PathBuf>,
     /// Where a line is written for each step.
     pub(crate) log_path: Option<PathBuf>,
+    /// Where planning looks for what earlier runs have found, and writes what it finds.
+    pub(crate) cache: CacheOption,
     /// Couplings that do not prevent a split.
     pub(crate) accepted: Vec<Coupling>,
     /// What the device's allocator holds for other tensors of the program, such as a data set on
     /// the device or another model.
     pub(crate) others: OtherTensors,
+}
+
+/// The user's choice of a cache.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum CacheOption {
+    /// The user's own.
+    #[default]
+    OfUser,
+    In(PathBuf),
+    None,
 }
 
 impl Settings {
@@ -66,10 +80,20 @@ impl Settings {
         M: Module<B>,
     {
         let budget = self.resolve::<B, M>(model)?;
+        let cache = match &self.cache {
+            CacheOption::OfUser => Cache::of_user(),
+            CacheOption::In(folder) => Some(Cache::new(folder)),
+            CacheOption::None => None,
+        };
         let memory = B::Base::memory_model(&model.devices()[0]);
+        // A host's model answers sooner than a file is found.
+        let memory = match cache.clone().filter(|_| !memory.is_on_host()) {
+            Some(cache) => Arc::new(Remembering { model: memory, cache }),
+            None => memory,
+        };
         let growth = memory.is_on_host().then(|| Growth::begin(parameter_bytes::<B, M>(model)));
         let planner = Planner::new(memory, budget, self.sizing, self.cliffs);
-        Ok(planner.measuring(growth.flatten()))
+        Ok(planner.measuring(growth.flatten()).remembering(cache))
     }
 
     /// The budget in bytes: what training may use. Memory the process already holds for training

@@ -6,13 +6,14 @@
 
 mod batches;
 mod micro_batches;
+mod validation;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::data::dataloader::DataLoader;
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use firebox_lazy::{
     LazyBackend, LoaderGate, LoaderGuard, Recorder, Rehearsal, TrainingGuard, mark, rehearse,
@@ -309,13 +310,10 @@ where
         self.has_stepped = true;
         self.ended += 1;
         self.log.add(items, micro_batches);
-        let Self { device, planner, settings, memory, log, .. } = self;
+        let Self { device, planner, settings, log, .. } = self;
         let iteration = self.ended;
         log.end(|| StepUse { iteration, ..step_use::<B::Base>(device, planner, settings) })?;
-        if self.unmeasured > 0 {
-            self.unmeasured -= 1;
-            measure::<B::Base>(device, planner, settings, memory)?;
-        }
+        self.measure()?;
         Ok(result)
     }
 
@@ -336,9 +334,7 @@ where
         let to_run = BatchToRun { phase, shape, again: self.latest == Some(shape) };
         let (pages, has_stepped) = (!self.planner.memory().is_on_host(), self.has_stepped);
         let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
-        let loader_items = self.loader_items.load(Ordering::Relaxed);
-        let loaders = Overhead::of_loaders(&self.gate, loader_items, items);
-        let overhead = Overhead { limit: self.loader_limit, ..loaders };
+        let overhead = self.overhead(items);
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
             let course = RehearsalPlan { iterations, has_stepped, batches: 1, pages };
             let batch = (batch, items, weight);
@@ -353,24 +349,58 @@ where
             // A part of an update may have run while planning.
             pool.lasting(false);
         }
+        self.begin::<B, _>(model, phase, &prepared)?;
+        Ok(prepared)
+    }
+
+    /// What is alive next to the step of a batch of `items` items.
+    fn overhead(&self, items: usize) -> Overhead {
+        let loader_items = self.loader_items.load(Ordering::Relaxed);
+        let loaders = Overhead::of_loaders(&self.gate, loader_items, items);
+        Overhead { limit: self.loader_limit, ..loaders }
+    }
+
+    /// Reports a new plan, lets loader threads prepare as much as it allows, and makes room for the
+    /// batch.
+    fn begin<C, V>(
+        &mut self,
+        model: &V,
+        phase: Phase,
+        prepared: &Prepared,
+    ) -> Result<(), TrainError>
+    where
+        C: LazyBackend<Base = B::Base, Device = B::Device>,
+        V: Module<C>,
+    {
         if let Some(planned) = &prepared.made {
             self.unmeasured = MEASURED_BATCHES;
             if self.planner.has_run_steps() {
                 give_back::<B>(&self.device);
             }
             let budget = self.planner.budget();
-            let report = self.settings.report::<B, _>(model, budget, (phase, planned), &self.plans);
+            let report = self.settings.report::<C, _>(model, budget, (phase, planned), &self.plans);
             self.plans.push(report);
             self.loader_limit = planned.rehearsed.loader_limit;
             // A loader that is read in another way would wait for ever.
-            let is_limited = loader_items > 0 && self.loader_limit > Bytes::ZERO;
+            let is_read = self.loader_items.load(Ordering::Relaxed) > 0;
+            let is_limited = is_read && self.loader_limit > Bytes::ZERO;
             self.gate.limit(if is_limited { self.loader_limit } else { Bytes::MAX });
         }
         if prepared.admission == Admission::RunsOnceGivenBack {
             self.unmeasured = self.unmeasured.max(1);
         }
-        queue.make_room(&mut self.planner, self.pool.as_deref(), &prepared)?;
-        Ok(prepared)
+        let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
+        queue.make_room(&mut self.planner, self.pool.as_deref(), prepared)
+    }
+
+    /// Compares the first batches of each plan with its prediction.
+    fn measure(&mut self) -> Result<(), TrainError> {
+        let Self { device, planner, settings, memory, .. } = self;
+        if self.unmeasured > 0 {
+            self.unmeasured -= 1;
+            measure::<B::Base>(device, planner, settings, memory)?;
+        }
+        Ok(())
     }
 }
 

@@ -22,6 +22,7 @@ use crate::registry::LeaseError;
 use crate::replay::execute::{execute, is_drain, is_settle, upload};
 use crate::replay::program::{Begin, End, Leftovers, Program, Templates, unaccounted};
 use crate::replay::translate::Types;
+use crate::server::tuning;
 use crate::server::usage::Usage;
 use crate::target::Target;
 use crate::twin::DryTwin;
@@ -247,6 +248,14 @@ impl<B: DryTwin> MemoryModel for Dry<B> {
         let Question { trace, before, pages, enough } = *question;
         let life = ProcessReplay::new([before, &[trace]].concat(), &self.types, pages);
         self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
+    }
+
+    fn key(&self) -> Option<String> {
+        let Self { name, properties, types, .. } = self;
+        let pooled = B::POOLED;
+        let backend = std::any::type_name::<B>();
+        let chosen = tuning::chosen(self.tuned.as_deref());
+        Some(format!("{name} {backend} {pooled} {properties:?} {types:?} {chosen}"))
     }
 
     fn keeps_pages(&self) -> bool {

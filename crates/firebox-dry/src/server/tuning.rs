@@ -89,6 +89,23 @@ fn segment(name: &str) -> String {
     sanitize_filename::sanitize_with_options(name, options)
 }
 
+/// A hash of all that the tuner has stored for the device `real`, and of CubeCL's configuration.
+pub(crate) fn chosen(real: Option<&str>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(format!("{:?}", *CubeClRuntimeConfig::get()).as_bytes());
+    let filed = real.map(folder).filter(|folder| folder.is_dir());
+    let files = filed.into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
+    let mut files: Vec<PathBuf> = files.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    for file in files {
+        let choices = fs::read(&file).unwrap_or_default();
+        hasher.update(file.as_os_str().as_encoded_bytes());
+        hasher.update(&choices.len().to_le_bytes());
+        hasher.update(&choices);
+    }
+    hasher.finalize().to_string()
+}
+
 fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

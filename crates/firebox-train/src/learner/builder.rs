@@ -18,7 +18,7 @@ use crate::device::DeviceMemory;
 use crate::error::{FitError, TrainError};
 
 use crate::reduction::Reduction;
-use crate::settings::Settings;
+use crate::settings::{CacheOption, Settings};
 use crate::splitter::{ByMicroBatch, Splitter};
 
 /// Options of a [`Learner`]. See [`Learner::builder`].
@@ -252,6 +252,28 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// [`StepUse`]: crate::StepUse
     pub fn log_json(mut self, path: impl Into<PathBuf>) -> Self {
         self.settings.log_path = Some(path.into());
+        self
+    }
+
+    /// Keeps what planning finds in `folder`, and looks there for what earlier runs have found.
+    /// Default: `firebox/plans` in the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`), or the
+    /// folder that the environment variable `FIREBOX_CACHE` names. If that is empty, nothing is
+    /// kept.
+    ///
+    /// A second run of the same program records a step twice, once whole and once as it will be
+    /// split, instead of once for each split that is tried, and replays nothing on a dry device.
+    /// What is found there was planned by the same program file, for a device with the same
+    /// properties and the same choices of the tuner, and for the same recorded step. The files take
+    /// up to 64 MiB; those used longest ago go first.
+    pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.settings.cache = CacheOption::In(folder.into());
+        self
+    }
+
+    /// Plans as if there had been no earlier run, and keeps nothing for later ones. See
+    /// [`cache`](Self::cache).
+    pub fn no_cache(mut self) -> Self {
+        self.settings.cache = CacheOption::None;
         self
     }
 

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use burn::module::{AutodiffModule, Module};
-use burn::train::{InferenceStep, LearningComponentsTypes, TrainOutput};
+use burn::train::{LearningComponentsTypes, TrainOutput};
 use firebox_lazy::{
     Arrival, HOST_BYTES_PER_CALL, LazyBackend, Recorder, Rehearsal, host_bytes_of_descriptions,
     host_bytes_of_rehearsal, mark, rehearse,
@@ -23,6 +23,7 @@ use firebox_trace::{
     OpIndex, Origin, Question, Step, TensorIndex, TensorInfo, Trace,
 };
 
+use crate::cache::Key;
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
 use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
@@ -58,11 +59,15 @@ pub(crate) struct Conditions<'a> {
     pub(crate) idle_state: &'a [TensorInfo],
     /// What threads keep permanently after what has run before.
     pub(crate) kept: Bytes,
+    /// Whether to note what determines the footprint.
+    pub(crate) notes_key: bool,
 }
 
 /// The result of a rehearsal.
 #[derive(Clone, Debug)]
 pub(crate) struct Rehearsed {
+    /// What determines the footprint, if that was asked for and is known.
+    pub(crate) key: Option<Key>,
     pub(crate) footprint: Footprint,
     /// What holds the peak, by module.
     pub(crate) modules: Vec<ModuleBytes>,
@@ -220,19 +225,21 @@ where
     output
 }
 
-/// Rehearses validation on the micro-batches `split` of `batch`, for several batches in a row.
-pub(crate) fn rehearse_validation<B, M, S>(
+/// Rehearses validation by `step` on the micro-batches `split` of `batch`, for several batches in a
+/// row.
+pub(crate) fn rehearse_validation<B, M, I, T, S>(
     model: &M,
-    splitter: &S,
-    batch: &M::Input,
+    step: &mut dyn FnMut(&M, I) -> T,
+    (splitter, batch): (&S, &I),
     split: Split,
     joins: &Joins,
     recorder: &Recorder,
 ) -> Result<Rehearsal, TrainError>
 where
     B: LazyBackend,
-    M: InferenceStep + Module<B>,
-    S: Splitter<M::Input>,
+    M: Module<B>,
+    T: 'static,
+    S: Splitter<I>,
 {
     let pieces = representative(split, VALIDATED_BATCHES, true);
     let mut trace = guard(Phase::Validation, split.largest(), || {
@@ -248,7 +255,7 @@ where
                 let micro = cut(&mut arrival, splitter, batch, piece);
                 mark::<B::Base>(Mark::Drain);
                 mark::<B::Base>(Mark::MicroStep);
-                outputs.add(model.step(micro));
+                outputs.add(step(model, micro));
                 mark::<B::Base>(Mark::Drain);
                 mark::<B::Base>(Mark::MicroStepEnd(outputs.more(piece)));
             }
@@ -256,7 +263,7 @@ where
         })
     })?;
     label_by_lifetime(&mut trace.trace);
-    if joins.of::<M::Output>().is_some() {
+    if joins.of::<T>().is_some() {
         add_outputs_of_others(&mut trace.trace, missing(split, &pieces));
     }
     Ok(trace)
@@ -371,18 +378,17 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let state = if idle_state.is_empty() { &optimizer_state } else { *idle_state };
     overhead.saving = conditions.overhead.add_saved(&mut trace, state);
     let (pages, enough) = (conditions.pages, conditions.budget);
-    let mut footprint = memory.answer(&Question { trace: &trace, before, pages, enough });
+    let question = Question { trace: &trace, before, pages, enough };
+    let key = conditions.notes_key.then(|| Key::of(*memory, &question)).flatten();
+    let mut footprint = memory.answer(&question);
     let in_use = footprint.paging.as_ref().map_or(footprint.peak, |paging| paging.in_use);
     overhead.small_page = page_for_small_buffers(&footprint);
-    footprint.peak += overhead.small_page;
-    footprint.categories.add(Category::Temporary, overhead.small_page);
+    add_temporary(&mut footprint, overhead.small_page);
     let recording = recording_bytes(*memory, &trace, longest_micro_step(&trace));
-    footprint.peak += recording + loop_bytes(*memory);
-    footprint.categories.add(Category::Temporary, recording + loop_bytes(*memory));
+    add_temporary(&mut footprint, recording + loop_bytes(*memory));
     // What threads keep because of batches of other shapes.
     let left = conditions.kept - footprint.stays;
-    footprint.peak += left;
-    footprint.categories.add(Category::Temporary, left);
+    add_temporary(&mut footprint, left);
     let held = held_by(&trace, &footprint) + loop_bytes(*memory) + left;
     let planning = match memory.is_on_host() {
         true => footprint.baseline + first_batch_bytes(&trace) + host_bytes_of_rehearsal(&trace),
@@ -396,6 +402,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     // Plans live for the whole run, and timelines would be the largest part of them.
     footprint.timeline = Vec::new();
     Rehearsed {
+        key,
         held,
         modules,
         kept: footprint.stays + left,
@@ -431,6 +438,11 @@ fn page_for_small_buffers(footprint: &Footprint) -> Bytes {
     smallest
         .filter(|size| paging.is_some_and(|paging| paging.full.contains(size)))
         .unwrap_or_default()
+}
+
+fn add_temporary(footprint: &mut Footprint, bytes: Bytes) {
+    footprint.peak += bytes;
+    footprint.categories.add(Category::Temporary, bytes);
 }
 
 /// The memory that recording a micro-step of `calls` calls takes, including the descriptions of

@@ -10,6 +10,7 @@ use firebox_plan::{Need, Plan, PlanError, PlanOptions, Probing, Sizing, Split, p
 use firebox_trace::{Bytes, EarlierPages, Items};
 
 use super::assess::{assess_all, failed, need_of};
+use super::earlier::Earlier;
 use super::tuning::Tuning;
 use super::{AT_ONCE, MOST_REMEMBERED, Planned, Planner, PlanningCost, REMEMBERED};
 use crate::error::{Phase, TrainError};
@@ -169,6 +170,7 @@ impl Planner {
     ///
     /// The first search allows no read inside a rehearsal. A model that reads values is detected
     /// this way before any part of a large batch has run. It is then planned from one item upwards.
+    /// What an earlier run has found counts if the split that comes of it still needs the same.
     fn search(
         &mut self,
         phase: Phase,
@@ -177,55 +179,112 @@ impl Planner {
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
-        let budget = self.budget.scale(self.share);
-        let (plan, mut rehearsals) = loop {
-            let reads = self.reads;
-            let recorder = self.recorder(budget);
-            let conditions = self.conditions(phase, budget, pages);
-            let probing = if reads { Probing::FromOne } else { Probing::FromWhole };
-            let options = PlanOptions::new().sizing(self.sizing).probing(probing);
-            let options = options.cliffs(self.cliffs);
-            // On the host, a footprint is computed faster than the step is recorded. With reads, a
-            // rehearsal takes the memory that it measures.
-            let alone = reads || self.memory.is_on_host();
-            let options = options.at_once(if alone { 1 } else { AT_ONCE });
-            let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
+        let mut looks = true;
+        loop {
+            let mut earlier = Earlier::new(self.cache.clone().filter(|_| !self.reads), looks);
             let mut too_long = None;
-            let result = plan_at_once(Items::new(items), budget, &options, |splits| {
-                cost.rehearsals += splits.len();
-                let assessed = assess_all(splits, |split| rehearse(split, &recorder), &conditions);
-                let needs = splits.iter().zip(assessed).map(|(split, assessed)| match assessed {
-                    Ok(rehearsed) => {
-                        cost.operations += rehearsed.operations;
-                        self.rehearsed.fetch_max(rehearsed.planning.get(), Relaxed);
-                        let need = need_of(&rehearsed);
-                        rehearsals.insert(*split, rehearsed);
-                        Ok(need)
-                    }
-                    // The recording of a smaller micro-batch may be shorter.
-                    Err(error @ TrainError::Record(RecordError::TooLong { needed, .. })) => {
-                        too_long = Some(error);
-                        Ok(Need::heuristic(needed))
-                    }
-                    // The operations before the read are already too large.
-                    Err(TrainError::Record(RecordError::ReadTooLarge { needed, .. })) if reads => {
-                        Ok(Need::heuristic(needed))
-                    }
-                    Err(error) => Err(error),
-                });
-                needs.collect()
-            });
-            match result {
+            let batch = (phase, items, pages);
+            let found = self.search_once(batch, &mut earlier, &mut too_long, cost, rehearse);
+            let (plan, mut rehearsals) = match found {
                 Err(PlanError::Footprint {
                     cause: TrainError::Record(RecordError::ReadTooLarge { .. }),
                     ..
-                }) if !reads => self.reads = true,
+                }) if !self.reads => {
+                    self.reads = true;
+                    continue;
+                }
                 Err(cause) => return Err(too_long.unwrap_or_else(|| failed(phase, cause))),
-                Ok(plan) => break (plan, rehearsals),
+                Ok(found) => found,
+            };
+            let split = plan.split();
+            if let Some(rehearsed) = rehearsals.remove(&split) {
+                earlier.keep(&plan);
+                return Ok((plan, rehearsed));
             }
-        };
-        let rehearsed = rehearsals.remove(&plan.split()).expect("what is planned was rehearsed");
-        Ok((plan, rehearsed))
+            let rehearsed = self.rehearse_one(phase, split, pages, cost, rehearse)?;
+            if earlier.agrees(split, &rehearsed) {
+                return Ok((plan, rehearsed));
+            }
+            log::debug!("{split} does not need what an earlier run has found");
+            looks = false;
+        }
+    }
+
+    /// Searches with what an earlier run has found. Returns the plan, and the rehearsals that were
+    /// made. `too_long` gets the error of a recording that was too long.
+    fn search_once(
+        &self,
+        (phase, items, pages): (Phase, usize, EarlierPages),
+        earlier: &mut Earlier,
+        too_long: &mut Option<TrainError>,
+        cost: &mut PlanningCost,
+        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> Result<(Plan, HashMap<Split, Rehearsed>), PlanError<TrainError>> {
+        let budget = self.budget.scale(self.share);
+        let recorder = self.recorder(budget);
+        let options = self.options();
+        let more = (phase, items, budget, options, self.overhead, self.kept());
+        let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
+        let plan = plan_at_once(Items::new(items), budget, &options, |splits| {
+            if let Some(needs) = earlier.needs(splits) {
+                return needs.into_iter().map(Ok).collect();
+            }
+            cost.rehearsals += splits.len();
+            let mut conditions = self.conditions(phase, budget, pages);
+            conditions.notes_key = earlier.wants_key(splits);
+            let assessed = assess_all(splits, |split| rehearse(split, &recorder), &conditions);
+            let needs = splits.iter().zip(assessed).map(|(split, assessed)| match assessed {
+                Ok(rehearsed) => {
+                    self.count_rehearsal(&rehearsed, cost);
+                    earlier.look(*split, &rehearsed, &more);
+                    let need = need_of(&rehearsed);
+                    rehearsals.insert(*split, rehearsed);
+                    Ok(need)
+                }
+                // The recording of a smaller micro-batch may be shorter.
+                Err(error @ TrainError::Record(RecordError::TooLong { needed, .. })) => {
+                    *too_long = Some(error);
+                    Ok(Need::heuristic(needed))
+                }
+                // The operations before the read are already too large.
+                Err(TrainError::Record(RecordError::ReadTooLarge { needed, .. })) if self.reads => {
+                    Ok(Need::heuristic(needed))
+                }
+                Err(error) => Err(error),
+            });
+            needs.collect()
+        })?;
+        Ok((plan, rehearsals))
+    }
+
+    fn options(&self) -> PlanOptions {
+        let probing = if self.reads { Probing::FromOne } else { Probing::FromWhole };
+        // On the host, a footprint is computed faster than the step is recorded. With reads, a
+        // rehearsal takes the memory that it measures.
+        let alone = self.reads || self.memory.is_on_host();
+        let options = PlanOptions::new().sizing(self.sizing).probing(probing);
+        options.cliffs(self.cliffs).at_once(if alone { 1 } else { AT_ONCE })
+    }
+
+    fn rehearse_one(
+        &self,
+        phase: Phase,
+        split: Split,
+        pages: EarlierPages,
+        cost: &mut PlanningCost,
+        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> Result<Rehearsed, TrainError> {
+        let budget = self.budget.scale(self.share);
+        cost.rehearsals += 1;
+        let rehearsal = rehearse(split, &self.recorder(budget))?;
+        let rehearsed = assess(rehearsal, &self.conditions(phase, budget, pages));
+        self.count_rehearsal(&rehearsed, cost);
+        Ok(rehearsed)
+    }
+
+    fn count_rehearsal(&self, rehearsed: &Rehearsed, cost: &mut PlanningCost) {
+        cost.operations += rehearsed.operations;
+        self.rehearsed.fetch_max(rehearsed.planning.get(), Relaxed);
     }
 
     /// Whether a split fits once the pages of earlier plans are given back.
@@ -236,13 +295,9 @@ impl Planner {
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> bool {
-        let budget = self.budget.scale(self.share);
-        cost.rehearsals += 1;
         // A failure in this rehearsal does not stop training, because the rehearsal was not needed.
-        let Ok(rehearsal) = rehearse(split, &self.recorder(budget)) else { return false };
-        let rehearsed = assess(rehearsal, &self.conditions(phase, budget, EarlierPages::GiveBack));
-        cost.operations += rehearsed.operations;
-        rehearsed.footprint.peak <= budget
+        let rehearsed = self.rehearse_one(phase, split, EarlierPages::GiveBack, cost, rehearse);
+        rehearsed.is_ok_and(|one| one.footprint.peak <= self.budget.scale(self.share))
     }
 
     pub(super) fn conditions(
@@ -257,8 +312,8 @@ impl Planner {
         };
         let before = self.ran.iter().map(|(_, trace)| trace.as_ref()).collect();
         let memory = self.memory.as_ref();
-        let kept = self.kept();
-        Conditions { memory, budget, before, pages, overhead: &self.overhead, idle_state, kept }
+        let (kept, overhead, notes_key) = (self.kept(), &self.overhead, false);
+        Conditions { memory, budget, before, pages, overhead, idle_state, kept, notes_key }
     }
 }
 

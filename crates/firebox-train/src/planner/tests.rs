@@ -67,6 +67,10 @@ impl MemoryModel for Pool {
         }
         footprint
     }
+
+    fn key(&self) -> Option<String> {
+        Some(format!("{self:?}"))
+    }
 }
 
 /// A rehearsal of micro-batches with one MiB per item.
@@ -85,6 +89,15 @@ fn planner(budget: u64) -> Planner {
 /// Plans batches of `items` items. Returns the plan, the splits that were rehearsed for it, and
 /// what must be done first.
 fn run(planner: &mut Planner, items: usize) -> (String, Vec<String>, Admission) {
+    run_with(planner, items, rehearsal)
+}
+
+/// The same for a model of one's own.
+fn run_with(
+    planner: &mut Planner,
+    items: usize,
+    rehearsal: impl Fn(Split) -> Rehearsal,
+) -> (String, Vec<String>, Admission) {
     let (phase, shape) = (Phase::Training, Shape::of_items(items));
     let mut asked = Vec::new();
     let iterations = planner.to_plan(phase, shape, false).expect("it is not planned yet");
@@ -287,4 +300,51 @@ fn what_is_chosen_stays_open_when_others_are_planned_again() {
         assert_eq!(planner.begin(phase, shape), Admission::Runs);
     }
     assert_eq!(planner.ran.len(), 2);
+}
+
+#[test]
+fn a_second_run_rehearses_the_whole_batch_and_its_split() {
+    let folder = tempfile::tempdir().unwrap();
+    let remembering = |budget| planner(budget).remembering(Some(Cache::new(folder.path())));
+    let (split, first, _) = run(&mut remembering(100), 930);
+    assert!(first.len() > 2, "{first:?}");
+    for round in 0..2 {
+        let (again, asked, _) = run(&mut remembering(100), 930);
+        assert_eq!((&again, asked), (&split, vec!["1 x 930".into(), split.clone()]), "{round}");
+    }
+    let new = |budget| run(&mut planner(budget), 930);
+    assert_eq!(run(&mut remembering(110), 930), new(110), "another budget is another search");
+    let (whole, asked, _) = run(&mut remembering(2000), 930);
+    assert_eq!((whole, asked.len()), ("1 x 930".into(), 1));
+}
+
+#[test]
+fn a_split_that_needs_something_else_is_searched_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let remembering = || planner(100).remembering(Some(Cache::new(folder.path())));
+    run(&mut remembering(), 930);
+    // Of the whole batch, the recording is the same.
+    let grown = |split: Split| {
+        let mut grown = rehearsal(split);
+        let tensor = grown.trace.tensors[0].clone();
+        grown.trace.tensors.extend((split.len() > 1).then_some(tensor));
+        grown
+    };
+    let (expected, ..) = run_with(&mut planner(100), 930, grown);
+    let (split, asked, _) = run_with(&mut remembering(), 930, grown);
+    assert_eq!(split, expected);
+    assert!(asked.len() > 3, "{asked:?}");
+    let (again, asked, _) = run_with(&mut remembering(), 930, grown);
+    assert_eq!((again, asked), (split.clone(), vec!["1 x 930".into(), split]));
+}
+
+#[test]
+fn other_choices_of_the_tuner_are_another_search() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |untuned| {
+        let pool = Arc::new(Pool { untuned: AtomicUsize::new(untuned) });
+        let planner = Planner::new(pool, Bytes::mib(100), Sizing::Even, None);
+        run(&mut planner.remembering(Some(Cache::new(folder.path()))), 100).0
+    };
+    assert_eq!([run(1), run(0), run(1)], ["2 x 50", "1 x 100", "2 x 50"]);
 }

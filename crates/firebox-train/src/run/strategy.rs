@@ -345,19 +345,19 @@ where
         accumulated: &mut Accumulated<LC::TrainingModel>,
     ) -> Result<Ran<TrainItem<LC>>, TrainError> {
         let sum = self.sum_if_split(&prepared);
-        let Prepared { shape, plan, held, made, .. } = prepared;
+        let Prepared { shape, plan, held, made, pages, .. } = prepared;
         let (splitter, settings) = (&self.strategy.train_splitter, &self.strategy.settings);
-        let (items, reduction) = (shape.items, settings.reduction);
-        let model = self.learner.model();
+        let (items, micro_batch, reduction) = (shape.items, shape.items / 2, settings.reduction);
         let mut is_asked = !plan.is_whole();
-        let (known, learner) = (&mut self.known, &self.learner);
-        let micro_batch = items / 2;
+        let (model, known, learner) = (self.learner.model(), &mut self.known, &self.learner);
         let to_split = ToSplit { batch, items, weight: total, micro_batch, splitter, settings };
         let mut micro_step = MicroStep::<LC::Backend, LC::TrainingModel, TrainBatch<LC>, ST> {
             phase: Phase::Training,
             may_split: &mut |planner| match std::mem::replace(&mut is_asked, true) {
                 true => Ok(Bytes::ZERO),
-                false => Means::of(planner, held + sum).ask(known, learner, &to_split),
+                false => {
+                    Means::of(planner, held + sum).ask_midway(known, learner, &to_split, pages)
+                }
             },
             planner,
             module: &model,

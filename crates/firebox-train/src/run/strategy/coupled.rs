@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use burn::module::Module;
 use burn::train::Learner;
-use firebox_trace::{Bytes, MemoryModel};
+use firebox_trace::{Bytes, MemoryModel, PoolPages};
 
 use crate::check::{Check, HIDDEN_WEIGHTS, Host, OF_STATISTICS, Outcome, SplitCheck};
 use crate::components::{LazyComponents, TrainBatch};
@@ -133,6 +133,7 @@ pub(super) struct Means {
     held: Bytes,
     kept: Arc<AtomicU64>,
     normalizes: bool,
+    /// Its pages are prepared for what runs. The batch's own are to be prepared afterwards.
     pool: Option<Arc<TrainingPool>>,
 }
 
@@ -145,13 +146,25 @@ impl Means {
             held,
             kept: planner.kept_by_threads().clone(),
             normalizes: planner.has_running_state(),
-            pool: None,
+            pool: planner.pool().cloned(),
         }
     }
 
-    /// Prepares the pages of a pool for what runs. The batch's own are to be prepared afterwards.
-    pub(super) fn on_pages_of(self, pool: Option<&Arc<TrainingPool>>) -> Self {
-        Self { pool: pool.cloned(), ..self }
+    /// Asks when a batch turns out too large that has pages already. They are prepared once more.
+    pub(super) fn ask_midway<LC, S>(
+        &self,
+        known: &mut Known,
+        learner: &Learner<LC>,
+        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
+        pages: Option<[PoolPages; 2]>,
+    ) -> Result<Bytes, TrainError>
+    where
+        LC: LazyComponents,
+        S: Splitter<TrainBatch<LC>>,
+    {
+        let needed = self.ask(known, learner, to_split)?;
+        let of_batch = self.pool.as_ref().zip(pages).map(|(pool, pages)| pool.prepare(pages));
+        Ok(needed.max(of_batch.transpose()?.unwrap_or_default()))
     }
 
     /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the

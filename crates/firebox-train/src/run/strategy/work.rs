@@ -1,5 +1,6 @@
 //! Prepares a batch to run: asks the planner how, reports a new plan, and makes room on the device.
 
+use burn::train::InferenceStep;
 use firebox_lazy::Recorder;
 use firebox_plan::{Accumulating, Split};
 use firebox_trace::Bytes;
@@ -84,7 +85,7 @@ where
             let settings = &self.strategy.settings;
             let micro_batch = prepared.plan.split().largest().get();
             let to_split = ToSplit { batch, items, weight, micro_batch, splitter, settings };
-            let means = Means::of(planner, prepared.held).on_pages_of(self.pool.as_ref());
+            let means = Means::of(planner, prepared.held);
             planner.predict(means.ask(&mut self.known, &self.learner, &to_split)?);
         }
         self.make_room(planner, &prepared)?;
@@ -142,8 +143,14 @@ where
         let screen = self.strategy.settings.screen.as_ref();
         let rehearse = |split: Split, _: Iterations, recorder: &Recorder| {
             screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
-            let rehearsed = rehearse_validation::<LC::Inner, _, _>(
-                model, splitter, batch, split, joins, recorder,
+            let step = &mut |model: &LC::InferenceModel, micro| model.step(micro);
+            let rehearsed = rehearse_validation::<LC::Inner, _, _, _, _>(
+                model,
+                step,
+                (splitter, batch),
+                split,
+                joins,
+                recorder,
             );
             queue.after_rehearsal(recorder);
             rehearsed

@@ -1,0 +1,171 @@
+//! Validation in a training loop of the user's own.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::module::{AutodiffModule, Module};
+use burn::tensor::backend::AutodiffBackend;
+use firebox_lazy::{LazyBackend, Recorder};
+use firebox_plan::Split;
+use firebox_trace::Bytes;
+
+use super::StepPlanner;
+use crate::device::DeviceMemory;
+use crate::error::{During, Phase, TrainError};
+use crate::planner::rehearsal::{Iterations, rehearse_validation};
+use crate::planner::shape::Shape;
+use crate::planner::{BatchToRun, Prepared};
+use crate::run::micro_step::MicroStep;
+use crate::run::queue::Queue;
+use crate::splitter::Splitter;
+use crate::whole::Joins;
+
+impl<B, M, S> StepPlanner<B, M, S>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base, Device = B::Device>,
+    M: AutodiffModule<B>,
+{
+    /// Runs `step` without gradients on the micro-batches of a batch, and gives each output to
+    /// `sink` with the weight of its micro-batch in the loss. `model` is the model
+    /// [without automatic differentiation](AutodiffModule::valid).
+    ///
+    /// Batches of a shape that is new are planned first, in addition to the parameters and to what
+    /// the optimizers of the latest training plan keep. `step` is called in rehearsals as well,
+    /// `sink` is not. Planned is that `sink` holds the outputs of one micro-batch; what it computes
+    /// on the device, or collects there, comes on top.
+    ///
+    /// ```
+    /// # use burn::backend::{Autodiff, Flex};
+    /// # use burn::module::AutodiffModule;
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use burn::prelude::*;
+    /// # use firebox_lazy::Lazy;
+    /// # use firebox_train::Learner;
+    /// # use firebox_trace::Bytes;
+    /// # type B = Autodiff<Lazy<Flex>>;
+    /// # let device = Default::default();
+    /// # let model: Linear<B> = LinearConfig::new(8, 1).init(&device);
+    /// # let builder = Learner::builder().auto_batch().memory(Bytes::mib(8));
+    /// # let mut steps = builder.step_planner(&model)?;
+    /// let batch = Tensor::<Lazy<Flex>, 2>::ones([100, 8], &device);
+    /// let mut sum = 0.0;
+    /// steps.validate(
+    ///     &model.valid(),
+    ///     &batch,
+    ///     |model, rows| model.forward(rows).mean(),
+    ///     |mean, weight| sum += f64::from(mean.into_scalar()) * weight,
+    /// )?;
+    /// assert!((sum / 100.0).is_finite());
+    /// # Ok::<(), firebox_train::TrainError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the batch is empty or cannot be cut, does not fit however it is cut, `step` or `sink`
+    /// panics, or the device fails.
+    pub fn validate<V, I, T>(
+        &mut self,
+        model: &V,
+        batch: &I,
+        mut step: impl FnMut(&V, I) -> T,
+        mut sink: impl FnMut(T, f64),
+    ) -> Result<(), TrainError>
+    where
+        V: Module<B::InnerBackend>,
+        T: 'static,
+        S: Splitter<I>,
+    {
+        let states = self.settings.states.clone();
+        let result = states.kept(|| {
+            let prepared = self.prepare_validation(model, batch, &mut step)?;
+            self.watch.begin_batch(During::Validation, prepared.shape.items, &prepared.plan);
+            let ran = catch_unwind(AssertUnwindSafe(|| {
+                self.run_validation(model, batch, prepared, &mut step, &mut sink)
+            }));
+            ran.unwrap_or_else(|panic| Err(self.watch.panicked(&*panic)))?;
+            self.watch.heard_nothing()?;
+            self.planner.has_run(Phase::Validation);
+            self.measure()
+        });
+        result.map_err(|error| self.watch.explain(error))
+    }
+
+    fn prepare_validation<V, I, T>(
+        &mut self,
+        model: &V,
+        batch: &I,
+        step: &mut dyn FnMut(&V, I) -> T,
+    ) -> Result<Prepared, TrainError>
+    where
+        V: Module<B::InnerBackend>,
+        T: 'static,
+        S: Splitter<I>,
+    {
+        let (phase, items) = (Phase::Validation, self.splitter.items(batch)?);
+        if items == 0 {
+            return Err(TrainError::EmptyBatch { phase });
+        }
+        let splitter = &self.splitter;
+        let shape =
+            Shape::of::<B::InnerBackend, _, _>(phase, batch, items, splitter, &mut self.planner);
+        let to_run = BatchToRun { phase, shape, again: true };
+        let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
+        let overhead = self.overhead(items);
+        let joins = Joins::default();
+        let rehearse = |split: Split, _: Iterations, recorder: &Recorder| {
+            let batch = (splitter, batch);
+            let rehearsed = rehearse_validation::<B::InnerBackend, _, _, _, _>(
+                model, step, batch, split, &joins, recorder,
+            );
+            queue.after_rehearsal(recorder);
+            rehearsed
+        };
+        let prepared = self.planner.prepare(&to_run, || overhead, rehearse)?;
+        self.begin::<B::InnerBackend, _>(model, phase, &prepared)?;
+        Ok(prepared)
+    }
+
+    fn run_validation<V, I, T>(
+        &mut self,
+        model: &V,
+        batch: &I,
+        prepared: Prepared,
+        step: &mut dyn FnMut(&V, I) -> T,
+        sink: &mut dyn FnMut(T, f64),
+    ) -> Result<(), TrainError>
+    where
+        V: Module<B::InnerBackend>,
+        S: Splitter<I>,
+    {
+        let (watch, reduction) = (&self.watch, self.settings.reduction);
+        let keeps_statistics = self.planner.has_running_state();
+        let queue = || Queue { training: self.training.as_ref(), device: &self.device };
+        let mut micro_step = MicroStep::<B::InnerBackend, V, I, S> {
+            phase: Phase::Validation,
+            // No gradient is computed, so a split is always allowed.
+            may_split: &mut |_| Ok(Bytes::ZERO),
+            planner: &mut self.planner,
+            module: model,
+            keeps_statistics,
+            splitter: &self.splitter,
+            batch,
+            shape: prepared.shape,
+            rehearsed: prepared.made.is_some(),
+            held: prepared.held,
+            sum: Bytes::ZERO,
+            queue: queue(),
+            pooled: None,
+        };
+        for range in prepared.plan.ranges() {
+            micro_step.run(range, &mut |micro| step(model, micro), &mut |output, weight| {
+                watch.heard_nothing()?;
+                if reduction.counts(weight) {
+                    queue().alone(|| sink(output, weight));
+                }
+                Ok(())
+            })?;
+        }
+        micro_step.finish();
+        Ok(())
+    }
+}
