@@ -114,11 +114,11 @@ models! {
     mlp: Mlp;
     cnn: Cnn;
     resnet: ResNet, "two minutes";
-    unet: UNet;
+    unet: UNet, "half a minute";
     encoder: Encoder, "a minute";
     gpt: Gpt, "a minute";
     lstm: Recurrent, "two minutes";
-    autoencoder: Autoencoder;
-    siamese: Siamese;
+    autoencoder: Autoencoder, "half a minute";
+    siamese: Siamese, "half a minute";
     reader: Reader;
 }

@@ -30,6 +30,9 @@ const PROCESSES: usize = 3;
 /// batch may need kernels that are not tuned yet.
 const ROUNDS: usize = 4;
 
+/// A whole card of items takes minutes to plan, tune and run in a debug build.
+const SEARCH_LIMIT: std::time::Duration = LIMIT.saturating_mul(30);
+
 /// The most that the driver may have given out, over what was in use at the peak, where a batch
 /// fills the card.
 const MOST_UNUSED: f64 = 1.12;
@@ -56,7 +59,7 @@ impl Search {
     fn planned(&self) -> Result<usize, Failed> {
         let task = Task::FindLargest;
         let job = Job { memory: Some(self.memory), task, ..self.job(1) };
-        let left = run_with(&only(self.card), &job, LIMIT * 10, |_, _| ())?;
+        let left = run_with(&only(self.card), &job, SEARCH_LIMIT, |_, _| ())?;
         let largest = left.fitted()?.largest;
         largest.ok_or_else(|| left.complaint("no size was found"))
     }
@@ -64,7 +67,7 @@ impl Search {
     /// Tunes the kernels that batches of `items` items need, with all memory of the card.
     fn tune(&self, items: usize) -> Result<(), Failed> {
         let job = Job { memory: Some(card(self.card).memory()), ..self.job(items) };
-        run_with(&only(self.card), &job, LIMIT * 10, |_, _| ())?.fitted()?;
+        run_with(&only(self.card), &job, SEARCH_LIMIT, |_, _| ())?.fitted()?;
         Ok(())
     }
 
@@ -74,7 +77,7 @@ impl Search {
         let machine = device(&card(self.card)).leaving(self.memory.get());
         let machine = firebox_blank::Settings::new([machine]);
         let job = Job { memory: Some(memory), ..self.job(items) };
-        run_with(&machine, &job, LIMIT * 10, |_, _| ())
+        run_with(&machine, &job, SEARCH_LIMIT, |_, _| ())
     }
 
     /// Whether batches of `items` items run without a plan that limits them: no allocation is
