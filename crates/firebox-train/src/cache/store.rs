@@ -10,8 +10,8 @@ use std::time::SystemTime;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// How a file's name ends.
-const ENDING: &str = "plan";
+/// How the names of our files end. The user's folder may hold others.
+const ENDING: &str = "firebox-plan";
 
 /// The most bytes of an unpacked entry. The timeline of a footprint repeats itself, and unpacks to
 /// a hundred times its length.
@@ -93,23 +93,27 @@ impl Store {
             return Err(io::Error::other("it is too large"));
         }
         fs::create_dir_all(&self.folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.folder)?;
+        let ending = format!(".{ENDING}");
+        let mut file = tempfile::Builder::new().suffix(&ending).tempfile_in(&self.folder)?;
         file.write_all(blake3::hash(&packed).as_bytes())?;
         file.write_all(&packed)?;
         file.persist(self.path(hash))?;
         Ok(length)
     }
 
-    /// Removes the files that were used longest ago, until half of the limit is free. Also removes
-    /// what a process that was killed has left half written.
+    /// Removes those of our files that were used longest ago, until half of the limit is free. What
+    /// a process that was killed has left half written is among them.
     fn clear(&self) -> io::Result<()> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
-            let entry = entry?;
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != ENDING) {
+                continue;
+            }
             // Another process may have removed it.
-            let Ok(of_file) = entry.metadata() else { continue };
+            let Ok(of_file) = path.symlink_metadata() else { continue };
             if of_file.is_file() {
-                files.push((of_file.modified()?, of_file.len(), entry.path()));
+                files.push((of_file.modified()?, of_file.len(), path));
             }
         }
         let mut bytes: u64 = files.iter().map(|(_, length, _)| length).sum();
@@ -180,6 +184,9 @@ mod tests {
     fn the_folder_stays_within_its_limit_and_keeps_what_is_used() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::new(folder.path().into(), 100_000, 10_000);
+        // A file of the user's, older and larger than all of ours.
+        let of_user = folder.path().join("of the user");
+        fs::write(&of_user, noise(1000, 200_000)).unwrap();
         store.put(&hash(0), &noise(0, 3000));
         for number in 1..200 {
             store.put(&hash(number), &noise(number, 3000));
@@ -187,8 +194,10 @@ mod tests {
             let lengths =
                 fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().metadata());
             let bytes: u64 = lengths.map(|of_file| of_file.unwrap().len()).sum();
+            let bytes = bytes - 200_000;
             assert!(bytes <= 100_000 + 100_000 / LOOKS + 10_000, "{bytes} after {number}");
         }
+        assert!(of_user.exists(), "only our own files are removed");
         assert!(store.get::<Vec<u8>>(&hash(1)).is_none());
         assert!(store.get::<Vec<u8>>(&hash(199)).is_some());
         store.put(&hash(400), &vec![7_u8; 1 << 20]);

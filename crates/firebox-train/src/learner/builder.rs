@@ -263,8 +263,9 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// A second run of the same program records a step twice, once whole and once as it will be
     /// split, instead of once for each split that is tried, and replays nothing on a dry device.
     /// What is found there was planned by the same program file, for a device with the same
-    /// properties and the same choices of the tuner, and for the same recorded step. The files take
-    /// up to 64 MiB; those used longest ago go first.
+    /// properties and the same choices of the tuner, and for the same recorded step. A model that
+    /// reads values is searched anew. The files take up to 64 MiB; those used longest ago go first.
+    /// Other files in the folder stay.
     pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
         self.settings.cache = CacheOption::In(folder.into());
         self
