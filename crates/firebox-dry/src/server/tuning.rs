@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use burn_std::config::BurnConfig;
 use cubecl_common::device::DeviceId;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 
@@ -89,10 +90,12 @@ fn segment(name: &str) -> String {
     sanitize_filename::sanitize_with_options(name, options)
 }
 
-/// A hash of all that the tuner has stored for the device `real`, and of CubeCL's configuration.
+/// A hash of all that the tuner has stored for the device `real`, and of the configurations of burn
+/// and CubeCL.
 pub(crate) fn chosen(real: Option<&str>) -> String {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(format!("{:?}", *CubeClRuntimeConfig::get()).as_bytes());
+    let configured = (BurnConfig::get(), CubeClRuntimeConfig::get());
+    hasher.update(format!("{configured:?}").as_bytes());
     let filed = real.map(folder).filter(|folder| folder.is_dir());
     let files = filed.into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
     let mut files: Vec<PathBuf> = files.flatten().map(|entry| entry.path()).collect();
