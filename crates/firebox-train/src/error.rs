@@ -320,6 +320,30 @@ pub enum TrainError {
         /// The panic's message, and its location if another thread panicked.
         message: String,
     },
+    /// A rank has failed. It is the same error on all ranks.
+    #[error("rank {rank} failed: {message}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// The message of its error.
+        message: String,
+        /// The error, on that rank.
+        #[source]
+        cause: Option<Box<TrainError>>,
+    },
+    /// The ranks cannot go on together.
+    #[error("training on several ranks has stopped: {0}")]
+    Ranks(#[from] firebox_ranks::RankError),
+    /// The sum of the gradients of all ranks is not finite. No optimizer step used it.
+    #[error(
+        "the sum of the gradients is not finite{}: lower the learning rate, or look for what divides by zero or overflows",
+        of_rank(.parameter.as_ref())
+    )]
+    NotFinite {
+        /// The first rank whose own gradient is not finite, and the path of the parameter. `None`
+        /// if only their sum is too large.
+        parameter: Option<(usize, String)>,
+    },
     /// The checkpoint to resume from cannot be read.
     #[error("the checkpoint to go on from cannot be read: {message}")]
     Resume {
@@ -333,10 +357,15 @@ impl TrainError {
     pub(crate) fn loses_the_model(&self) -> bool {
         match self {
             Self::DeviceFailed(failure) => failure.during == During::OptimizerStep,
+            Self::Rank { cause: Some(cause), .. } => cause.loses_the_model(),
             Self::NoPlace(no_place) => matches!(no_place.why, Why::Lost { .. } | Why::Unread),
             _ => false,
         }
     }
+}
+
+fn of_rank(parameter: Option<&(usize, String)>) -> String {
+    parameter.map_or_else(String::new, |(rank, path)| format!(", that of `{path}` on rank {rank}"))
 }
 
 fn list(survivors: &[Survivor]) -> String {

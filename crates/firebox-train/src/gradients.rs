@@ -160,6 +160,22 @@ impl<M> WeightedGradients<M> {
         self.weight
     }
 
+    /// The sum so far, not finished, and the factor that makes it the share of this sum in a
+    /// gradient whose summands weigh `total` in all. Nothing is left.
+    pub(crate) fn take(&mut self, total: f64) -> (GradientsParams, f64) {
+        self.weight = 0.0;
+        let scale = match self.reduction {
+            Reduction::Mean => self.reference / total,
+            Reduction::Sum => 1.0,
+        };
+        (self.sum.sum.take().unwrap_or_default(), scale)
+    }
+
+    /// The gradients so far.
+    pub(crate) fn so_far(&self) -> Option<&GradientsParams> {
+        self.sum.get()
+    }
+
     /// The gradients for the optimizer, in the types of the parameters. Nothing is left.
     pub fn finish<B>(&mut self, model: &M) -> GradientsParams
     where

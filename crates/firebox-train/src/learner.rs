@@ -27,6 +27,8 @@ use crate::error::{FitError, Phase, TrainError};
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::progress::{Renderer, Screen};
+use crate::ranks::Team;
+use crate::ranks::metrics::with_ranks;
 use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
 use crate::run::checkpoints::unreadable_checkpoint;
@@ -137,7 +139,13 @@ where
         let pages = !planner.memory().is_on_host();
         let (states, joins) = (&settings.states, &settings.joins);
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
-            let course = RehearsalPlan { iterations, has_stepped: false, batches: 1, pages };
+            let course = RehearsalPlan {
+                iterations,
+                has_stepped: false,
+                batches: 1,
+                pages,
+                exchanges: settings.ranks.is_some(),
+            };
             let rehearsed = states.kept(|| {
                 rehearse_training(&learner, splitter, batch, split, course, joins, recorder)
             });
@@ -231,12 +239,21 @@ where
         self,
         training: SupervisedTraining<Components<B, LR, M, O>>,
     ) -> FitResult<B, LR, M, O> {
-        let others = make_ready::<B, _>(&self.model).map_err(|cause| FitError::new(cause, None))?;
+        let ranks = self.builder.settings.ranks.clone();
+        // Other ranks wait for this one.
+        let conclude = |cause| match ranks.clone().map(Team::new) {
+            Some(mut team) => team.conclude(Err(cause)).expect_err("it has failed"),
+            None => cause,
+        };
+        let others = make_ready::<B, _>(&self.model)
+            .map_err(|cause| FitError::new(conclude(cause), None))?;
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
+        let settings = settings.of_rank();
         let shows = settings.progress && !burns_dashboard_shows();
         let screen = shows.then(Screen::new);
         let settings = Settings { others, screen: screen.clone(), ..settings };
+        let training = with_ranks(training, &settings);
         let states = settings.states.clone();
         let strategy = AutoBatch {
             settings,
@@ -265,6 +282,7 @@ where
                 let message = || listener.heard_of_burn().unwrap_or_else(|| panic_message(&*panic));
                 let cause = unreadable_checkpoint(&*panic)
                     .unwrap_or_else(|| TrainError::Panicked { message: message() });
+                let cause = if outcome.is_concluded { cause } else { conclude(cause) };
                 Err(FitError::new(cause, outcome.at_end.take()))
             }
             (None, Ok(result)) => Ok(Fitted {

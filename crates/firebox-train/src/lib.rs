@@ -7,6 +7,7 @@ mod learner;
 mod ready;
 mod settings;
 
+mod ranks;
 mod run;
 
 mod planner;

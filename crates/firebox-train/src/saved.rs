@@ -44,8 +44,13 @@ where
         parameters: parameter_bytes::<LC::Backend, _>(&model),
         firebox: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    let course =
-        RehearsalPlan { iterations: Iterations::Two, has_stepped: false, batches: 1, pages: true };
+    let course = RehearsalPlan {
+        iterations: Iterations::Two,
+        has_stepped: false,
+        batches: 1,
+        pages: true,
+        exchanges: false,
+    };
     let mut recorder = Recorder::new().substitute_random().refuse_reads();
     let record = |split: Split, at: RecordingProgress| {
         progress(at);

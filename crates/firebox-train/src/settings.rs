@@ -9,6 +9,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Int, Tensor};
 use firebox_lazy::{HiddenStates, LazyBackend};
 use firebox_plan::{Budget, Cliffs, MemoryInfo, Sizing};
+use firebox_ranks::Ranks;
 use firebox_trace::Bytes;
 
 use crate::cache::{Cache, Remembering};
@@ -18,6 +19,7 @@ use crate::error::{Phase, TrainError};
 use crate::planner::growth::Growth;
 use crate::planner::{Planned, Planner};
 use crate::progress::Screen;
+use crate::ranks::metrics::Metrics;
 use crate::ready::OtherTensors;
 use crate::reduction::Reduction;
 use crate::report::PlanReport;
@@ -55,6 +57,12 @@ pub(crate) struct Settings {
     pub(crate) log_path: Option<PathBuf>,
     /// Where planning looks for what earlier runs have found, and writes what it finds.
     pub(crate) cache: CacheOption,
+    /// The processes that train together, if there are several.
+    pub(crate) ranks: Option<Ranks>,
+    /// Where the metrics of all ranks are written.
+    pub(crate) metrics_directory: Option<PathBuf>,
+    /// The metrics of this rank, and at rank 0 those of all.
+    pub(crate) metrics: Metrics,
     /// Couplings that do not prevent a split.
     pub(crate) accepted: Vec<Coupling>,
     /// What the device's allocator holds for other tensors of the program, such as a data set on
@@ -73,6 +81,16 @@ pub(crate) enum CacheOption {
 }
 
 impl Settings {
+    /// The options of this rank: only the first shows and logs.
+    pub(crate) fn of_rank(self) -> Self {
+        match &self.ranks {
+            Some(ranks) if !ranks.is_root() => {
+                Self { quiet: true, progress: false, log_path: None, trace_path: None, ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// Creates the planner for a model on its device.
     pub(crate) fn planner<B, M>(&self, model: &M) -> Result<Planner, TrainError>
     where
@@ -106,7 +124,9 @@ impl Settings {
         let device = &model.devices()[0];
         let memory = match self.budget {
             Budget::Bytes(bytes) => MemoryInfo::new(bytes, bytes, "the budget"),
-            _ => B::Base::memory_info(device)?,
+            _ => {
+                self.share_of(B::Base::memory_info(device)?, B::Base::pool_usage(device).is_none())
+            }
         };
         let budget = self.budget.resolve(&memory)?;
         Ok(match self.budget {
@@ -116,6 +136,13 @@ impl Settings {
             },
             _ => budget,
         })
+    }
+
+    /// The part of a memory that this rank may use. Ranks on one machine share the host's.
+    fn share_of(&self, memory: MemoryInfo, is_on_host: bool) -> MemoryInfo {
+        let sharing = self.ranks.as_ref().filter(|_| is_on_host).map_or(1, Ranks::local_world);
+        let part = |bytes: Bytes| Bytes::new(bytes.get() / sharing as u64);
+        MemoryInfo { total: part(memory.total), free: part(memory.free), ..memory }
     }
 
     /// Makes the report of a plan and prints it, unless `quiet`: the first plan as a table, later
@@ -147,7 +174,10 @@ impl Settings {
 
     pub(crate) fn say(&self, level: log::Level, text: &str) {
         log::log!(level, "{text}");
+        let rank = self.ranks.as_ref().map_or(0, Ranks::rank);
         match &self.screen {
+            // Other ranks than the first only warn.
+            _ if rank > 0 && level == log::Level::Warn => eprintln!("rank {rank}: {text}"),
             _ if self.quiet => {}
             Some(screen) => screen.write(text),
             None => eprintln!("{text}"),

@@ -10,6 +10,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, TrainStep};
 use firebox_lazy::{HiddenState, LazyBackend};
 use firebox_plan::{Budget, Cliffs, Sizing};
+use firebox_ranks::Ranks;
 
 use super::Learner;
 use crate::check::Coupling;
@@ -214,6 +215,38 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Does not print the plan before training. Default: it is printed to standard error.
     pub fn quiet(mut self) -> Self {
         self.settings.quiet = true;
+        self
+    }
+
+    /// Trains together with other processes, each on a device of its own. Default: this process
+    /// alone.
+    ///
+    /// The loader's batch is that of this rank. The gradient of an optimizer step is that of all
+    /// ranks' batches together, by their weights in the loss. Each rank plans for its own device
+    /// and may split its batch differently. Rank 0 gives its parameters to all at the start, or the
+    /// state that it resumes from. It alone shows progress, writes checkpoints and logs, and
+    /// decides to end early. A rank without further batches in an epoch waits for the others.
+    ///
+    /// An error on one rank ends training on all with the same [`TrainError::Rank`]. A gradient
+    /// that is not finite ends it with [`TrainError::NotFinite`].
+    ///
+    /// Running statistics, of batch normalization for example, are each rank's own. The ranks of a
+    /// machine share its memory where they train on the CPU: each then plans with its part of what
+    /// is free.
+    pub fn ranks(mut self, ranks: Ranks) -> Self {
+        self.settings.ranks = Some(ranks).filter(|ranks| ranks.world() > 1);
+        self
+    }
+
+    /// With several [ranks](Self::ranks): writes burn's metric logs to `directory`, and lets early
+    /// stopping and the choice of checkpoints see the metrics of all ranks. Give it the directory of
+    /// burn's training.
+    ///
+    /// Default: they see rank 0's share of the data. Metrics without a number, and what is shown
+    /// while an epoch runs, are rank 0's in either case. Values are weighed by the counts that burn
+    /// logs with them. A logger that was set on burn's training is asked first.
+    pub fn metrics_of_all_ranks(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.settings.metrics_directory = Some(directory.into());
         self
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Overhead {
     pub(crate) counted: Bytes,
     /// Whether checkpoints are written while training goes on.
     pub(crate) saves: bool,
+    /// What an exchange of gradients between ranks takes of the memory that training uses.
+    pub(crate) exchange: Bytes,
 }
 
 /// What is counted in addition to a step. All of it is part of the predicted peak.
@@ -40,6 +42,8 @@ pub struct OverheadBytes {
     /// Parameters and optimizer state that a checkpoint is still being written from after later
     /// steps have replaced them.
     pub saving: Bytes,
+    /// Where training uses host memory: what gradients are read to and summed in over several ranks.
+    pub exchange: Bytes,
     /// One more page for small buffers, whose placement varies between runs.
     pub small_page: Bytes,
     /// The optimizer's state where the step does not use it, that is in validation.
@@ -53,6 +57,7 @@ impl OverheadBytes {
             ("batches of loader threads", self.queued),
             ("outputs for the metrics", self.outputs),
             ("a checkpoint being written", self.saving),
+            ("the exchange between ranks", self.exchange),
             ("optimizer state at rest", self.idle_state),
             ("a page for small buffers", self.small_page),
         ]
@@ -99,6 +104,15 @@ impl Overhead {
             trace.tensors.push(beside_the_step(&workspace(queued), Category::Input, "queued"));
         }
         (limit, queued)
+    }
+
+    /// Adds what the exchange of gradients takes. Returns the bytes.
+    pub(crate) fn add_exchange(&self, trace: &mut Trace) -> Bytes {
+        if self.exchange > Bytes::ZERO {
+            let buckets = workspace(self.exchange);
+            trace.tensors.push(beside_the_step(&buckets, Category::Temporary, "exchange"));
+        }
+        self.exchange
     }
 
     /// Adds what a checkpoint is written from: the parameters, and the optimizer's `state`. Returns

@@ -28,11 +28,14 @@ use crate::components::{LazyComponents, TrainBatch, TrainItem};
 use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
 use crate::gradients::{WeightedGradients, forget_graphs_without};
-use crate::planner::labels::{label_by_lifetime, label_parameters, retire_what_is_replaced};
+use crate::planner::labels::{
+    label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
+};
 use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
 use crate::planner::pieces::{Piece, representative};
+use crate::ranks::exchange::rehearse_exchange;
 use crate::reduction::Reduction;
 use crate::splitter::Splitter;
 use crate::whole::{Join, Joins, add_outputs_of_others, joined};
@@ -110,6 +113,8 @@ pub(crate) struct RehearsalPlan {
     pub(crate) batches: usize,
     /// Whether pages count, which makes each size need its own pages.
     pub(crate) pages: bool,
+    /// Whether gradients are summed over several ranks.
+    pub(crate) exchanges: bool,
 }
 
 impl RehearsalPlan {
@@ -154,7 +159,7 @@ where
             }
             for iteration in 1..=course.iterations as usize {
                 let pieces = course.pieces(&pieces, iteration);
-                iterate(&mut learner, model, (splitter, batch), pieces, &mut outputs);
+                iterate(&mut learner, model, (splitter, batch), pieces, &course, &mut outputs);
             }
         })
     })?;
@@ -173,6 +178,7 @@ fn iterate<LC, S>(
     labels: &LC::TrainingModel,
     (splitter, batch): (&S, &TrainBatch<LC>),
     pieces: &[Piece],
+    course: &RehearsalPlan,
     outputs: &mut Outputs<'_, TrainItem<LC>>,
 ) where
     LC: LazyComponents,
@@ -200,7 +206,15 @@ fn iterate<LC, S>(
     }
     outputs.join();
     drop((current, arrival));
-    let grads = gradients.finish(labels);
+    let grads = match course.exchanges {
+        false => gradients.finish(labels),
+        true => {
+            note(Mark::Settle);
+            let grads = rehearse_exchange(labels, gradients.take(1.0).0);
+            label_gradients(labels, &grads, Category::Gradient);
+            grads
+        }
+    };
     // Before and after the optimizer step, the device is asked whether all work succeeded.
     note(Mark::Settle);
     note(Mark::OptimizerStep);
@@ -368,6 +382,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     }
     let mut overhead = OverheadBytes {
         small_page: Bytes::ZERO,
+        exchange: conditions.overhead.add_exchange(&mut trace),
         queued,
         outputs: outputs_held(&trace),
         saving: Bytes::ZERO,

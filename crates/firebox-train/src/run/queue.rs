@@ -51,18 +51,18 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
     ///
     /// # Errors
     ///
-    /// If the device has failed, or `work` panics ([`TrainError::OptimizerPanicked`]). In the
+    /// If `gradients` fails, the device has failed, or `work` panics ([`TrainError::OptimizerPanicked`]). In the
     /// latter case parameters may be lost.
     pub(crate) fn update<G, R>(
         &self,
         watch: &mut Watch<B::Base>,
         pool: Option<&TrainingPool>,
-        gradients: impl FnOnce() -> G,
+        gradients: impl FnOnce() -> Result<G, TrainError>,
         work: impl FnOnce(G) -> R,
     ) -> Result<R, TrainError> {
         let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
         let updated = self.alone(|| {
-            let gradients = gradients();
+            let gradients = gradients()?;
             // From here on, a failure loses the model.
             watch.check()?;
             lasting(true);

@@ -13,6 +13,7 @@ mod coupled;
 mod last_state;
 mod metrics;
 mod outcome;
+mod together;
 mod validation;
 mod work;
 
@@ -23,11 +24,13 @@ use std::sync::{Arc, Mutex};
 use burn::data::dataloader::{DataLoader, Progress};
 use burn::module::Module;
 use burn::tensor::Device;
+use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     Interrupter, Learner, LearnerModelRecord, LearningComponentsTypes, SupervisedLearningStrategy,
     SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
 };
 use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard};
+use firebox_ranks::begin_epoch;
 use firebox_trace::Bytes;
 
 use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
@@ -38,6 +41,7 @@ use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
 use crate::planner::{Planner, Prepared};
 use crate::progress::Screen;
+use crate::ranks::Team;
 use crate::reduction::Reduction;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::run::micro_step::MicroStep;
@@ -55,6 +59,7 @@ use self::begin::Start;
 use self::coupled::{Known, Means, ToSplit};
 use self::metrics::{Output, Outputs, Place, Sender};
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
+use self::together::{Step, sum_over_ranks};
 
 /// How many batches after a new plan are compared with its prediction. An optimizer's state exists
 /// from the second batch on.
@@ -88,6 +93,18 @@ where
         let train_loader = train_loader.to_device(&device);
         let valid_loader = valid_loader.to_device(&device);
         learner.fork(&device);
+        let mut team = self.settings.ranks.clone().map(Team::new);
+        let is_root = team.as_ref().is_none_or(Team::is_root);
+        let accumulation = components.grad_accumulation.unwrap_or(1).max(1);
+        let begun = catch_unwind(AssertUnwindSafe(|| {
+            let epochs = (starting_epoch, components.num_epochs);
+            let store = &components.event_store;
+            self.start_together(team.as_mut(), &mut learner, store, accumulation, epochs)
+        }));
+        let starting_epoch = match &begun {
+            Ok(Ok(epoch)) => *epoch,
+            _ => starting_epoch,
+        };
         // Runs before loader threads are held back: the loader threads of skipped epochs end by
         // themselves.
         let skipped = catch_unwind(AssertUnwindSafe(|| {
@@ -101,17 +118,20 @@ where
             restored_scheduler(&self.scheduler, &learner, &components.event_store)
         };
         let store = components.event_store;
-        let (mut checkpointer, mut early_stopping) =
-            (components.checkpointer, components.early_stopping);
+        let mut checkpointer = components.checkpointer.filter(|_| is_root);
+        let mut early_stopping = components.early_stopping.filter(|_| is_root);
         let start = Start {
             scheduler,
             epoch: starting_epoch,
             interrupter: components.interrupter.clone(),
-            accumulation: components.grad_accumulation.unwrap_or(1).max(1),
+            accumulation,
             saves: checkpointer.is_some(),
+            store: store.clone(),
+            team,
         };
         let mut run = self.begin(learner, components.event_processor, start);
         let epochs = || {
+            begun.unwrap_or_else(|panic| resume_unwind(panic))?;
             skipped.unwrap_or_else(|panic| resume_unwind(panic));
             run.epochs(
                 (&*train_loader, &*valid_loader),
@@ -133,7 +153,11 @@ where
         let result = result
             .and_then(|()| ended.map_err(|panic| run.watch.panicked(&*panic)))
             .and_then(|()| checkpoint_written(&components.interrupter));
-        run.leave(result, &store);
+        let result = match &mut run.team {
+            Some(team) => team.conclude(result),
+            None => result,
+        };
+        run.leave(result);
         (run.learner.model(), run.processor)
     }
 }
@@ -159,6 +183,10 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     device: Device<LC::Base>,
     /// Whether burn writes checkpoints.
     saves: bool,
+    store: Arc<EventStoreClient>,
+    /// The ranks, if there are several, and what an exchange between them takes.
+    team: Option<Team>,
+    exchange: Bytes,
     /// Drops the tensors that burn's metrics and checkpoint threads leave.
     training: Option<TrainingGuard>,
     /// Makes loader threads wait.
@@ -235,8 +263,9 @@ where
             if let Some(screen) = &self.strategy.settings.screen {
                 screen.end_epoch(self.strategy.outcome().memory);
             }
+            self.share_metrics(epoch)?;
             checkpoint(&self.learner, epoch);
-            if self.should_stop() || stops_early(epoch) {
+            if self.should_stop() || self.ends_early(stops_early(epoch))? {
                 return Ok(());
             }
         }
@@ -250,9 +279,11 @@ where
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         self.position = (epoch.items_processed, 0);
+        begin_epoch(epoch.items_processed);
         self.strategy.settings.screen.iter().for_each(Screen::begin_epoch);
         if let Some(seed) = self.strategy.settings.seed {
-            seed_epoch::<LC::Backend>(&self.device, seed, epoch.items_processed);
+            let rank = self.team.as_ref().map_or(0, |team| team.ranks.rank());
+            seed_epoch::<LC::Backend>(&self.device, seed, epoch.items_processed, rank);
         }
         self.loader_items = loader.num_items();
         let mut iterator = self.gate.starting(|| loader.iter());
@@ -276,6 +307,7 @@ where
         if accumulated.batches > 0 {
             self.optimizer_step(planner, &mut accumulated, iteration)?;
         }
+        self.wait_for_others(planner, iteration)?;
         // No batch of the run had anything that counts in the loss.
         if self.latest.is_none() {
             return Err(TrainError::Weight { weight: 0.0 });
@@ -403,14 +435,29 @@ where
         accumulated: &mut Accumulated<LC::TrainingModel>,
         iteration: usize,
     ) -> Result<(), TrainError> {
+        let step = self.agree_on_step(accumulated)?;
+        self.apply(planner, accumulated, iteration, step)
+    }
+
+    /// Steps the optimizer with what is accumulated, or with the gradients of all ranks.
+    fn apply(
+        &mut self,
+        planner: &mut Planner,
+        accumulated: &mut Accumulated<LC::TrainingModel>,
+        iteration: usize,
+        step: Option<Step>,
+    ) -> Result<(), TrainError> {
         let mut done =
             std::mem::replace(accumulated, Accumulated::new(self.strategy.settings.reduction));
-        let (model, learner) = (self.learner.model(), &mut self.learner);
+        let (model, learner, team) = (self.learner.model(), &mut self.learner, self.team.as_mut());
         let stepped = queue::<LC::Backend>(&self.training, &self.device).update(
             &mut self.watch,
             self.pool.as_deref(),
             // The model is let go of before the optimizer replaces its parameters.
-            move || done.gradients.finish(&model),
+            move || match team.zip(step) {
+                Some((team, step)) => sum_over_ranks(team, &model, &mut done.gradients, &step),
+                None => Ok(done.gradients.finish(&model)),
+            },
             |grads| learner.optimizer_step(grads),
         );
         self.optimizer_lost |= matches!(stepped, Err(TrainError::OptimizerPanicked { .. }));

@@ -241,6 +241,6 @@ where
     }
 
     fn update<R>(&mut self, work: impl FnOnce() -> R) -> Result<R, TrainError> {
-        self.queue.update(self.watch, self.pool, || (), |()| work())
+        self.queue.update(self.watch, self.pool, || Ok(()), |()| work())
     }
 }

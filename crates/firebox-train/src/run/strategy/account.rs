@@ -21,7 +21,7 @@ where
     /// What goes on outside of the steps for batches of `items` items.
     pub(super) fn overhead(&self, items: usize) -> Overhead {
         let loaders = Overhead::of_loaders(&self.gate, self.loader_items, items);
-        Overhead { limit: self.loader_limit, saves: self.saves, ..loaders }
+        Overhead { limit: self.loader_limit, saves: self.saves, exchange: self.exchange, ..loaders }
     }
 
     /// Sets how much each loader thread may have alive before it must wait. There is no limit if

@@ -25,9 +25,10 @@ pub(super) fn skip_epochs<B: Backend, I>(loader: &dyn DataLoader<B, I>, epochs: 
 }
 
 /// Seeds the device for an epoch. The finalizer of SplitMix64 turns similar numbers into unrelated
-/// seeds.
-pub(super) fn seed_epoch<B: Backend>(device: &B::Device, seed: u64, epoch: usize) {
-    let mut mixed = seed.wrapping_add((epoch as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+/// seeds, also for the ranks.
+pub(super) fn seed_epoch<B: Backend>(device: &B::Device, seed: u64, epoch: usize, rank: usize) {
+    let number = (rank as u64) << 32 | epoch as u64;
+    let mut mixed = seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     B::seed(device, mixed ^ (mixed >> 31));

@@ -1,7 +1,10 @@
 //! Begins a run: takes over the learner and the device, and holds loader threads back. The strategy
 //! calls it once.
 
+use std::sync::Arc;
+
 use burn::module::Module;
+use burn::train::metric::store::EventStoreClient;
 use burn::train::{Interrupter, Learner, SupervisedTrainingEventProcessor};
 use firebox_lazy::{LoaderGate, TrainingGuard};
 use firebox_trace::Bytes;
@@ -13,6 +16,8 @@ use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::gradients::has_untrained;
+use crate::ranks::Team;
+use crate::ranks::exchange::exchanged_bytes;
 use crate::signals::Signals;
 use crate::step_use::StepLog;
 
@@ -26,6 +31,9 @@ pub(super) struct Start<S> {
     pub(super) accumulation: usize,
     /// Whether burn writes checkpoints.
     pub(super) saves: bool,
+    pub(super) store: Arc<EventStoreClient>,
+    /// The ranks, if there are several.
+    pub(super) team: Option<Team>,
 }
 
 impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
@@ -36,7 +44,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
         processor: SupervisedTrainingEventProcessor<LC>,
         start: Start<LC::LrScheduler>,
     ) -> Run<'_, LC, ST, SV> {
-        let Start { scheduler, epoch, interrupter, accumulation, saves } = start;
+        let Start { scheduler, epoch, interrupter, accumulation, saves, store, team } = start;
         let model = learner.model();
         let device = model.devices()[0].clone();
         let gate = LoaderGate::enter();
@@ -52,6 +60,13 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             interrupter,
             accumulation,
             saves,
+            store,
+            // Buffers of the host count where it is the device.
+            exchange: match team.is_some() && LC::Base::memory_model(&device).is_on_host() {
+                true => exchanged_bytes::<LC::Backend, _>(&model),
+                false => Bytes::ZERO,
+            },
+            team,
             training: LC::Base::FUSES.then(TrainingGuard::enter::<LC::Base>),
             gate,
             loader_limit: Bytes::ZERO,

@@ -5,7 +5,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::lr_scheduler::LrScheduler;
 use burn::train::Interrupter;
-use burn::train::metric::store::EventStoreClient;
 use firebox_lazy::restore;
 
 use super::Run;
@@ -13,7 +12,6 @@ use super::outcome::LastStateOf;
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{LastState, TrainError};
 use crate::run::capture::records;
-use crate::signals::Signals;
 use crate::splitter::Splitter;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
@@ -24,29 +22,30 @@ where
 {
     /// Whether training must end because of the interrupter or a signal.
     pub(super) fn should_stop(&self) -> bool {
-        let signal = self.signals.as_ref().and_then(Signals::seen);
-        if let Some(signal) = signal.filter(|_| !self.interrupter.should_stop()) {
-            self.interrupter.stop(Some(signal));
-            let (epoch, iteration) = self.position;
-            let text =
-                format!("{signal}: training ends in epoch {epoch}, behind batch {iteration}");
-            self.strategy.settings.say(log::Level::Warn, &text);
+        self.notice_signal();
+        match &self.team {
+            None => self.interrupter.should_stop(),
+            // All ranks stop after the same step.
+            Some(team) => team.stop().is_some(),
         }
-        self.interrupter.should_stop()
     }
 
     /// Whether a signal asked training to end.
     pub(super) fn is_told_to_end(&self) -> bool {
-        self.signals.as_ref().is_some_and(|signals| signals.seen().is_some())
+        match &self.team {
+            None => self.signals.as_ref().is_some_and(|signals| signals.seen().is_some()),
+            Some(team) => team.stop().is_some_and(|stop| stop.by_signal),
+        }
     }
 
     /// Stores the result of training in the outcome: the error, if any, and the state to resume
     /// from.
-    pub(super) fn leave(&mut self, result: Result<(), TrainError>, store: &EventStoreClient) {
+    pub(super) fn leave(&mut self, result: Result<(), TrainError>) {
         let loses_the_model = result.as_ref().is_err_and(TrainError::loses_the_model);
-        let state = || (!loses_the_model).then(|| self.last_state(store));
+        let state = || (!loses_the_model).then(|| self.last_state());
         let state = catch_unwind(AssertUnwindSafe(state)).ok().flatten();
         let mut outcome = self.strategy.outcome();
+        outcome.is_concluded = true;
         match result {
             Ok(()) => {
                 outcome.at_end = state;
@@ -61,10 +60,10 @@ where
     }
 
     /// The state to resume from.
-    fn last_state(&mut self, store: &EventStoreClient) -> LastStateOf<LC> {
+    fn last_state(&mut self) -> LastStateOf<LC> {
         self.give_back_statistics();
         let optimizer =
-            if self.optimizer_lost { None } else { records(&self.learner, store).optimizer };
+            if self.optimizer_lost { None } else { records(&self.learner, &self.store).optimizer };
         // Steps only now, because a scheduler may share its counters with its clones.
         for _ in 0..self.scheduler_steps {
             self.scheduler.step();

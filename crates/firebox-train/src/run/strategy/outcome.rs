@@ -16,6 +16,8 @@ pub(crate) struct Outcome<M, R, S> {
     pub(crate) failure: Option<Failure<M, R, S>>,
     /// The state at the end of a finished run, in case something panics after it.
     pub(crate) at_end: Option<LastState<M, R, S>>,
+    /// Whether all ranks know how training ended.
+    pub(crate) is_concluded: bool,
     /// Why training stopped before its last epoch.
     pub(crate) stopped: Option<String>,
     /// Whether the gradients of split batches are known to be right.
@@ -37,6 +39,7 @@ impl<M, R, S> Default for Outcome<M, R, S> {
             memory: None,
             failure: None,
             at_end: None,
+            is_concluded: false,
             stopped: None,
             split_check: SplitCheck::NotNeeded,
         }

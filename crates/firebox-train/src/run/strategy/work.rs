@@ -59,11 +59,12 @@ where
         let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
         let pages = !planner.memory().is_on_host();
         let (has_stepped, batches) = (self.scheduler_steps > 0, self.accumulation);
+        let exchanges = self.team.is_some();
         let queue = queue::<LC::Backend>(&self.training, &self.device);
         let screen = self.strategy.settings.screen.as_ref();
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
             screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
-            let course = RehearsalPlan { iterations, has_stepped, batches, pages };
+            let course = RehearsalPlan { iterations, has_stepped, batches, pages, exchanges };
             let rehearsed =
                 rehearse_training(learner, splitter, batch, split, course, joins, recorder);
             queue.after_rehearsal(recorder);
@@ -77,13 +78,17 @@ where
         }
         self.report(planner, phase, &prepared);
         self.latest = Some(shape);
-        if !prepared.plan.is_whole() {
+        // Several ranks split a batch, too.
+        if !prepared.plan.is_whole() || self.team.is_some() && items > 1 {
             if self.pool.is_some() && self.known.asks(items, weight) {
                 // The twin knows of no outputs where a check begins.
                 sender(&mut self.processor, &self.training, &self.gate).done_with_all();
             }
             let settings = &self.strategy.settings;
-            let micro_batch = prepared.plan.split().largest().get();
+            let micro_batch = match prepared.plan.is_whole() {
+                true => items.div_ceil(2),
+                false => prepared.plan.split().largest().get(),
+            };
             let to_split = ToSplit { batch, items, weight, micro_batch, splitter, settings };
             let means = Means::of(planner, prepared.held);
             planner.predict(means.ask(&mut self.known, &self.learner, &to_split)?);
@@ -194,6 +199,15 @@ where
         let settings = &self.strategy.settings;
         let report =
             settings.report::<LC::Backend, _>(&model, planner.budget(), (phase, planned), plans);
+        if let Some(team) = &mut self.team {
+            team.plans.push(format!("{}, {}: {}", report.device, report.budget, report.line()));
+            if plans.is_empty() && !report.running_state.is_empty() && team.is_root() {
+                settings.warn(
+                    "the model's running statistics are each rank's own, and batch normalization normalizes over the \
+                     batch of a rank; those of rank 0 are saved",
+                );
+            }
+        }
         plans.push(report);
         self.let_loaders_ahead(planned.rehearsed.loader_limit);
     }

@@ -1,0 +1,220 @@
+//! The training loop on several ranks: what it says in each round, and the step with the gradients of
+//! all. The loop calls it where ranks must agree.
+
+use burn::module::AutodiffModule;
+use burn::optim::GradientsParams;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::Learner;
+use burn::train::metric::store::EventStoreClient;
+use firebox_lazy::LazyBackend;
+use firebox_ranks::RankError;
+
+use super::accumulated::Accumulated;
+use super::{AutoBatch, Run};
+use crate::components::{LazyComponents, TrainBatch, ValidBatch};
+use crate::error::TrainError;
+use crate::gradients::WeightedGradients;
+use crate::planner::Planner;
+use crate::ranks::exchange::{Exchanged, exchange, has_gradient};
+use crate::ranks::start::{Begin, start};
+use crate::ranks::{Stop, Team, Word};
+use crate::signals::Signals;
+use crate::splitter::Splitter;
+
+/// The optimizer step that all ranks make together.
+pub(super) struct Step {
+    /// The weight of the batches of all ranks.
+    total: f64,
+    /// Of which parameters any rank has a gradient.
+    has: Vec<bool>,
+}
+
+impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
+    /// Gives all ranks the state of rank 0. Returns the first epoch.
+    pub(super) fn start_together(
+        &self,
+        team: Option<&mut Team>,
+        learner: &mut Learner<LC>,
+        store: &EventStoreClient,
+        accumulation: usize,
+        (epoch, epochs): (usize, usize),
+    ) -> Result<usize, TrainError> {
+        let Some(team) = team else { return Ok(epoch) };
+        let model = learner.model();
+        let reduction = self.settings.reduction;
+        let begin = Begin::new::<LC::Backend, _>(&model, accumulation, (epoch, epochs), reduction);
+        drop(model);
+        start(team, learner, store, begin)
+    }
+}
+
+impl<LC, ST, SV> Run<'_, LC, ST, SV>
+where
+    LC: LazyComponents,
+    ST: Splitter<TrainBatch<LC>>,
+    SV: Splitter<ValidBatch<LC>>,
+{
+    /// Says a word to all ranks, and whether this one wants to stop. Returns the words of all.
+    /// None if there are no other ranks.
+    fn agree(&mut self, word: Word) -> Result<Option<Vec<Word>>, TrainError> {
+        let stop = self.wants_to_stop();
+        let Some(team) = &mut self.team else { return Ok(None) };
+        let settings = &self.strategy.settings;
+        let tell = |rank: usize, plan: &str| {
+            settings.say(log::Level::Info, &format!("rank {rank}: {plan}"));
+        };
+        let words = team.round(word, stop, tell)?;
+        if let Some(stop) = team.stop().filter(|_| !self.interrupter.should_stop()) {
+            self.interrupter.stop(Some(&stop.message));
+        }
+        Ok(Some(words))
+    }
+
+    /// Why this rank wants to stop.
+    fn wants_to_stop(&self) -> Option<Stop> {
+        self.notice_signal();
+        let message = self.interrupter.get_message();
+        self.interrupter.should_stop().then(|| Stop {
+            message: message.unwrap_or_else(|| "interrupted".to_owned()),
+            by_signal: self.signals.as_ref().is_some_and(|signals| signals.seen().is_some()),
+        })
+    }
+
+    /// The step that all ranks make with what each has accumulated. None if there are no others.
+    pub(super) fn agree_on_step(
+        &mut self,
+        accumulated: &Accumulated<LC::TrainingModel>,
+    ) -> Result<Option<Step>, TrainError> {
+        if self.team.is_none() {
+            return Ok(None);
+        }
+        // A failure of the device belongs to this rank, before the others give their gradients.
+        self.watch.check()?;
+        let gradients = &accumulated.gradients;
+        let has = has_gradient::<LC::Backend, _>(&self.learner.model(), gradients.so_far());
+        let words = self.agree(Word::Step { weight: gradients.weight(), has })?;
+        words.map(|words| step_of(&words)).transpose()
+    }
+
+    /// Takes part in the steps of ranks that have more batches in this epoch.
+    pub(super) fn wait_for_others(
+        &mut self,
+        planner: &mut Planner,
+        iteration: usize,
+    ) -> Result<(), TrainError> {
+        while !self.should_stop() {
+            let Some(words) = self.agree(Word::Done)? else { return Ok(()) };
+            if words.iter().all(|word| *word == Word::Done) {
+                return Ok(());
+            }
+            let step = step_of(&words)?;
+            self.learner.lr_step();
+            let mut nothing = Accumulated::new(self.strategy.settings.reduction);
+            self.apply(planner, &mut nothing, iteration, Some(step))?;
+        }
+        Ok(())
+    }
+
+    /// Shares the metrics of an epoch that is over. Checkpoints and early stopping see those of all
+    /// ranks then, if the user asked for it.
+    pub(super) fn share_metrics(&mut self, epoch: usize) -> Result<(), TrainError> {
+        let Some(team) = &self.team else { return Ok(()) };
+        let (is_root, settings) = (team.is_root(), &self.strategy.settings);
+        let own = match settings.metrics_directory.is_some() {
+            true => settings.metrics.of_epoch(&self.store, epoch),
+            false => Vec::new(),
+        };
+        let words = self.agree(Word::Epoch(own))?.unwrap_or_default();
+        let sums = words.into_iter().map(|word| match word {
+            Word::Epoch(sums) => sums,
+            _ => Vec::new(),
+        });
+        let all: Vec<_> = sums.collect();
+        if is_root {
+            let means = settings.metrics.merge(epoch, &all);
+            let of = |validation: bool| {
+                let of_split = means.iter().filter(move |mean| mean.1 == validation);
+                let texts: Vec<String> =
+                    of_split.map(|(name, _, mean)| format!("{name} {mean:.4}")).collect();
+                texts.join(", ")
+            };
+            if !means.is_empty() {
+                let text = format!(
+                    "epoch {epoch}, all ranks: training {}; validation {}",
+                    of(false),
+                    of(true)
+                );
+                settings.say(log::Level::Info, &text);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether training ends early. Rank 0 decides.
+    pub(super) fn ends_early(&mut self, own: bool) -> Result<bool, TrainError> {
+        let words = self.agree(Word::Early(own))?;
+        Ok(words.map_or(own, |words| words[0] == Word::Early(true)))
+    }
+}
+
+/// The step of all ranks.
+fn step_of(words: &[Word]) -> Result<Step, TrainError> {
+    let mut step = Step { total: 0.0, has: Vec::new() };
+    for (rank, word) in words.iter().enumerate() {
+        let Word::Step { weight, has } = word else { continue };
+        step.total += weight;
+        if step.has.is_empty() {
+            step.has.clone_from(has);
+        }
+        if step.has.len() != has.len() || !weight.is_finite() {
+            let message = "gradients of another model, or without a weight".to_owned();
+            return Err(TrainError::Ranks(RankError::Unexpected { rank, message }));
+        }
+        step.has.iter_mut().zip(has).for_each(|(any, has)| *any |= has);
+    }
+    Ok(step)
+}
+
+/// Sums the gradients of all ranks.
+///
+/// # Errors
+///
+/// If the sum is not finite, or does not end in time.
+pub(super) fn sum_over_ranks<B, M>(
+    team: &mut Team,
+    model: &M,
+    gradients: &mut WeightedGradients<M>,
+    step: &Step,
+) -> Result<GradientsParams, TrainError>
+where
+    B: AutodiffBackend<InnerBackend: LazyBackend> + LazyBackend,
+    M: AutodiffModule<B>,
+{
+    let (grads, scale) = gradients.take(step.total);
+    let exchanged = exchange(&team.ranks, model, grads, scale, &step.has)?;
+    let Exchanged { grads, fold, is_finite, not_finite } = exchanged;
+    team.summed(fold);
+    if is_finite {
+        return Ok(grads);
+    }
+    let words = team.round(Word::NotFinite(not_finite), None, |_, _| {})?;
+    let parameter = words.into_iter().enumerate().find_map(|(rank, word)| match word {
+        Word::NotFinite(parameter) => parameter.map(|parameter| (rank, parameter)),
+        _ => None,
+    });
+    Err(TrainError::NotFinite { parameter })
+}
+
+impl<LC: LazyComponents, ST, SV> Run<'_, LC, ST, SV> {
+    /// Stops the interrupter where a signal asks for it.
+    pub(super) fn notice_signal(&self) {
+        let signal = self.signals.as_ref().and_then(Signals::seen);
+        if let Some(signal) = signal.filter(|_| !self.interrupter.should_stop()) {
+            self.interrupter.stop(Some(signal));
+            let (epoch, iteration) = self.position;
+            let text =
+                format!("{signal}: training ends in epoch {epoch}, behind batch {iteration}");
+            self.strategy.settings.say(log::Level::Warn, &text);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Bitwise equality with one rank on the global batch, where no rounding can hide a wrong weight: a
+//! loss that is linear in the parameters, on whole numbers, with weights that add up to powers of
+//! two.
+
+use burn::backend::Flex;
+use burn::module::{Module, Param};
+use burn::optim::SgdConfig;
+use burn::optim::decay::WeightDecayConfig;
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::metric::{Adaptor, ItemLazy, LossInput};
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
+use firebox::{Bytes, Lazy, Learner, MicroBatch, Ranks};
+use firebox_testing::task::{Given, weights};
+use libtest_mimic::Trial;
+
+use crate::job::{B, Job, Said, bits};
+use crate::launch::run as launch;
+
+/// The weights of the items of each rank, in one step, by the number of ranks. Those of a rank, and
+/// those of all, add up to a power of two.
+const SHARES: [&[&[u32]]; 4] = [
+    &[&[3, 1, 4, 8]],
+    &[&[1, 3, 4], &[2, 6]],
+    &[&[4], &[1, 2, 1, 4], &[3, 1]],
+    &[&[1, 1], &[2, 4, 2], &[3, 1], &[2]],
+];
+
+/// How many batches a rank has. Those of rank 1, or of the only rank, last longest.
+fn batches_of(rank: usize, world: usize) -> usize {
+    if rank == 1 || world == 1 { 6 } else { 4 }
+}
+
+#[derive(Clone, Debug, MicroBatch)]
+#[micro_batch(weight = weight_of)]
+struct Tokens<B: Backend> {
+    first: Tensor<B, 2>,
+    /// Only some batches use the second parameter.
+    second: Option<Tensor<B, 2>>,
+    weights: Tensor<B, 1>,
+}
+
+fn weight_of<B: Backend>(batch: &Tokens<B>) -> f64 {
+    batch.weights.clone().sum().into_scalar().elem()
+}
+
+#[derive(Module, Debug)]
+struct Linear<B: Backend> {
+    first: Param<Tensor<B, 1>>,
+    second: Param<Tensor<B, 1>>,
+    unused: Param<Tensor<B, 1>>,
+}
+
+struct Loss<B: Backend>(Tensor<B, 1>);
+
+impl<B: Backend> ItemLazy for Loss<B> {
+    type ItemSync = Self;
+
+    fn sync(self) -> Self {
+        self
+    }
+}
+
+impl<B: Backend> Adaptor<LossInput<B>> for Loss<B> {
+    fn adapt(&self) -> LossInput<B> {
+        LossInput::new(self.0.clone())
+    }
+}
+
+impl<B: Backend> Linear<B> {
+    fn new(device: &B::Device) -> Self {
+        let param = |values: [f32; 2]| Param::from_tensor(Tensor::from_floats(values, device));
+        Self { first: param([1.0, -2.0]), second: param([3.0, 0.5]), unused: param([7.0, 7.0]) }
+    }
+
+    fn loss(&self, batch: Tokens<B>) -> Tensor<B, 1> {
+        let of = |inputs: Tensor<B, 2>, param: &Param<Tensor<B, 1>>| {
+            (inputs * param.val().unsqueeze_dim(0)).sum_dim(1).flatten::<1>(0, 1)
+        };
+        let mut each = of(batch.first, &self.first);
+        if let Some(second) = batch.second {
+            each = each + of(second, &self.second);
+        }
+        (each * batch.weights.clone()).sum() / batch.weights.sum()
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Linear<B> {
+    type Input = Tokens<B>;
+    type Output = Loss<B>;
+
+    fn step(&self, batch: Tokens<B>) -> TrainOutput<Loss<B>> {
+        let loss = self.loss(batch);
+        TrainOutput::new(self, loss.backward(), Loss(loss.detach()))
+    }
+}
+
+impl<B: Backend> InferenceStep for Linear<B> {
+    type Input = Tokens<B>;
+    type Output = Loss<B>;
+
+    fn step(&self, batch: Tokens<B>) -> Loss<B> {
+        Loss(self.loss(batch))
+    }
+}
+
+/// The items of a rank in a step: inputs of both parameters, and a weight.
+fn items(step: usize, rank: usize, world: usize) -> Vec<([f32; 2], [f32; 2], f32)> {
+    let weights = SHARES[world - 1][rank];
+    let wave = |n: usize| (n * 7919 % 17) as f32 - 8.0;
+    let of = |(item, weight): (usize, &u32)| {
+        let n = ((step * 5 + rank) * 7 + item) * 4;
+        // Rank 0 does not use the second parameter.
+        let second = if rank == 0 { [0.0; 2] } else { [wave(n + 2), wave(n + 3)] };
+        ([wave(n), wave(n + 1)], second, *weight as f32)
+    };
+    weights.iter().enumerate().map(of).collect()
+}
+
+fn batch<B: Backend>(items: &[([f32; 2], [f32; 2], f32)], uses_second: bool) -> Tokens<B> {
+    let device = Default::default();
+    let matrix = |of: &dyn Fn(&([f32; 2], [f32; 2], f32)) -> [f32; 2]| {
+        let values: Vec<f32> = items.iter().flat_map(of).collect();
+        Tensor::from_data(TensorData::new(values, [items.len(), 2]), &device)
+    };
+    let weights: Vec<f32> = items.iter().map(|item| item.2).collect();
+    Tokens {
+        first: matrix(&|item| item.0),
+        second: uses_second.then(|| matrix(&|item| item.1)),
+        weights: Tensor::from_data(TensorData::new(weights, [items.len()]), &device),
+    }
+}
+
+fn train(
+    ranks: Option<&Ranks>,
+    batches: Vec<Tokens<B>>,
+    accumulation: usize,
+    micro_batch: Option<usize>,
+) -> Vec<Vec<u32>> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let valid = batch::<Lazy<Flex>>(&items(0, 0, 1), true);
+    let training =
+        SupervisedTraining::new(folder.path(), Given::loader(batches), Given::loader(vec![valid]))
+            .grads_accumulation(accumulation)
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .num_epochs(2);
+    let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
+    let builder = match ranks {
+        Some(ranks) => builder.ranks(ranks.clone()),
+        None => builder,
+    };
+    let builder = match micro_batch {
+        Some(items) => builder.micro_batch(items),
+        None => builder,
+    };
+    // A decay changes a parameter that has a gradient of zero, but not one that has none.
+    let optimizer = SgdConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.0625)));
+    let learner = builder.build(Linear::<B>::new(&Default::default()), optimizer.init(), 0.5);
+    let fitted = learner.fit(training).expect("it fits");
+    bits(weights::<Lazy<Flex>, _>(&fitted.model))
+}
+
+/// Trains on this rank's share together with the others, and alone on the batches of all.
+pub fn run(ranks: &Ranks, accumulation: usize) -> Said {
+    let (rank, world) = (ranks.rank(), ranks.world());
+    let own = |step| batch(&items(step, rank, world), rank > 0);
+    // Odd ranks split their batches.
+    let micro_batch = (rank % 2 == 1).then_some(1);
+    let own: Vec<Tokens<B>> = (0..batches_of(rank, world)).map(own).collect();
+    let together = train(Some(ranks), own, accumulation, micro_batch);
+    let global = |step| {
+        let all = (0..world).filter(|rank| step < batches_of(*rank, world));
+        let all: Vec<_> = all.flat_map(|rank| items(step, rank, world)).collect();
+        batch(&all, world > 1)
+    };
+    let alone = train(None, (0..6).map(global).collect(), accumulation, None);
+    let begins = bits(weights::<B, _>(&Linear::<B>::new(&Default::default())));
+    assert_eq!(together[2], begins[2], "nobody has a gradient of it");
+    assert_ne!(together[0], begins[0]);
+    assert_eq!(world > 1, together[1] != begins[1]);
+    let error = (together != alone)
+        .then(|| ("differs".to_owned(), format!("{together:?} instead of {alone:?}")));
+    Said { rank, weights: together, error, ..Said::default() }
+}
+
+pub fn tests() -> Vec<Trial> {
+    let case = |world: usize, accumulation: usize| {
+        let name = format!("exact::{world}_ranks_accumulate_{accumulation}");
+        Trial::test(name, move || {
+            let said = launch(&Job::Exact { accumulation }, world);
+            let differs = said.iter().find(|of| of.weights != said[0].weights);
+            assert_eq!(differs, None, "ranks have different parameters");
+            Ok(())
+        })
+    };
+    (1..=4).flat_map(|world| [case(world, 1), case(world, 2)]).collect()
+}
