@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release --example digits
 //! cargo run --release --example digits -- --memory free
+//! mpirun -n 2 target/release/examples/digits            # built with `--features mpi`
 //! ```
 //!
 //! At the end it says what the whole batch would have needed, and writes a report for a browser.
@@ -34,7 +35,8 @@ use burn::train::{
 };
 use clap::Parser;
 use firebox::{
-    Budget, Bytes, Heap, Lazy, Learner, MicroBatch, PlanReport, SavedPlanner, SavedTrace,
+    Budget, Bytes, Heap, Lazy, Learner, MicroBatch, PlanReport, Ranks, SavedPlanner, SavedTrace,
+    shard,
 };
 use firebox_report::{DeviceReport, html};
 use peak_alloc::PeakAlloc;
@@ -53,7 +55,7 @@ struct Options {
     /// Passes over the training images.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Images per optimizer step.
+    /// Images per optimizer step, of all ranks together.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
     /// Seed for the split, the weights, the shuffling and the dropout.
@@ -174,17 +176,23 @@ impl<B: Backend> InferenceStep for Cnn<B> {
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    let ranks = ranks()?;
     let device = Default::default();
     B::seed(&device, options.seed);
     let (train, valid) = split(load_digits()?, options.seed);
     let valid_digits = valid.clone();
-    let batch_size = options.batch_size as usize;
+    let batch_size = (options.batch_size as usize).div_ceil(ranks.world());
 
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
     let model = Cnn::<B>::new(&device);
-    let builder =
-        Learner::builder().auto_batch().memory(options.memory).progress().stop_on_ctrl_c();
+    let builder = Learner::builder()
+        .auto_batch()
+        .memory(options.memory)
+        .ranks(ranks.clone())
+        .metrics_of_all_ranks(&options.artifacts)
+        .progress()
+        .stop_on_ctrl_c();
     let learner = builder.clone().build(model, AdamConfig::new().init(), 2e-3);
     let digits: Vec<Digit> = train.iter().take(batch_size).cloned().collect();
 
@@ -202,17 +210,21 @@ fn main() -> anyhow::Result<()> {
 
     std::fs::create_dir_all(&options.artifacts)
         .with_context(|| format!("cannot write to {}", options.artifacts.display()))?;
+    // Each rank has its part of the digits, in another order in each epoch.
+    let part = |digits| shard(InMemDataset::new(digits), ranks.rank(), ranks.world());
     let train_loader = DataLoaderBuilder::new(DigitBatcher)
         .batch_size(batch_size)
-        .shuffle(options.seed)
-        .build(InMemDataset::new(train));
+        .build(part(train).seed(options.seed));
     let valid_loader =
-        DataLoaderBuilder::new(DigitBatcher).batch_size(batch_size).build(InMemDataset::new(valid));
+        DataLoaderBuilder::new(DigitBatcher).batch_size(batch_size).build(part(valid).in_order());
     let training = SupervisedTraining::new(&options.artifacts, train_loader, valid_loader)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
         .num_epochs(options.epochs as usize);
     let fitted = learner.fit(training)?;
     let measured = HEAP.peak_usage().saturating_sub(before);
+    if !ranks.is_root() {
+        return Ok(());
+    }
 
     let accuracy = accuracy(&fitted.model, &valid_digits);
     let report = fitted.report.context("no batch was trained on")?;
@@ -239,6 +251,18 @@ fn main() -> anyhow::Result<()> {
         memory.predicted.get(),
     );
     Ok(())
+}
+
+/// The processes that `mpirun` has started.
+#[cfg(feature = "mpi")]
+fn ranks() -> anyhow::Result<Ranks> {
+    Ok(Ranks::mpi()?)
+}
+
+/// This process.
+#[cfg(not(feature = "mpi"))]
+fn ranks() -> anyhow::Result<Ranks> {
+    Ok(Ranks::alone())
 }
 
 /// What a batch needs that is not split.

@@ -24,5 +24,8 @@ mod prediction {}
 #[doc = include_str!("../docs/guide/src/custom-loops.md")]
 mod custom_loops {}
 
+#[doc = include_str!("../docs/guide/src/ranks.md")]
+mod ranks {}
+
 #[doc = include_str!("../docs/guide/src/questions.md")]
 mod questions {}

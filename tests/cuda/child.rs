@@ -41,6 +41,8 @@ type Valid<C> = Lazy<C>;
 const VARIABLE: &str = "FIREBOX_JOB";
 /// Width of the model that trains on sequences of many lengths.
 const LENGTHS_WIDTH: usize = 64;
+/// Environment variable with a file for how the job ended, where ranks share their output.
+pub const ENDED: &str = "FIREBOX_ENDED";
 const MARK: &str = "ended:";
 /// Size of each tensor that a program keeps on the device.
 const PART: Bytes = Bytes::mib(4);
@@ -97,6 +99,8 @@ pub struct Job {
     pub keeps: Bytes,
     /// Folder for compiled kernels and the tuner's choices.
     pub kernels: PathBuf,
+    /// Whether it trains together with the processes that `mpirun` has started.
+    pub ranks: bool,
     /// Number of batches between two reports of what the driver holds.
     pub samples: Option<usize>,
 }
@@ -121,6 +125,7 @@ impl Job {
             exact_pages: true,
             keeps: Bytes::ZERO,
             kernels,
+            ranks: false,
             samples: None,
         }
     }
@@ -158,6 +163,10 @@ impl Job {
                 ended
             }
         };
+        if let Ok(path) = std::env::var(ENDED) {
+            let text = serde_json::to_string(&ended).expect("it is plain data");
+            std::fs::write(path, text).expect("the test says where");
+        }
         println!("{MARK} {}", serde_json::to_string(&ended).expect("it is plain data"));
         if ended.error.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
@@ -270,6 +279,10 @@ impl Job {
         let mut builder = Learner::builder().auto_batch().memory(budget).quiet();
         if let Some(items) = self.micro_batch {
             builder = builder.micro_batch(items);
+        }
+        #[cfg(feature = "mpi")]
+        if self.ranks {
+            builder = builder.ranks(firebox::Ranks::mpi().expect("MPI starts"));
         }
         let optim = OptimizerAdaptor::from(Counted(AdamConfig::new().build()));
         let learner = builder.build(M::new(&device), optim, 1e-3);

@@ -25,6 +25,8 @@ mod long;
 mod missing;
 #[cfg(feature = "cuda")]
 mod own_loop;
+#[cfg(all(feature = "cuda", feature = "mpi"))]
+mod ranks;
 #[cfg(feature = "cuda")]
 mod trial;
 #[cfg(feature = "cuda")]
@@ -43,6 +45,10 @@ fn main() -> std::process::ExitCode {
     } else {
         println!("there is no NVIDIA device: run on the blank driver, which computes nothing");
     }
+    #[cfg(feature = "mpi")]
+    let of_ranks = ranks::tests();
+    #[cfg(not(feature = "mpi"))]
+    let of_ranks = Vec::new();
     let tests = [
         values::tests(),
         missing::tests(),
@@ -51,6 +57,7 @@ fn main() -> std::process::ExitCode {
         long::tests(),
         largest::tests(),
         own_loop::tests(),
+        of_ranks,
     ];
     libtest_mimic::run(&arguments, tests.into_iter().flatten().collect()).exit_code()
 }

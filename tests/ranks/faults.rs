@@ -160,6 +160,18 @@ fn uneven() {
     assert_eq!(said.iter().map(|of_rank| of_rank.batches).collect::<Vec<_>>(), [8, 8, 4]);
 }
 
+/// Fewer ranks go on from what more have saved.
+fn other_numbers_of_ranks() {
+    let folder = folder();
+    let train =
+        |epochs| Job::Train(Train { checkpoints: true, epochs, ..Train::new(folder.path()) });
+    run(&train(2), 3);
+    let said = run(&train(4), 2);
+    assert_eq!(said[0].weights, said[1].weights);
+    // 45 points for each, in batches of ten, in two epochs; one batch more to skip each epoch.
+    assert!(said.iter().all(|of_rank| of_rank.batches == 2 * 5 + 2), "{said:?}");
+}
+
 /// Kills ranks at random times, and lets the job resume each time, until it ends. Its end is that of
 /// a job that was not killed.
 pub fn kills(world: usize, kills: usize, seed: u64) {
@@ -202,7 +214,7 @@ pub fn kills(world: usize, kills: usize, seed: u64) {
 }
 
 pub fn tests() -> Vec<Trial> {
-    let tests: [(&str, fn()); 12] = [
+    let tests: [(&str, fn()); 13] = [
         ("a_gradient_that_is_not_a_number", not_a_number),
         ("a_panic", panic),
         ("too_small_a_budget", too_small_a_budget),
@@ -214,6 +226,7 @@ pub fn tests() -> Vec<Trial> {
         ("an_interrupt", interrupt),
         ("early_stopping", early_stopping),
         ("uneven_ends", uneven),
+        ("another_number_of_ranks", other_numbers_of_ranks),
         ("kills", || kills(3, 3, 1)),
     ];
     let trial = |(name, test): (&str, fn())| {

@@ -13,7 +13,7 @@ const FILE_LINES: usize = 500;
 /// Maximum number of lines in a function.
 const FUNCTION_LINES: usize = 60;
 /// Maximum number of lines in the architecture page.
-const ARCHITECTURE_LINES: usize = 280;
+const ARCHITECTURE_LINES: usize = 300;
 /// File names that say nothing.
 const EMPTY_NAMES: [&str; 5] = ["base.rs", "utils.rs", "common.rs", "helpers.rs", "misc.rs"];
 
