@@ -105,8 +105,11 @@ impl<B: Backend> InferenceStep for Linear<B> {
     }
 }
 
-/// The items of a rank in a step: inputs of both parameters, and a weight.
-fn items(step: usize, rank: usize, world: usize) -> Vec<([f32; 2], [f32; 2], f32)> {
+/// Inputs of both parameters, and a weight.
+type Item = ([f32; 2], [f32; 2], f32);
+
+/// The items of a rank in a step.
+fn items(step: usize, rank: usize, world: usize) -> Vec<Item> {
     let weights = SHARES[world - 1][rank];
     let wave = |n: usize| (n * 7919 % 17) as f32 - 8.0;
     let of = |(item, weight): (usize, &u32)| {
@@ -118,9 +121,9 @@ fn items(step: usize, rank: usize, world: usize) -> Vec<([f32; 2], [f32; 2], f32
     weights.iter().enumerate().map(of).collect()
 }
 
-fn batch<B: Backend>(items: &[([f32; 2], [f32; 2], f32)], uses_second: bool) -> Tokens<B> {
+fn batch<B: Backend>(items: &[Item], uses_second: bool) -> Tokens<B> {
     let device = Default::default();
-    let matrix = |of: &dyn Fn(&([f32; 2], [f32; 2], f32)) -> [f32; 2]| {
+    let matrix = |of: &dyn Fn(&Item) -> [f32; 2]| {
         let values: Vec<f32> = items.iter().flat_map(of).collect();
         Tensor::from_data(TensorData::new(values, [items.len(), 2]), &device)
     };

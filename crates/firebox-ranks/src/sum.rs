@@ -14,9 +14,17 @@ const UNDERWAY: usize = 2;
 /// The most host memory that [`Summing`] takes for `total` bytes of numbers in 32 bit that come in
 /// pieces of at most `largest` bytes, with the piece itself on its way in and on its way out.
 pub fn exchange_bytes(total: u64, largest: u64) -> u64 {
-    let bucket = total.min((BUCKET * size_of::<f32>()) as u64);
-    // One is filled, those underway have what is sent and what is received, and one has arrived.
-    bucket * (2 + 2 * UNDERWAY as u64) + 2 * largest
+    let bucket = (BUCKET * size_of::<f32>()) as u64;
+    // One is filled, those underway have what is sent and what is received, and one has arrived. A
+    // single one is first sent and received, and has arrived then; room for it grows by doubling.
+    let buckets = match total.div_ceil(bucket) {
+        0 => 0,
+        1 => 3,
+        2 => 1 + 2 * UNDERWAY as u64,
+        _ => 2 + 2 * UNDERWAY as u64,
+    };
+    // A piece that comes, one that arrives in parts, and one that goes.
+    bucket.min(total) * buckets + 3 * largest
 }
 
 /// A sum over all ranks, of numbers that come and go in pieces. Each rank gives equally many, in the
@@ -96,6 +104,10 @@ impl<'a> Summing<'a> {
     ) -> Result<(), RankError> {
         while count > 0 {
             let now = count.min(BUCKET - self.filling);
+            if self.ranks.is_some() {
+                let room = (self.filling + now).next_power_of_two().min(BUCKET);
+                self.filled.reserve_exact(room - self.filling);
+            }
             fill(&mut self.filled, now);
             self.filling += now;
             count -= now;

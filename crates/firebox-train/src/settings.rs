@@ -160,7 +160,9 @@ impl Settings {
         report.pools_statistics = self.pools_statistics.is_some();
         let text = if earlier.is_empty() { report.to_string() } else { report.line() };
         self.say(log::Level::Info, &text);
+        let is_root = self.ranks.as_ref().is_none_or(Ranks::is_root);
         if let Some(warning) = report.warning()
+            && is_root
             && earlier.iter().all(|report| report.warning().is_none())
         {
             self.warn(&warning);

@@ -110,7 +110,7 @@ impl Overhead {
     pub(crate) fn add_exchange(&self, trace: &mut Trace) -> Bytes {
         if self.exchange > Bytes::ZERO {
             let buckets = workspace(self.exchange);
-            trace.tensors.push(beside_the_step(&buckets, Category::Temporary, "exchange"));
+            trace.tensors.push(beside_the_step(&buckets, Category::Temporary, ""));
         }
         self.exchange
     }

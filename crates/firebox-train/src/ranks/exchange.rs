@@ -131,11 +131,13 @@ where
     Ok(Exchanged { grads: summed, fold, is_finite, not_finite })
 }
 
+/// Makes the gradient of a parameter from its elements.
+type Put = Box<dyn FnOnce(Vec<f32>, &mut GradientsParams)>;
+
 /// A parameter whose sum has not arrived.
 struct Waiting {
     elements: usize,
-    /// Makes the gradient from its elements.
-    put: Box<dyn FnOnce(Vec<f32>, &mut GradientsParams)>,
+    put: Put,
 }
 
 struct Exchange<'a, H> {

@@ -199,9 +199,9 @@ where
         let settings = &self.strategy.settings;
         let report =
             settings.report::<LC::Backend, _>(&model, planner.budget(), (phase, planned), plans);
-        if let Some(team) = &mut self.team {
+        if let Some(team) = self.team.as_mut().filter(|_| plans.is_empty()) {
             team.plans.push(format!("{}, {}: {}", report.device, report.budget, report.line()));
-            if plans.is_empty() && !report.running_state.is_empty() && team.is_root() {
+            if !report.running_state.is_empty() && team.is_root() {
                 settings.warn(
                     "the model's running statistics are each rank's own, and batch normalization normalizes over the \
                      batch of a rank; those of rank 0 are saved",
