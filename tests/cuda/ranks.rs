@@ -35,9 +35,11 @@ impl Rank {
     }
 
     /// The arguments of `mpirun` for this rank: its own driver and kernels.
-    fn add_to(&self, command: &mut Command, job: &Job) -> Result<(), Failed> {
+    fn add_to(&self, command: &mut Command, number: usize, job: &Job) -> Result<(), Failed> {
         let program = std::env::current_exe()?;
-        let job = Job { kernels: self.blank.folder().join("kernels"), ..job.clone() };
+        // The second rank has one batch more than the first, which takes part without one.
+        let batches = job.batches + number;
+        let job = Job { kernels: self.blank.folder().join("kernels"), batches, ..job.clone() };
         let (name, value) = job.variable();
         command.args(["-n", "1"]);
         for (name, value) in self.blank.command(&program).get_envs() {
@@ -62,7 +64,7 @@ fn run(job: &Job, folder: &Path) -> Result<(Vec<Rank>, String), Failed> {
         if number > 0 {
             command.arg(":");
         }
-        rank.add_to(&mut command, job)?;
+        rank.add_to(&mut command, number, job)?;
     }
     let output = folder.join("output");
     command.env("RUST_BACKTRACE", "0").env("RUST_MIN_STACK", "16777216").stdin(Stdio::null());

@@ -3,15 +3,18 @@
 //! two.
 
 use burn::backend::Flex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
 use burn::optim::decay::WeightDecayConfig;
 use burn::prelude::*;
+use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::{Adaptor, ItemLazy, LossInput};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
-use firebox::{Bytes, Lazy, Learner, MicroBatch, Ranks};
+use firebox::{Bytes, Lazy, Learner, MicroBatch, Ranks, Reduction};
 use firebox_testing::task::{Given, weights};
 use libtest_mimic::Trial;
 
@@ -27,9 +30,13 @@ const SHARES: [&[&[u32]]; 4] = [
     &[&[1, 1], &[2, 4, 2], &[3, 1], &[2]],
 ];
 
-/// How many batches a rank has. Those of rank 1, or of the only rank, last longest.
+/// Whether the loss is a sum.
+static SUMS: AtomicBool = AtomicBool::new(false);
+
+/// How many batches a rank has. Those of rank 1, or of the only rank, last longest. A penalty counts
+/// once where all ranks have one.
 fn batches_of(rank: usize, world: usize) -> usize {
-    if rank == 1 || world == 1 { 6 } else { 4 }
+    if rank == 1 || world == 1 || SUMS.load(Relaxed) { 6 } else { 4 }
 }
 
 #[derive(Clone, Debug, MicroBatch)]
@@ -74,15 +81,22 @@ impl<B: Backend> Linear<B> {
         Self { first: param([1.0, -2.0]), second: param([3.0, 0.5]), unused: param([7.0, 7.0]) }
     }
 
+    /// A weighted mean of the items' losses, or with `PENALTY` their sum and a penalty.
     fn loss(&self, batch: Tokens<B>) -> Tensor<B, 1> {
+        let dtype = self.first.val().dtype();
+        let weights = batch.weights.cast(dtype);
         let of = |inputs: Tensor<B, 2>, param: &Param<Tensor<B, 1>>| {
-            (inputs * param.val().unsqueeze_dim(0)).sum_dim(1).flatten::<1>(0, 1)
+            (inputs.cast(dtype) * param.val().unsqueeze_dim(0)).sum_dim(1).flatten::<1>(0, 1)
         };
         let mut each = of(batch.first, &self.first);
         if let Some(second) = batch.second {
             each = each + of(second, &self.second);
         }
-        (each * batch.weights.clone()).sum() / batch.weights.sum()
+        let sum = (each * weights.clone()).sum();
+        match SUMS.load(Relaxed) {
+            false => sum / weights.sum(),
+            true => sum + self.first.val().sum() * (16.0 * firebox::batch_share()),
+        }
     }
 }
 
@@ -137,10 +151,11 @@ fn batch<B: Backend>(items: &[Item], uses_second: bool) -> Tokens<B> {
 
 fn train(
     ranks: Option<&Ranks>,
+    model: Linear<B>,
     batches: Vec<Tokens<B>>,
     accumulation: usize,
     micro_batch: Option<usize>,
-) -> Vec<Vec<u32>> {
+) -> Linear<Lazy<Flex>> {
     let folder = tempfile::tempdir().expect("a folder");
     let valid = batch::<Lazy<Flex>>(&items(0, 0, 1), true);
     let training =
@@ -160,26 +175,59 @@ fn train(
     };
     // A decay changes a parameter that has a gradient of zero, but not one that has none.
     let optimizer = SgdConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.0625)));
-    let learner = builder.build(Linear::<B>::new(&Default::default()), optimizer.init(), 0.5);
-    let fitted = learner.fit(training).expect("it fits");
-    bits(weights::<Lazy<Flex>, _>(&fitted.model))
+    let builder = match SUMS.load(Relaxed) {
+        true => builder.reduction(Reduction::Sum),
+        false => builder,
+    };
+    // Small enough for sums.
+    let rate = if SUMS.load(Relaxed) { 1.0 / 64.0 } else { 0.5 };
+    let learner = builder.build(model, optimizer.init(), rate);
+    learner.fit(training).expect("it fits").model
+}
+
+/// Parameters of 16 bit stay what they are, and the same on all ranks.
+pub fn half(ranks: &Ranks) -> Said {
+    let rank = ranks.rank();
+    let half = |param: Param<Tensor<B, 1>>| {
+        param.map(|value| Tensor::from_inner(value.inner().cast(DType::BF16)).require_grad())
+    };
+    let mut model = Linear::<B>::new(&Default::default());
+    (model.first, model.second) = (half(model.first), half(model.second));
+    if rank > 0 {
+        // Rank 0 gives its own.
+        model.first =
+            model.first.map(|value| Tensor::from_inner(value.inner().zeros_like()).require_grad());
+    }
+    let own = |step| batch(&items(step, rank, ranks.world()), rank > 0);
+    let trained = train(Some(ranks), model, (0..3).map(own).collect(), 1, None);
+    let wide = |param: &Param<Tensor<Lazy<Flex>, 1>>| {
+        param.val().cast(DType::F32).into_data().to_vec::<f32>().expect("it was cast")
+    };
+    let weights = bits(vec![wide(&trained.first), wide(&trained.second)]);
+    let dtype = trained.first.val().dtype();
+    let error = (dtype != DType::BF16).then(|| ("type".to_owned(), format!("{dtype:?}")));
+    Said { rank, weights, error, ..Said::default() }
 }
 
 /// Trains on this rank's share together with the others, and alone on the batches of all.
-pub fn run(ranks: &Ranks, accumulation: usize) -> Said {
+pub fn run(ranks: &Ranks, accumulation: usize, sums: bool) -> Said {
+    SUMS.store(sums, Relaxed);
+    let model = || Linear::<B>::new(&Default::default());
+    let numbers = |model: Linear<Lazy<Flex>>| bits(weights::<Lazy<Flex>, _>(&model));
     let (rank, world) = (ranks.rank(), ranks.world());
     let own = |step| batch(&items(step, rank, world), rank > 0);
     // Odd ranks split their batches.
     let micro_batch = (rank % 2 == 1).then_some(1);
     let own: Vec<Tokens<B>> = (0..batches_of(rank, world)).map(own).collect();
-    let together = train(Some(ranks), own, accumulation, micro_batch);
+    let together = numbers(train(Some(ranks), model(), own, accumulation, micro_batch));
     let global = |step| {
         let all = (0..world).filter(|rank| step < batches_of(*rank, world));
         let all: Vec<_> = all.flat_map(|rank| items(step, rank, world)).collect();
         batch(&all, world > 1)
     };
-    let alone = train(None, (0..6).map(global).collect(), accumulation, None);
-    let begins = bits(weights::<B, _>(&Linear::<B>::new(&Default::default())));
+    let alone = train(None, model(), (0..6).map(global).collect(), accumulation, None);
+    let alone = numbers(alone);
+    let begins = bits(weights::<B, _>(&model()));
     assert_eq!(together[2], begins[2], "nobody has a gradient of it");
     assert_ne!(together[0], begins[0]);
     assert_eq!(world > 1, together[1] != begins[1]);
@@ -189,14 +237,23 @@ pub fn run(ranks: &Ranks, accumulation: usize) -> Said {
 }
 
 pub fn tests() -> Vec<Trial> {
-    let case = |world: usize, accumulation: usize| {
-        let name = format!("exact::{world}_ranks_accumulate_{accumulation}");
-        Trial::test(name, move || {
-            let said = launch(&Job::Exact { accumulation }, world);
+    let case = |name: String, world: usize, job: Job| {
+        Trial::test(format!("exact::{world}_ranks_{name}"), move || {
+            let said = launch(&job, world);
             let differs = said.iter().find(|of| of.weights != said[0].weights);
             assert_eq!(differs, None, "ranks have different parameters");
             Ok(())
         })
     };
-    (1..=4).flat_map(|world| [case(world, 1), case(world, 2)]).collect()
+    let means = |world, accumulation| {
+        let job = Job::Exact { accumulation, sums: false };
+        case(format!("accumulate_{accumulation}"), world, job)
+    };
+    // A third of the penalty is not exact.
+    let sums = |world| case("sum".to_owned(), world, Job::Exact { accumulation: 1, sums: true });
+    let mut tests: Vec<Trial> =
+        (1..=4).flat_map(|world| [means(world, 1), means(world, 2)]).collect();
+    tests.extend([1, 2, 4].map(sums));
+    tests.push(case("of_16_bit".to_owned(), 3, Job::Half));
+    tests
 }

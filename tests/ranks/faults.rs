@@ -115,7 +115,7 @@ fn leaves() {
         let (folder, fault) = (folder(), Fault::Leaves { rank: leaver });
         let ended = start(&Job::Train(Train { fault, ..Train::new(folder.path()) }), 3).wait();
         assert!(!ended.succeeded);
-        // The launcher ends the others where they have not ended by themselves.
+        assert_eq!(ended.said.len(), 2, "{}", ended.errors);
         for said in &ended.said {
             let (kind, message) = said.error.clone().expect("it has failed");
             assert_eq!(kind, "left", "{message}");

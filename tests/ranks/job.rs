@@ -38,7 +38,9 @@ pub const WORDS: &str = "FIREBOX_RANKS_WORDS";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// A loss that is linear in the parameters, against one rank on the global batch.
-    Exact { accumulation: usize },
+    Exact { accumulation: usize, sums: bool },
+    /// Parameters of 16 bit.
+    Half,
     /// Digits: the parameters after training.
     Real(real::Real),
     /// Points.
@@ -148,7 +150,8 @@ impl Job {
     pub fn run(self) -> ExitCode {
         let ranks = Ranks::mpi().expect("MPI starts");
         let said = match self {
-            Self::Exact { accumulation } => exact::run(&ranks, accumulation),
+            Self::Exact { accumulation, sums } => exact::run(&ranks, accumulation, sums),
+            Self::Half => exact::half(&ranks),
             Self::Real(real) => real.run(&ranks),
             Self::Train(train) => match train.run(&ranks) {
                 Some(said) => said,

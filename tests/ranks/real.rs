@@ -163,6 +163,8 @@ fn differences(one: &Said, several: &Said) -> (f32, f32) {
     };
     let (one, several) = (of(one), of(several));
     let last = one.len() - 1;
+    let is_finite = |numbers: &[Vec<f32>]| numbers.iter().flatten().all(|n| n.is_finite());
+    assert!(is_finite(&one) && is_finite(&several));
     let pairs = one[..last].iter().flatten().zip(several[..last].iter().flatten());
     let largest = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     (largest, (one[last][0] - several[last][0]).abs())

@@ -59,6 +59,8 @@ pub(crate) struct Mpi {
     commands: Sender<Command>,
     answers: Receiver<Answer>,
     thread: Option<JoinHandle<()>>,
+    /// How many sums were begun and not ended.
+    underway: usize,
     failed: bool,
 }
 
@@ -78,7 +80,8 @@ impl Mpi {
             // On an error, the receiver is gone.
             let _ = ready.send((number(of_all.rank()), number(of_all.size()), local));
             drop(here);
-            Thread { universe, world: of_all, round: 0, work, answer }.run();
+            let left = vec![false; number(of_all.size())];
+            Thread { universe, world: of_all, round: 0, left, work, answer }.run();
         };
         let not_started = |text: &str| RankError::NotStarted(text.to_owned());
         let thread = std::thread::Builder::new()
@@ -86,7 +89,7 @@ impl Mpi {
             .spawn(run)
             .map_err(|error| RankError::NotStarted(error.to_string()))?;
         let numbers = started.recv().map_err(|_| not_started("it runs already in this process"))?;
-        Ok(Self { numbers, commands, answers, thread: Some(thread), failed: false })
+        Ok(Self { numbers, commands, answers, thread: Some(thread), underway: 0, failed: false })
     }
 
     fn ask(&mut self, command: Command) -> Result<(), RankError> {
@@ -104,6 +107,12 @@ impl Mpi {
         self.failed |= answer.is_err();
         answer
     }
+
+    /// What there is to say after an answer to another question.
+    fn mixed_up(&mut self) -> RankError {
+        self.failed = true;
+        RankError::Failed
+    }
 }
 
 impl Engine for Mpi {
@@ -120,9 +129,12 @@ impl Engine for Mpi {
     }
 
     fn control(&mut self, word: Vec<u8>, patience: Duration) -> Result<Vec<Vec<u8>>, RankError> {
+        if self.underway > 0 {
+            return Err(self.mixed_up());
+        }
         self.ask(Command::Control { word, patience })?;
         // Rank 0 notices first who is missing. Whoever hears nothing from it misses rank 0.
-        let waited = patience * 2;
+        let waited = patience.saturating_mul(2);
         let late = match self.rank() {
             0 => RankError::Stuck { waited },
             _ => RankError::Missing { missing: vec![0], waited },
@@ -133,18 +145,23 @@ impl Engine for Mpi {
                 self.failed |= matches!(words, Err(RankError::Missing { .. }));
                 words
             }
-            Answer::Sum(_) | Answer::Bytes(_) => Err(RankError::Failed),
+            Answer::Sum(_) | Answer::Bytes(_) => Err(self.mixed_up()),
         }
     }
 
     fn begin_sum(&mut self, numbers: Vec<f32>) -> Result<(), RankError> {
-        self.ask(Command::Sum(numbers))
+        self.ask(Command::Sum(numbers))?;
+        self.underway += 1;
+        Ok(())
     }
 
     fn end_sum(&mut self, patience: Duration) -> Result<Vec<f32>, RankError> {
         match self.answer(patience, RankError::Stuck { waited: patience })? {
-            Answer::Sum(sums) => Ok(sums),
-            Answer::Words(_) | Answer::Bytes(_) => Err(RankError::Failed),
+            Answer::Sum(sums) => {
+                self.underway -= 1;
+                Ok(sums)
+            }
+            Answer::Words(_) | Answer::Bytes(_) => Err(self.mixed_up()),
         }
     }
 
@@ -152,7 +169,7 @@ impl Engine for Mpi {
         self.ask(Command::Broadcast(bytes))?;
         match self.answer(patience, RankError::Stuck { waited: patience })? {
             Answer::Bytes(bytes) => Ok(bytes),
-            Answer::Words(_) | Answer::Sum(_) => Err(RankError::Failed),
+            Answer::Words(_) | Answer::Sum(_) => Err(self.mixed_up()),
         }
     }
 }
@@ -161,7 +178,8 @@ impl Drop for Mpi {
     /// Ends MPI, which waits for all ranks. After a failure, or while this process panics, nobody
     /// would come: MPI is left as it is, and the launcher ends the job when this process ends.
     fn drop(&mut self) {
-        if self.failed || std::thread::panicking() || self.commands.send(Command::End).is_err() {
+        let is_lost = self.failed || self.underway > 0 || std::thread::panicking();
+        if is_lost || self.commands.send(Command::End).is_err() {
             return;
         }
         // A panic of that thread has nothing to say any more.
@@ -175,6 +193,8 @@ struct Thread {
     world: SimpleCommunicator,
     /// How many rounds of messages there were.
     round: u64,
+    /// The ranks that have come to their end: at rank 0 all, at the others rank 0.
+    left: Vec<bool>,
     work: Receiver<Command>,
     answer: Sender<Answer>,
 }
@@ -199,12 +219,27 @@ impl Thread {
 
     /// Says goodbye, in case that others still wait for this rank, and ends MPI.
     fn end(self) {
-        let rank = self.rank();
-        if rank != 0 {
-            self.send(0, &Frame::Left);
-        } else {
+        let (rank, world) = (self.rank(), self.world());
+        if rank == 0 {
             let left = Frame::Verdict(self.round, Err(RankError::Left { left: vec![0] }));
-            (1..self.world()).for_each(|other| self.send(other, &left));
+            (1..world).for_each(|other| self.send(other, &left));
+        } else {
+            self.send(0, &Frame::Left);
+        }
+        // No message may be left when MPI ends. The others come to their end as well.
+        let mut pause = PAUSES.0;
+        let mut waits_for: Vec<usize> = match rank {
+            0 => (1..world).filter(|other| !self.left[*other]).collect(),
+            _ => (0..1).filter(|root| !self.left[*root]).collect(),
+        };
+        while !waits_for.is_empty() {
+            waits_for.retain(|other| match self.receive(*other) {
+                Ok(Some(Frame::Left)) => false,
+                Ok(Some(Frame::Verdict(_, Err(RankError::Left { left })))) => !left.contains(&0),
+                Ok(_) => true,
+                Err(_) => false,
+            });
+            rest(&mut pause);
         }
         drop(self.universe);
     }
@@ -232,6 +267,9 @@ impl Thread {
         loop {
             match self.receive(0)? {
                 Some(Frame::Verdict(of, verdict)) if of == round || verdict.is_err() => {
+                    if let Err(RankError::Left { left }) = &verdict {
+                        self.left[0] |= left.contains(&0);
+                    }
                     let world = self.world();
                     return verdict.and_then(|words| match words.len() == world {
                         true => Ok(words),
@@ -246,7 +284,7 @@ impl Thread {
 
     /// At rank 0: the messages of all ranks in a round.
     fn gather(
-        &self,
+        &mut self,
         round: u64,
         word: &[u8],
         patience: Duration,
@@ -265,7 +303,10 @@ impl Thread {
             for rank in missing.iter().copied() {
                 match self.receive(rank)? {
                     Some(Frame::Word(of, word)) if of == round => words[rank] = Some(word),
-                    Some(Frame::Left) => left.push(rank),
+                    Some(Frame::Left) => {
+                        self.left[rank] = true;
+                        left.push(rank);
+                    }
                     Some(_) => return Err(unexpected(rank, "a message of another round")),
                     None => continue,
                 }

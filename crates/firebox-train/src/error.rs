@@ -334,6 +334,12 @@ pub enum TrainError {
     /// The ranks cannot go on together.
     #[error("training on several ranks has stopped: {0}")]
     Ranks(#[from] firebox_ranks::RankError),
+    /// The state of rank 0 cannot be given to the other ranks.
+    #[error("the model, optimizer or scheduler of rank 0 cannot be given to the others: {message}")]
+    NotShared {
+        /// Why.
+        message: String,
+    },
     /// The sum of the gradients of all ranks is not finite. No optimizer step used it.
     #[error(
         "the sum of the gradients is not finite{}: lower the learning rate, or look for what divides by zero or overflows",

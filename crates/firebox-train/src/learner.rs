@@ -28,7 +28,7 @@ use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::progress::{Renderer, Screen};
 use crate::ranks::Team;
-use crate::ranks::metrics::with_ranks;
+use crate::ranks::metrics::{Metrics, with_ranks};
 use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
 use crate::run::checkpoints::unreadable_checkpoint;
@@ -249,7 +249,7 @@ where
             .map_err(|cause| FitError::new(conclude(cause), None))?;
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
-        let settings = settings.of_rank();
+        let settings = Settings { metrics: Metrics::default(), ..settings.of_rank() };
         let shows = settings.progress && !burns_dashboard_shows();
         let screen = shows.then(Screen::new);
         let settings = Settings { others, screen: screen.clone(), ..settings };

@@ -44,10 +44,13 @@ pub(crate) enum Word {
     Step { weight: f64, has: Vec<bool> },
     /// It has no more data in this epoch.
     Done,
-    /// Whether its own gradients are finite, when their sum is not: the parameter whose are not.
-    NotFinite(Option<String>),
-    /// The epoch is over. The metrics of the rank's share.
-    Epoch(Vec<Sums>),
+    /// It has taken over the state of rank 0.
+    Begun,
+    /// It has the sum of all gradients on its device. The parameter of which its own gradient is not
+    /// finite.
+    Summed(Option<String>),
+    /// The epoch is over. The metrics of the rank's share, and a hash of its parameters.
+    Epoch { metrics: Vec<Sums>, parameters: [u8; 32] },
     /// Whether training ends early.
     Early(bool),
     /// Training is over.

@@ -1,14 +1,20 @@
 //! Sums gradients over all ranks: reads them in the order of the module's visit, and puts the sums in
 //! their place while later ones are still exchanged.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData, f16};
 use firebox_ranks::{RankError, Ranks, Summing, exchange_bytes};
 use firebox_trace::Bytes;
+use rustc_hash::FxHashSet;
+
+use crate::device::panics::panic_message;
+use crate::error::TrainError;
 
 /// Of which parameters there are gradients, in the order of the module's visit.
 pub(crate) fn has_gradient<B, M>(model: &M, grads: Option<&GradientsParams>) -> Vec<bool>
@@ -28,6 +34,21 @@ where
     let mut has = Has(grads, Vec::new());
     model.visit(&mut has);
     has.1
+}
+
+/// Which parameters are trained, in the order of the module's visit.
+fn trained<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Vec<bool> {
+    struct Trained(Vec<bool>);
+
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Trained {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.0.push(param.is_require_grad());
+        }
+    }
+
+    let mut trained = Trained(Vec::new());
+    model.visit(&mut trained);
+    trained.0
 }
 
 /// The most host memory that an exchange of all gradients of a model takes.
@@ -67,14 +88,15 @@ pub(crate) struct Exchanged {
 ///
 /// # Errors
 ///
-/// If a sum does not end in time.
+/// If a sum does not end in time, or a gradient cannot be read or made. The other ranks have their
+/// sums then, too.
 pub(crate) fn exchange<B, M>(
     ranks: &Ranks,
     model: &M,
     grads: GradientsParams,
     scale: f64,
     has: &[bool],
-) -> Result<Exchanged, RankError>
+) -> Result<Exchanged, TrainError>
 where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
@@ -89,8 +111,9 @@ where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
 {
-    let has = has_gradient(model, Some(&grads));
-    let exchanged = run(Summing::rehearsing(), model, grads, has.into_iter(), None);
+    // Of any parameter, another rank may have a gradient.
+    let has = trained(model).into_iter();
+    let exchanged = run(Summing::rehearsing(), model, grads, has, None);
     exchanged.expect("a rehearsal waits for nobody").grads
 }
 
@@ -101,7 +124,7 @@ fn run<B, M>(
     grads: GradientsParams,
     has: impl Iterator<Item = bool>,
     scale: Option<f64>,
-) -> Result<Exchanged, RankError>
+) -> Result<Exchanged, TrainError>
 where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
@@ -114,25 +137,32 @@ where
         waiting: VecDeque::new(),
         summed: GradientsParams::new(),
         path: Vec::new(),
+        seen: FxHashSet::default(),
         not_finite: None,
-        failed: None,
+        overflows: false,
+        stuck: None,
+        panicked: None,
     };
     model.visit(&mut exchange);
-    if exchange.failed.is_none() {
+    if exchange.stuck.is_none() {
         exchange.summing.flush()?;
         exchange.take();
     }
-    let Exchange { summing, waiting, summed, not_finite, failed, .. } = exchange;
-    if let Some(error) = failed {
-        return Err(error);
+    let Exchange { summing, waiting, summed, not_finite, overflows, stuck, panicked, .. } =
+        exchange;
+    if let Some(error) = stuck {
+        return Err(error.into());
+    }
+    if let Some(message) = panicked {
+        return Err(TrainError::Panicked { message });
     }
     debug_assert!(waiting.is_empty(), "all sums have arrived");
-    let (fold, is_finite) = (summing.fold(), summing.is_finite());
+    let (fold, is_finite) = (summing.fold(), summing.is_finite() && !overflows);
     Ok(Exchanged { grads: summed, fold, is_finite, not_finite })
 }
 
-/// Makes the gradient of a parameter from its elements.
-type Put = Box<dyn FnOnce(Vec<f32>, &mut GradientsParams)>;
+/// Makes the gradient of a parameter from its elements. Whether all are finite in its type.
+type Put = Box<dyn FnOnce(Vec<f32>, &mut GradientsParams) -> bool>;
 
 /// A parameter whose sum has not arrived.
 struct Waiting {
@@ -148,8 +178,15 @@ struct Exchange<'a, H> {
     waiting: VecDeque<Waiting>,
     summed: GradientsParams,
     path: Vec<String>,
+    /// Parameters that were visited. A module may hold one twice.
+    seen: FxHashSet<ParamId>,
     not_finite: Option<String>,
-    failed: Option<RankError>,
+    /// Whether a sum is not finite in the type of its parameter.
+    overflows: bool,
+    /// Why sums do not go on.
+    stuck: Option<RankError>,
+    /// Why gradients cannot be read or made. The other ranks still get numbers.
+    panicked: Option<String>,
 }
 
 impl<H> Exchange<'_, H> {
@@ -159,14 +196,23 @@ impl<H> Exchange<'_, H> {
             && let Some(sums) = self.summing.take(first.elements)
             && let Some(first) = self.waiting.pop_front()
         {
-            (first.put)(sums, &mut self.summed);
+            let summed = &mut self.summed;
+            match catch_unwind(AssertUnwindSafe(|| (first.put)(sums, summed))) {
+                Ok(is_finite) => self.overflows |= !is_finite,
+                Err(panic) => self.note(&*panic),
+            }
         }
+    }
+
+    fn note(&mut self, panic: &(dyn Any + Send)) {
+        self.panicked.get_or_insert_with(|| panic_message(panic));
     }
 }
 
 impl<B: AutodiffBackend, H: Iterator<Item = bool>> ModuleVisitor<B> for Exchange<'_, H> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if !self.has.next().unwrap_or_default() || self.failed.is_some() {
+        let has = self.has.next().unwrap_or_default();
+        if !has || self.stuck.is_some() || !self.seen.insert(param.id) {
             return;
         }
         let value = param.val();
@@ -176,21 +222,27 @@ impl<B: AutodiffBackend, H: Iterator<Item = bool>> ModuleVisitor<B> for Exchange
         let grad = self.grads.remove::<B::InnerBackend, D>(id);
         let rehearses = self.scale.is_none();
         let put = move |sums: Vec<f32>, summed: &mut GradientsParams| {
-            let grad = match rehearses {
-                true => Tensor::<B::InnerBackend, D>::empty(shape, (&device, dtype)),
+            let (grad, is_finite) = match rehearses {
+                true => (Tensor::<B::InnerBackend, D>::empty(shape, (&device, dtype)), true),
                 false => made(sums, shape.as_slice(), dtype, &device),
             };
             summed.register::<B::InnerBackend, D>(id, grad);
+            is_finite
         };
         self.waiting.push_back(Waiting { elements, put: Box::new(put) });
         match self.scale {
             None => self.summing.rehearse(elements),
             Some(scale) => {
-                let numbers = grad.map_or_else(|| vec![0.0; elements], |grad| read(grad, scale));
+                let read = || grad.map(|grad| read(grad, scale));
+                let read = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+                    self.note(&*panic);
+                    None
+                });
+                let numbers = read.unwrap_or_else(|| vec![0.0; elements]);
                 if self.not_finite.is_none() && numbers.iter().any(|number| !number.is_finite()) {
                     self.not_finite = Some(self.path.join("."));
                 }
-                self.failed = self.summing.give(&numbers).err();
+                self.stuck = self.summing.give(&numbers).err();
             }
         }
         self.take();
@@ -215,15 +267,18 @@ fn read<B: Backend, const D: usize>(grad: Tensor<B, D>, scale: f64) -> Vec<f32> 
     numbers
 }
 
-/// The tensor of a gradient with these numbers.
+/// The tensor of a gradient with these numbers, and whether they are finite in its type.
 fn made<B: Backend, const D: usize>(
     numbers: Vec<f32>,
     shape: &[usize],
     dtype: DType,
     device: &B::Device,
-) -> Tensor<B, D> {
+) -> (Tensor<B, D>, bool) {
+    // Of the types of parameters, only this one holds less.
+    let largest = f32::from(f16::MAX);
+    let is_finite = dtype != DType::F16 || numbers.iter().all(|number| number.abs() <= largest);
     let data = TensorData::new(numbers, shape.to_vec()).convert_dtype(dtype);
-    Tensor::from_data(data, (device, dtype))
+    (Tensor::from_data(data, (device, dtype)), is_finite)
 }
 
 #[cfg(test)]

@@ -1,17 +1,20 @@
 //! The start of a training on several ranks: they find out whether they train the same thing, and
 //! take over the state of rank 0.
 
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::record::{BinBytesRecorder, DoublePrecisionSettings, Record, Recorder};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
 use burn::train::Learner;
 use burn::train::metric::store::EventStoreClient;
-use firebox_ranks::RankError;
+use firebox_ranks::{RankError, Ranks};
 use serde::{Deserialize, Serialize};
 
 use super::{Team, Word};
 use crate::components::LazyComponents;
+use crate::device::panics::panic_message;
 use crate::error::TrainError;
 use crate::reduction::Reduction;
 use crate::run::capture::records;
@@ -31,8 +34,6 @@ pub(crate) struct Begin {
     takes_means: bool,
     /// The first epoch. That of rank 0 counts.
     epoch: usize,
-    /// Whether rank 0 sends records of the optimizer and the scheduler, too.
-    resumes: bool,
 }
 
 impl Begin {
@@ -49,7 +50,6 @@ impl Begin {
             epochs,
             takes_means: reduction == Reduction::Mean,
             epoch,
-            resumes: epoch > 1,
         }
     }
 
@@ -67,16 +67,8 @@ impl Begin {
     }
 }
 
-/// The state that rank 0 sends to the others. Numbers are in 64 bit, which holds any type exactly.
-#[derive(Default, Serialize, Deserialize)]
-struct State {
-    model: Vec<u8>,
-    optimizer: Option<Vec<u8>>,
-    scheduler: Option<Vec<u8>>,
-}
-
-/// Gives all ranks the state of rank 0: the model, and where training resumes, the records of the
-/// optimizer and the scheduler. Returns the first epoch.
+/// Gives all ranks the state of rank 0: the model, and the records of the optimizer and the
+/// scheduler. Returns the first epoch.
 ///
 /// # Errors
 ///
@@ -88,9 +80,9 @@ pub(crate) fn start<LC: LazyComponents>(
     begin: Begin,
 ) -> Result<usize, TrainError> {
     // Before the round, in which an error of it shows.
-    let state = match team.is_root() {
-        true => encode(&state(learner, store, begin.resumes)?)?,
-        false => Vec::new(),
+    let records = match team.is_root() {
+        true => records_of(learner, store)?,
+        false => Records::default(),
     };
     let words = team.round(Word::Begin(begin), None, |_, _| {})?;
     let begins: Vec<&Begin> = words
@@ -107,44 +99,159 @@ pub(crate) fn start<LC: LazyComponents>(
         }
     }
     let epoch = begins[0].epoch;
-    let state = team.ranks.broadcast(state)?;
+    share_model(team, learner)?;
+    let optimizer = team.ranks.broadcast(records.optimizer)?;
+    let scheduler = team.ranks.broadcast(records.scheduler)?;
     if !team.is_root() {
-        take_over(learner, &state)?;
+        let device = learner.model().devices()[0].clone();
+        learner.load_optim(unpack::<LC::Backend, _>(optimizer, &device)?);
+        learner.load_scheduler(unpack::<LC::Backend, _>(scheduler, &device)?);
     }
+    // Whoever could not take it over says so here.
+    team.round(Word::Begun, None, |_, _| {})?;
     Ok(epoch)
 }
 
-fn state<LC: LazyComponents>(
-    learner: &Learner<LC>,
-    store: &EventStoreClient,
-    resumes: bool,
-) -> Result<State, TrainError> {
-    let model = pack::<LC::Backend, _>(learner.model().into_record())?;
-    if !resumes {
-        return Ok(State { model, ..State::default() });
+/// Gives all ranks the tensors of rank 0's model, with its ids of parameters.
+fn share_model<LC: LazyComponents>(
+    team: &Team,
+    learner: &mut Learner<LC>,
+) -> Result<(), TrainError> {
+    let mut sharing = Sharing { ranks: &team.ranks, failed: None };
+    let model = learner.model();
+    match team.is_root() {
+        true => model.visit(&mut sharing),
+        false => learner.load_model(model.map(&mut sharing).into_record()),
     }
-    let records = records(learner, store);
-    let optimizer = records.optimizer.map(pack::<LC::Backend, _>).transpose()?;
-    let scheduler = records.scheduler.map(pack::<LC::Backend, _>).transpose()?;
-    Ok(State { model, optimizer, scheduler })
+    sharing.failed.map_or(Ok(()), Err)
 }
 
-fn take_over<LC: LazyComponents>(
-    learner: &mut Learner<LC>,
-    state: &[u8],
-) -> Result<(), TrainError> {
-    let damaged = |error: bincode::error::DecodeError| failed(&error.to_string());
-    let (state, _): (State, usize) =
-        bincode::serde::decode_from_slice(state, bincode::config::standard()).map_err(damaged)?;
-    let device = learner.model().devices()[0].clone();
-    learner.load_model(unpack::<LC::Backend, _>(state.model, &device)?);
-    if let Some(optimizer) = state.optimizer {
-        learner.load_optim(unpack::<LC::Backend, _>(optimizer, &device)?);
+/// Sends tensors, or takes them over. After an error it goes on, so that all ranks send and receive
+/// equally often.
+struct Sharing<'a> {
+    ranks: &'a Ranks,
+    failed: Option<TrainError>,
+}
+
+impl Sharing<'_> {
+    fn send(&mut self, id: ParamId, read: impl FnOnce() -> TensorData) {
+        let read = catch_unwind(AssertUnwindSafe(read));
+        let bytes = match read {
+            Ok(data) => [&id.val().to_le_bytes(), data.as_bytes()].concat(),
+            Err(panic) => {
+                self.failed.get_or_insert(not_shared(&panic_message(&*panic)));
+                Vec::new()
+            }
+        };
+        if let Err(error) = self.ranks.broadcast(bytes) {
+            self.failed = Some(error.into());
+        }
     }
-    if let Some(scheduler) = state.scheduler {
-        learner.load_scheduler(unpack::<LC::Backend, _>(scheduler, &device)?);
+
+    /// The id and the elements of the next tensor, which has this shape and type.
+    fn receive(&mut self, shape: Shape, dtype: DType) -> Option<(ParamId, TensorData)> {
+        let mut bytes = match self.ranks.broadcast(Vec::new()) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                self.failed = Some(error.into());
+                return None;
+            }
+        };
+        let expected = size_of::<u64>() + shape.num_elements() * dtype.size();
+        if bytes.len() != expected {
+            self.failed.get_or_insert(not_shared("a tensor of another size arrived"));
+            return None;
+        }
+        let id: Vec<u8> = bytes.drain(..size_of::<u64>()).collect();
+        let id = ParamId::from(u64::from_le_bytes(id.try_into().ok()?));
+        Some((id, TensorData::from_bytes_vec(bytes, shape, dtype)))
     }
-    Ok(())
+
+    /// Whether the ranks still talk to each other.
+    fn goes_on(&self) -> bool {
+        !matches!(self.failed, Some(TrainError::Ranks(_)))
+    }
+}
+
+impl<B: Backend> ModuleVisitor<B> for Sharing<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if self.goes_on() {
+            self.send(param.id, || param.val().into_data());
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+        if self.goes_on() {
+            self.send(param.id, || param.val().into_data());
+        }
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
+        if self.goes_on() {
+            self.send(param.id, || param.val().into_data());
+        }
+    }
+}
+
+impl<B: Backend> ModuleMapper<B> for Sharing<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let (old_id, old, mapper) = param.consume();
+        let (dtype, device) = (old.dtype(), old.device());
+        let received = self.goes_on().then(|| self.receive(old.shape(), dtype)).flatten();
+        let Some((id, data)) = received else {
+            return Param::from_mapped_value(old_id, old, mapper);
+        };
+        let requires = old.is_require_grad();
+        drop(old);
+        let tensor = Tensor::from_data(data, (&device, dtype)).set_require_grad(requires);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+
+    fn map_int<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, Int>>,
+    ) -> Param<Tensor<B, D, Int>> {
+        let (old_id, old, mapper) = param.consume();
+        let (dtype, device) = (old.dtype(), old.device());
+        let received = self.goes_on().then(|| self.receive(old.shape(), dtype)).flatten();
+        let Some((id, data)) = received else {
+            return Param::from_mapped_value(old_id, old, mapper);
+        };
+        Param::from_mapped_value(id, Tensor::from_data(data, (&device, dtype)), mapper)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, Bool>>,
+    ) -> Param<Tensor<B, D, Bool>> {
+        let (old_id, old, mapper) = param.consume();
+        let (dtype, device) = (old.dtype(), old.device());
+        let received = self.goes_on().then(|| self.receive(old.shape(), dtype)).flatten();
+        let Some((id, data)) = received else {
+            return Param::from_mapped_value(old_id, old, mapper);
+        };
+        Param::from_mapped_value(id, Tensor::from_data(data, &device), mapper)
+    }
+}
+
+/// The records of rank 0's optimizer and scheduler. Numbers are in 64 bit, which holds others
+/// exactly.
+#[derive(Default)]
+struct Records {
+    optimizer: Vec<u8>,
+    scheduler: Vec<u8>,
+}
+
+fn records_of<LC: LazyComponents>(
+    learner: &Learner<LC>,
+    store: &EventStoreClient,
+) -> Result<Records, TrainError> {
+    let records = records(learner, store);
+    let missing = || not_shared("the records of rank 0 cannot be had");
+    Ok(Records {
+        optimizer: pack::<LC::Backend, _>(records.optimizer.ok_or_else(missing)?)?,
+        scheduler: pack::<LC::Backend, _>(records.scheduler.ok_or_else(missing)?)?,
+    })
 }
 
 fn recorder() -> BinBytesRecorder<DoublePrecisionSettings> {
@@ -152,25 +259,16 @@ fn recorder() -> BinBytesRecorder<DoublePrecisionSettings> {
 }
 
 fn pack<B: Backend, R: Record<B>>(record: R) -> Result<Vec<u8>, TrainError> {
-    Recorder::<B>::record(&recorder(), record, ()).map_err(|error| failed(&error.to_string()))
+    Recorder::<B>::record(&recorder(), record, ()).map_err(|error| not_shared(&error.to_string()))
 }
 
 fn unpack<B: Backend, R: Record<B>>(bytes: Vec<u8>, device: &B::Device) -> Result<R, TrainError> {
-    Recorder::<B>::load(&recorder(), bytes, device).map_err(|error| failed(&error.to_string()))
+    let loaded = Recorder::<B>::load(&recorder(), bytes, device);
+    loaded.map_err(|error| not_shared(&error.to_string()))
 }
 
-fn encode(state: &State) -> Result<Vec<u8>, TrainError> {
-    bincode::serde::encode_to_vec(state, bincode::config::standard())
-        .map_err(|error| failed(&error.to_string()))
-}
-
-fn failed(message: &str) -> TrainError {
-    TrainError::Ranks(RankError::Unexpected {
-        rank: 0,
-        message: format!(
-            "its model, optimizer or scheduler cannot be had by the others: {message}"
-        ),
-    })
+fn not_shared(message: &str) -> TrainError {
+    TrainError::NotShared { message: message.to_owned() }
 }
 
 /// A hash of the paths, types and shapes of a model's tensors.
@@ -209,4 +307,22 @@ fn shapes<B: Backend, M: Module<B>>(model: &M) -> [u8; 32] {
     let mut shapes = Shapes(blake3::Hasher::new());
     model.visit(&mut shapes);
     *shapes.0.finalize().as_bytes()
+}
+
+/// A hash of a model's parameters, bit for bit. Running statistics do not count: they are each
+/// rank's own.
+pub(crate) fn parameter_hash<B: Backend, M: Module<B>>(model: &M) -> [u8; 32] {
+    struct Bits(blake3::Hasher);
+
+    impl<B: Backend> ModuleVisitor<B> for Bits {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if param.is_require_grad() {
+                self.0.update(param.val().into_data().as_bytes());
+            }
+        }
+    }
+
+    let mut bits = Bits(blake3::Hasher::new());
+    model.visit(&mut bits);
+    *bits.0.finalize().as_bytes()
 }

@@ -40,6 +40,8 @@ pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
     pub(crate) sum: Bytes,
     /// The device's queue, with the guard that keeps other threads away from it.
     pub(crate) queue: Queue<'a, B>,
+    /// How many ranks share the step.
+    pub(crate) ranks: usize,
     /// Pools the running statistics of the parts into those of the batch, if the user asked for it.
     pub(crate) pooled: Option<Pooled<B>>,
 }
@@ -116,7 +118,7 @@ where
         let snapshot = self.keeps_statistics.then(|| self.module.clone().into_record());
         let states = SavedStates::save();
         let recorder = self.planner.step_recorder(self.held);
-        let share = items as f64 / self.shape.items as f64;
+        let share = items as f64 / (self.shape.items * self.ranks) as f64;
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let recording = recorder.record::<B::Base, _>(|| with_share(share, || step(micro)))?;
             let admission = self.planner.admit(&Applicant {

@@ -47,24 +47,27 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
         Ok(())
     }
 
-    /// Finishes gradients and then runs what changes parameters: the step of an optimizer.
+    /// Finishes gradients, calls `commit` once they are on the device, and then runs what changes
+    /// parameters: the step of an optimizer.
     ///
     /// # Errors
     ///
-    /// If `gradients` fails, the device has failed, or `work` panics ([`TrainError::OptimizerPanicked`]). In the
+    /// If `gradients` or `commit` fails, the device has failed, or `work` panics ([`TrainError::OptimizerPanicked`]). In the
     /// latter case parameters may be lost.
     pub(crate) fn update<G, R>(
         &self,
         watch: &mut Watch<B::Base>,
         pool: Option<&TrainingPool>,
         gradients: impl FnOnce() -> Result<G, TrainError>,
+        commit: impl FnOnce() -> Result<(), TrainError>,
         work: impl FnOnce(G) -> R,
     ) -> Result<R, TrainError> {
         let lasting = |lasting| pool.into_iter().for_each(|pool| pool.lasting(lasting));
         let updated = self.alone(|| {
             let gradients = gradients()?;
-            // From here on, a failure loses the model.
             watch.check()?;
+            commit()?;
+            // From here on, a failure loses the model.
             lasting(true);
             watch.begin(During::OptimizerStep);
             let updated = catch_unwind(AssertUnwindSafe(|| work(gradients))).map_err(|panic| {

@@ -17,6 +17,7 @@ mod together;
 mod validation;
 mod work;
 
+use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
@@ -59,7 +60,7 @@ use self::begin::Start;
 use self::coupled::{Known, Means, ToSplit};
 use self::metrics::{Output, Outputs, Place, Sender};
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
-use self::together::{Step, sum_over_ranks};
+use self::together::{Step, Together};
 
 /// How many batches after a new plan are compared with its prediction. An optimizer's state exists
 /// from the second batch on.
@@ -112,7 +113,7 @@ where
             skip_epochs(&*train_loader, skips);
             skip_epochs(&*valid_loader, skips);
         }));
-        let scheduler = if starting_epoch == 1 {
+        let scheduler = if starting_epoch == 1 && is_root {
             self.scheduler.clone()
         } else {
             restored_scheduler(&self.scheduler, &learner, &components.event_store)
@@ -263,7 +264,7 @@ where
             if let Some(screen) = &self.strategy.settings.screen {
                 screen.end_epoch(self.strategy.outcome().memory);
             }
-            self.share_metrics(epoch)?;
+            self.share_metrics()?;
             checkpoint(&self.learner, epoch);
             if self.should_stop() || self.ends_early(stops_early(epoch))? {
                 return Ok(());
@@ -280,6 +281,7 @@ where
     ) -> Result<(), TrainError> {
         self.position = (epoch.items_processed, 0);
         begin_epoch(epoch.items_processed);
+        self.strategy.settings.metrics.begin(epoch.items_processed);
         self.strategy.settings.screen.iter().for_each(Screen::begin_epoch);
         if let Some(seed) = self.strategy.settings.seed {
             let rank = self.team.as_ref().map_or(0, |team| team.ranks.rank());
@@ -401,6 +403,7 @@ where
             held,
             sum,
             queue: queue(&self.training, &self.device),
+            ranks: self.team.as_ref().map_or(1, |team| team.ranks.world()),
             pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),
         };
         let (queue, watch) = (queue::<LC::Backend>(&self.training, &self.device), &self.watch);
@@ -449,15 +452,21 @@ where
     ) -> Result<(), TrainError> {
         let mut done =
             std::mem::replace(accumulated, Accumulated::new(self.strategy.settings.reduction));
-        let (model, learner, team) = (self.learner.model(), &mut self.learner, self.team.as_mut());
+        let (model, learner) = (self.learner.model(), &mut self.learner);
+        let together = self.team.as_mut().zip(step).map(|(team, step)| Together::new(team, step));
+        let together = RefCell::new(together);
         let stepped = queue::<LC::Backend>(&self.training, &self.device).update(
             &mut self.watch,
             self.pool.as_deref(),
             // The model is let go of before the optimizer replaces its parameters.
-            move || match team.zip(step) {
-                Some((team, step)) => sum_over_ranks(team, &model, &mut done.gradients, &step),
-                None => Ok(done.gradients.finish(&model)),
+            || {
+                let model = model;
+                match &mut *together.borrow_mut() {
+                    Some(together) => together.sum(&model, &mut done.gradients),
+                    None => Ok(done.gradients.finish(&model)),
+                }
             },
+            || together.borrow_mut().as_mut().map_or(Ok(()), Together::commit),
             |grads| learner.optimizer_step(grads),
         );
         self.optimizer_lost |= matches!(stepped, Err(TrainError::OptimizerPanicked { .. }));

@@ -220,6 +220,7 @@ where
                 _ => Bytes::ZERO,
             },
             queue: Queue { ..*queue },
+            ranks: 1,
             pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),
         };
         let mut parts = 0.0;
@@ -241,6 +242,6 @@ where
     }
 
     fn update<R>(&mut self, work: impl FnOnce() -> R) -> Result<R, TrainError> {
-        self.queue.update(self.watch, self.pool, || Ok(()), |()| work())
+        self.queue.update(self.watch, self.pool, || Ok(()), || Ok(()), |()| work())
     }
 }

@@ -154,6 +154,7 @@ where
             held: prepared.held,
             sum: Bytes::ZERO,
             queue: queue(),
+            ranks: 1,
             pooled: None,
         };
         for range in prepared.plan.ranges() {

@@ -10,13 +10,14 @@ use firebox_lazy::LazyBackend;
 use firebox_ranks::RankError;
 
 use super::accumulated::Accumulated;
-use super::{AutoBatch, Run};
+use super::{AutoBatch, Run, queue};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::TrainError;
 use crate::gradients::WeightedGradients;
 use crate::planner::Planner;
 use crate::ranks::exchange::{Exchanged, exchange, has_gradient};
-use crate::ranks::start::{Begin, start};
+use crate::ranks::metrics::Sums;
+use crate::ranks::start::{Begin, parameter_hash, start};
 use crate::ranks::{Stop, Team, Word};
 use crate::signals::Signals;
 use crate::splitter::Splitter;
@@ -116,38 +117,62 @@ where
     }
 
     /// Shares the metrics of an epoch that is over. Checkpoints and early stopping see those of all
-    /// ranks then, if the user asked for it.
-    pub(super) fn share_metrics(&mut self, epoch: usize) -> Result<(), TrainError> {
-        let Some(team) = &self.team else { return Ok(()) };
-        let (is_root, settings) = (team.is_root(), &self.strategy.settings);
-        let own = match settings.metrics_directory.is_some() {
-            true => settings.metrics.of_epoch(&self.store, epoch),
+    /// ranks then, if the user asked for it. Says if parameters have drifted apart.
+    pub(super) fn share_metrics(&mut self) -> Result<(), TrainError> {
+        if self.team.is_none() {
+            return Ok(());
+        }
+        let settings = &self.strategy.settings;
+        let metrics = match settings.metrics_directory.is_some() {
+            true => settings.metrics.of_epoch(&self.store),
             false => Vec::new(),
         };
-        let words = self.agree(Word::Epoch(own))?.unwrap_or_default();
-        let sums = words.into_iter().map(|word| match word {
-            Word::Epoch(sums) => sums,
-            _ => Vec::new(),
-        });
-        let all: Vec<_> = sums.collect();
-        if is_root {
-            let means = settings.metrics.merge(epoch, &all);
-            let of = |validation: bool| {
-                let of_split = means.iter().filter(move |mean| mean.1 == validation);
-                let texts: Vec<String> =
-                    of_split.map(|(name, _, mean)| format!("{name} {mean:.4}")).collect();
-                texts.join(", ")
-            };
-            if !means.is_empty() {
-                let text = format!(
-                    "epoch {epoch}, all ranks: training {}; validation {}",
-                    of(false),
-                    of(true)
-                );
-                settings.say(log::Level::Info, &text);
+        let model = self.learner.model();
+        let queue = queue::<LC::Backend>(&self.training, &self.device);
+        let parameters = queue.alone(|| parameter_hash::<LC::Backend, _>(&model));
+        let words = self.agree(Word::Epoch { metrics, parameters })?.unwrap_or_default();
+        let mut all = Vec::new();
+        for (rank, word) in words.into_iter().enumerate() {
+            let Word::Epoch { metrics, parameters: of_rank } = word else { continue };
+            all.push(metrics);
+            if of_rank != parameters {
+                self.strategy.settings.warn(&format!(
+                    "the parameters of rank {rank} are not bit for bit those of this rank: their devices compute differently"
+                ));
             }
         }
+        self.merge_metrics(&all)
+    }
+
+    /// At rank 0: writes and shows the metrics of all ranks.
+    fn merge_metrics(&self, all: &[Vec<Sums>]) -> Result<(), TrainError> {
+        let settings = &self.strategy.settings;
+        let Some(directory) = settings.metrics_directory.as_ref() else { return Ok(()) };
+        if !self.team.as_ref().is_some_and(Team::is_root) {
+            return Ok(());
+        }
+        let means = settings
+            .metrics
+            .merge(directory, all)
+            .map_err(|(path, cause)| TrainError::LogNotWritten { path, cause })?;
+        let of = |(split, validation): (&str, bool)| {
+            let of_split = means.iter().filter(move |mean| mean.1 == validation);
+            let texts: Vec<String> =
+                of_split.map(|(name, _, mean)| format!("{name} {mean:.4}")).collect();
+            (!texts.is_empty()).then(|| format!("{split} {}", texts.join(", ")))
+        };
+        let splits = [("training", false), ("validation", true)];
+        let texts: Vec<String> = splits.into_iter().filter_map(of).collect();
+        if !texts.is_empty() {
+            let text = format!("epoch {}, all ranks: {}", self.position.0, texts.join("; "));
+            settings.say(log::Level::Info, &text);
+        }
         Ok(())
+    }
+
+    /// Whether a validation ends before its last batch. No other rank waits for the rest of it.
+    pub(super) fn stops_validating(&self) -> bool {
+        self.should_stop() || self.team.is_some() && self.wants_to_stop().is_some()
     }
 
     /// Whether training ends early. Rank 0 decides.
@@ -175,34 +200,58 @@ fn step_of(words: &[Word]) -> Result<Step, TrainError> {
     Ok(step)
 }
 
-/// Sums the gradients of all ranks.
-///
-/// # Errors
-///
-/// If the sum is not finite, or does not end in time.
-pub(super) fn sum_over_ranks<B, M>(
-    team: &mut Team,
-    model: &M,
-    gradients: &mut WeightedGradients<M>,
-    step: &Step,
-) -> Result<GradientsParams, TrainError>
-where
-    B: AutodiffBackend<InnerBackend: LazyBackend> + LazyBackend,
-    M: AutodiffModule<B>,
-{
-    let (grads, scale) = gradients.take(step.total);
-    let exchanged = exchange(&team.ranks, model, grads, scale, &step.has)?;
-    let Exchanged { grads, fold, is_finite, not_finite } = exchanged;
-    team.summed(fold);
-    if is_finite {
-        return Ok(grads);
+/// An optimizer step of all ranks, from its gradients to the point at which all make it.
+pub(super) struct Together<'a> {
+    team: &'a mut Team,
+    step: Step,
+    is_finite: bool,
+    not_finite: Option<String>,
+}
+
+impl<'a> Together<'a> {
+    pub(super) fn new(team: &'a mut Team, step: Step) -> Self {
+        Self { team, step, is_finite: true, not_finite: None }
     }
-    let words = team.round(Word::NotFinite(not_finite), None, |_, _| {})?;
-    let parameter = words.into_iter().enumerate().find_map(|(rank, word)| match word {
-        Word::NotFinite(parameter) => parameter.map(|parameter| (rank, parameter)),
-        _ => None,
-    });
-    Err(TrainError::NotFinite { parameter })
+
+    /// Sums the gradients of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// If the sum does not end in time, or a gradient cannot be read or made.
+    pub(super) fn sum<B, M>(
+        &mut self,
+        model: &M,
+        gradients: &mut WeightedGradients<M>,
+    ) -> Result<GradientsParams, TrainError>
+    where
+        B: AutodiffBackend<InnerBackend: LazyBackend> + LazyBackend,
+        M: AutodiffModule<B>,
+    {
+        let (grads, scale) = gradients.take(self.step.total);
+        let exchanged = exchange(&self.team.ranks, model, grads, scale, &self.step.has)?;
+        let Exchanged { grads, fold, is_finite, not_finite } = exchanged;
+        (self.is_finite, self.not_finite) = (is_finite, not_finite);
+        // Numbers that are not finite may have several forms.
+        self.team.summed(if is_finite { fold } else { 0 });
+        Ok(grads)
+    }
+
+    /// Waits until all ranks have the sums on their devices, so that all or none make the step.
+    ///
+    /// # Errors
+    ///
+    /// If a rank has failed, or the sum is not finite.
+    pub(super) fn commit(&mut self) -> Result<(), TrainError> {
+        let words = self.team.round(Word::Summed(self.not_finite.take()), None, |_, _| {})?;
+        if self.is_finite {
+            return Ok(());
+        }
+        let parameter = words.into_iter().enumerate().find_map(|(rank, word)| match word {
+            Word::Summed(parameter) => parameter.map(|parameter| (rank, parameter)),
+            _ => None,
+        });
+        Err(TrainError::NotFinite { parameter })
+    }
 }
 
 impl<LC: LazyComponents, ST, SV> Run<'_, LC, ST, SV> {

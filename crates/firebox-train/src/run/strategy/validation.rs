@@ -44,7 +44,7 @@ where
             let prepared = self.prepare_validation(planner, &model, &batch, items, &mut latest)?;
             self.validate(planner, &model, &batch, prepared, &at)?;
             planner.has_run(Phase::Validation);
-            if self.should_stop() {
+            if self.stops_validating() {
                 break;
             }
         }
@@ -80,6 +80,7 @@ where
             held: prepared.held,
             sum: Bytes::ZERO,
             queue: queue(&self.training, &self.device),
+            ranks: 1,
             pooled: None,
         };
         let mut sender = sender(&mut self.processor, &self.training, &self.gate);
