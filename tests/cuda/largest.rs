@@ -64,10 +64,14 @@ impl Search {
         largest.ok_or_else(|| left.complaint("no size was found"))
     }
 
-    /// Tunes the kernels that batches of `items` items need, with all memory of the card.
+    /// Tunes the kernels that batches of `items` items need, on such a card with more memory: plans
+    /// count the candidate that needs most until a kernel is chosen.
     fn tune(&self, items: usize) -> Result<(), Failed> {
-        let job = Job { memory: Some(card(self.card).memory()), ..self.job(items) };
-        run_with(&only(self.card), &job, SEARCH_LIMIT, |_, _| ())?.fitted()?;
+        let mut machine = device(&card(self.card));
+        machine.memory *= 4;
+        let machine = firebox_blank::Settings::new([machine]);
+        let job = Job { memory: Some(card(self.card).memory() * 3), ..self.job(items) };
+        run_with(&machine, &job, SEARCH_LIMIT, |_, _| ())?.fitted()?;
         Ok(())
     }
 
