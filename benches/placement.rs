@@ -116,7 +116,7 @@ where
     let parts = parts(starts.map(|start| micro.min(items - start)));
     let trace = record::<B, M>(items, &parts, lease.device());
     drop(lease);
-    Dry::<DryPooledCuda>::new(card.properties()).lifetimes(&trace).expect("burn runs it")
+    Dry::<DryPooledCuda>::new(card.properties()).lifetimes(&trace).expect("burn runs it").buffers
 }
 
 /// Those of the page of steps.

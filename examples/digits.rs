@@ -276,8 +276,9 @@ fn write_report(trace: &SavedTrace, plan: &PlanReport, path: &Path) -> anyhow::R
     let planner = SavedPlanner::new(&plan.device, Arc::new(Heap::flex()), plan.budget);
     let items = plan.plan.batch().get();
     // The CPU has no pages to draw.
-    let shown =
-        DeviceReport::new((&plan.device, "the heap"), &planner, trace, items, |_| Ok(Vec::new()))?;
+    let shown = DeviceReport::new((&plan.device, "the heap"), &planner, trace, items, |_| {
+        Ok(Default::default())
+    })?;
     let page = html("digits", "a small CNN on images of 8 x 8 pixels", &[shown])?;
     std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
 }

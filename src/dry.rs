@@ -27,8 +27,9 @@
 use burn_cubecl::CubeBackend;
 use burn_fusion::Fusion;
 pub use firebox_dry::{
-    Capability, Card, Cuda, Dry, DryDevice, DryRuntime, DryTwin, Lease, LeaseError, MAX_DEVICES,
-    MAX_DEVICES_PER_CARD, Mirrored, Panicked, Refusal, ReplayError, Target, Usage, Wgpu,
+    Capability, Card, Cuda, Dry, DryDevice, DryRuntime, DryTwin, Lease, LeaseError, Lifetimes,
+    MAX_DEVICES, MAX_DEVICES_PER_CARD, Mirrored, Panicked, Refusal, ReplayError, Target, Usage,
+    Wgpu,
 };
 use firebox_pool::Pooled;
 

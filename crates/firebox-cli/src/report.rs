@@ -75,7 +75,7 @@ fn show(target: &Target, trace: &SavedTrace, batch: usize) -> anyhow::Result<Dev
     let device = (&*target.name, target.allocator);
     let lifetimes = |steps: &firebox::Trace| match &target.pooled {
         Some(model) => model.lifetimes(steps),
-        None => Ok(Vec::new()),
+        None => Ok(Default::default()),
     };
     Ok(DeviceReport::new(device, &target.planner, trace, batch, lifetimes)?)
 }

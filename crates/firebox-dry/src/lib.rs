@@ -124,6 +124,7 @@ pub use compiler::{DryCompiler, NoCode};
 pub use device::{DryDevice, Lease, Panicked};
 pub use registry::{LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD};
 pub use replay::model::{Dry, MOST_REPLAYS, ReplayError};
+pub use replay::pooled::Lifetimes;
 pub use replay::values::{HostValues, NotComputed, Observer};
 pub use runtime::DryRuntime;
 pub use server::storage::DryStorage;

@@ -4,9 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use burn_std::DType;
-use firebox_dry::ReplayError;
+use firebox_dry::{Lifetimes, ReplayError};
 use firebox_plan::Split;
-use firebox_pool::Lifetime;
 use firebox_saved::SavedTrace;
 use firebox_trace::{Bytes, Footprint, TensorIndex, Trace};
 use firebox_train::{Advice, PlanReport, SavedPlanner, TrainError};
@@ -72,7 +71,7 @@ pub struct DeviceReport {
 impl DeviceReport {
     /// Plans a batch of `items` items and follows its memory. A batch that does not fit is followed
     /// as if it did. `lifetimes` gives the buffers on firebox's pool
-    /// ([`Dry::lifetimes`](firebox_dry::Dry::lifetimes)), and an empty list for other allocators.
+    /// ([`Dry::lifetimes`](firebox_dry::Dry::lifetimes)), and none for other allocators.
     ///
     /// # Errors
     ///
@@ -82,7 +81,7 @@ impl DeviceReport {
         planner: &SavedPlanner,
         trace: &SavedTrace,
         items: usize,
-        lifetimes: impl FnOnce(&Trace) -> Result<Vec<Lifetime>, ReplayError>,
+        lifetimes: impl FnOnce(&Trace) -> Result<Lifetimes, ReplayError>,
     ) -> Result<Self, ReportError> {
         let (plan, message) = match planner.plan(trace, items) {
             Err(error @ TrainError::Plan { .. }) => (None, Some(error.to_string())),
@@ -93,8 +92,9 @@ impl DeviceReport {
         let is_gpu = footprint.paging.is_some();
         let bytes = |tensor| bytes(&steps, tensor, is_gpu);
         let planned = footprint.paging.as_ref().and_then(|paging| paging.pool);
+        let story = Story::of(&steps, &footprint, bytes);
         let pages = match &planned {
-            Some(planned) => pages(&lifetimes(&steps)?, planned),
+            Some(planned) => pages(&lifetimes(&steps)?, planned, &story.buffers),
             None => Vec::new(),
         };
         Ok(Self {
@@ -105,7 +105,7 @@ impl DeviceReport {
             split,
             peak: plan.as_ref().map_or(footprint.peak, PlanReport::predicted),
             message,
-            story: Story::of(&steps, &footprint, bytes),
+            story,
             pages,
             advice: planner.advice(trace, items, plan.as_ref())?,
             footprint,

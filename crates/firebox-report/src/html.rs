@@ -166,10 +166,14 @@ fn tensor(held: &crate::story::Held) -> Tensor<'_> {
 }
 
 fn page_of(page: &crate::pages::Page) -> Page<'_> {
-    let buffers = page
-        .buffers
-        .iter()
-        .map(|(offset, size)| (*offset, *size, format!("a buffer of {}", Bytes::new(*size))));
+    let buffers = page.buffers.iter().map(|buffer| {
+        let size = Bytes::new(buffer.size);
+        let label = match &buffer.tensor {
+            Some(tensor) => format!("{tensor}, {size}"),
+            None => format!("a buffer of {size}"),
+        };
+        (buffer.offset, buffer.size, label)
+    });
     Page { name: page.name, bytes: page.bytes, buffers: buffers.collect() }
 }
 

@@ -34,10 +34,12 @@ pub struct Story {
     pub peak_at: usize,
     /// What is alive there, largest first.
     pub tensors: Vec<Held>,
+    /// All buffers, each with the first tensor on it, in the order in which they are made.
+    pub buffers: Vec<Held>,
 }
 
-/// A tensor at the peak.
-#[derive(Debug)]
+/// A tensor, with its views.
+#[derive(Clone, Debug)]
 pub struct Held {
     /// The path of a parameter, or the number of the tensor.
     pub name: String,
@@ -81,6 +83,7 @@ impl Story {
         let live = sum(&categories, trace.steps.len());
         let at_peak = |series: &[u64]| series.get(peak_at).copied().unwrap_or_default();
         let timeline = &footprint.timeline;
+        let buffers = held(trace, &buffers);
         Self {
             names: trace.steps.iter().map(|step| step.name().to_owned()).collect(),
             of_steps: (0..trace.steps.len() as u32)
@@ -95,7 +98,8 @@ impl Story {
             modules: largest(by_module, at_peak),
             marks: marks(trace),
             peak_at,
-            tensors: tensors(trace, &buffers, peak_at),
+            tensors: at(&buffers, peak_at),
+            buffers,
         }
     }
 }
@@ -259,13 +263,20 @@ fn category(trace: &Trace, tensor: TensorIndex) -> Category {
     }
 }
 
-fn tensors(trace: &Trace, buffers: &BTreeMap<TensorIndex, Buffer>, peak: usize) -> Vec<Held> {
-    let is_alive = |buffer: &Buffer| {
-        buffer.made.is_none_or(|made| made <= peak)
-            && buffer.freed.is_none_or(|freed| freed >= peak)
-            && buffer.bytes > 0
+/// What is alive at a step, largest first.
+fn at(buffers: &[Held], step: usize) -> Vec<Held> {
+    let is_alive = |held: &&Held| {
+        held.made.is_none_or(|made| made <= step)
+            && held.freed.is_none_or(|freed| freed >= step)
+            && held.bytes > 0
     };
-    let held = buffers.iter().filter(|(_, buffer)| is_alive(buffer)).map(|(tensor, buffer)| {
+    let mut alive: Vec<Held> = buffers.iter().filter(is_alive).cloned().collect();
+    alive.sort_by_key(|held| std::cmp::Reverse(held.bytes));
+    alive
+}
+
+fn held(trace: &Trace, buffers: &BTreeMap<TensorIndex, Buffer>) -> Vec<Held> {
+    let held = buffers.iter().map(|(tensor, buffer)| {
         let info = trace.tensor(*tensor);
         let op = buffer.made.map_or("", |made| trace.steps[made].name());
         let name = match info.label.as_deref() {
@@ -285,6 +296,6 @@ fn tensors(trace: &Trace, buffers: &BTreeMap<TensorIndex, Buffer>, peak: usize) 
         }
     });
     let mut held: Vec<Held> = held.collect();
-    held.sort_by_key(|held| std::cmp::Reverse(held.bytes));
+    held.sort_by_key(|held| held.made);
     held
 }

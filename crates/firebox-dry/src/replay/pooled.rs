@@ -78,23 +78,23 @@ impl<B: DryTwin> Dry<B> {
     }
 
     /// The places and lifetimes of the buffers of `trace` when it runs twice in a row, for backends
-    /// with a pool of ours ([`DryTwin::POOLED`]). Empty for others. Places are those of best fit on
+    /// with a pool of ours ([`DryTwin::POOLED`]). None for others. Places are those of best fit on
     /// pages without an end.
     ///
     /// # Errors
     ///
     /// As [`replay`](Self::replay).
-    pub fn lifetimes(&self, trace: &Trace) -> Result<Vec<Lifetime>, ReplayError> {
+    pub fn lifetimes(&self, trace: &Trace) -> Result<Lifetimes, ReplayError> {
         if !B::POOLED {
-            return Ok(Vec::new());
+            return Ok(Lifetimes::default());
         }
         let lease = Lease::<B::Target>::take(self.properties())?;
         let mut lease = lease.with_choices_of(self.tuned());
-        let mut lifetimes = Vec::new();
+        let mut lifetimes = Lifetimes::default();
         let mut templates = Templates::new();
         for _ in 0..MOST_REPLAYS {
             let (lived, _) = lease.run(|device| self.live(device, trace, &mut templates))?;
-            lifetimes = lived.lifetimes;
+            lifetimes = Lifetimes { buffers: lived.lifetimes, requests: lived.requests };
             if lived.settled {
                 break;
             }
@@ -117,12 +117,13 @@ impl<B: DryTwin> Dry<B> {
         let mut rounds = Vec::new();
         let has_stepped = trace.steps.iter().any(|step| step.is_mark(&Mark::SteppedBefore));
         let (mut baseline, mut timeline, mut parts) = (Bytes::ZERO, Vec::new(), Parts::begin(0));
-        let (mut high, mut most_in_use) = (Pages::default(), 0);
+        let (mut high, mut most_in_use, mut requests) = (Pages::default(), 0, Vec::new());
         for round in 0..ROUNDS {
             let (program, begin) = Program::new(trace, self.types(), templates, left);
             let before = monitor.calls();
             let passed = pass::<B>(device, &runner, &pool, trace, round == 0, (program, begin));
-            Passed { baseline, timeline, left, parts } = passed;
+            requests.push(passed.requests);
+            Passed { baseline, timeline, left, parts, .. } = passed;
             rounds.push(monitor.calls() - before);
             let mut of_round = pool.high();
             if round == 0 && has_stepped {
@@ -143,9 +144,21 @@ impl<B: DryTwin> Dry<B> {
             most_in_use: Bytes::new(most_in_use),
             largest: Bytes::new(pool.memory().largest),
             lifetimes: pool.lifetimes(),
+            requests,
             parts,
         }
     }
+}
+
+/// The buffers of a trace that ran several times in a row.
+#[derive(Clone, Debug, Default)]
+pub struct Lifetimes {
+    /// Places and lifetimes, by requests.
+    pub buffers: Vec<Lifetime>,
+    /// For each run, how many requests there had been when it began, when all tensors existed that
+    /// exist before its first step, and after each of its steps. Where operations are fused, a
+    /// buffer may be requested later than by the step that makes its tensor.
+    pub requests: Vec<Vec<u32>>,
 }
 
 /// What one life measured of the pool.
@@ -157,6 +170,8 @@ struct Lived {
     most_in_use: Bytes,
     largest: Bytes,
     lifetimes: Vec<Lifetime>,
+    /// Of each round.
+    requests: Vec<Vec<u32>>,
     /// Those of the last round.
     parts: Parts,
 }
@@ -203,6 +218,8 @@ struct Passed {
     timeline: Vec<Moment>,
     left: Leftovers,
     parts: Parts,
+    /// See [`Lifetimes::requests`].
+    requests: Vec<u32>,
 }
 
 /// Runs a program up to the end of its last iteration. Before it, puts the lasting buffers in
@@ -216,6 +233,7 @@ fn pass<B: DryTwin>(
     (mut program, begin): (Program, Begin),
 ) -> Passed {
     begin.discarded.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
+    let mut requests = vec![pool.requests()];
     let existing = trace.existing().filter(|tensor| !program.is_taken_over(*tensor));
     for (index, tensor) in existing.zip(&begin.existing) {
         pool.enter(if lasts(trace, index) { Region::Lasting } else { Region::Step });
@@ -229,6 +247,7 @@ fn pass<B: DryTwin>(
     });
     let baseline = Bytes::new(pool.memory().in_use);
     let mut parts = Parts::begin(pool.requests());
+    requests.push(pool.requests());
     let trains = trace.steps.iter().any(|step| step.is_mark(&Mark::IterationEnd));
     let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;
@@ -249,6 +268,7 @@ fn pass<B: DryTwin>(
             pool.enter(Region::Step);
         }
         timeline.push(Moment { live, peak: Bytes::new(pool.high().total()) });
+        requests.push(pool.requests());
     }
     B::Twin::sync(device).expect("a dry device does not fail");
     // What burn had queued belongs to the last step.
@@ -261,7 +281,7 @@ fn pass<B: DryTwin>(
     freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
     pool.enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
-    Passed { baseline, timeline, left, parts }
+    Passed { baseline, timeline, left, parts, requests }
 }
 
 /// The parts of a round, by the numbers of requests.
