@@ -4,18 +4,19 @@
 //! cargo bench --features mpi --bench ranks
 //! ```
 //!
-//! Measured are a round of messages, and the sum of as many numbers as a model has parameters, given
-//! and taken in pieces as gradients are. On paper are the bytes of a ring, in which each of `n` ranks
-//! sends and receives `2 (n - 1) / n` of the gradient (Patarasuk and Yuan, "Bandwidth optimal
-//! all-reduce algorithms for clusters of workstations", 2009), and 6 operations for each parameter
-//! and token (Kaplan et al., "Scaling laws for neural language models", 2020, section 2.1).
+//! Measured are a round of messages, and the sum of as many numbers as a model has parameters,
+//! given and taken in pieces as gradients are. On paper are the bytes of a ring, in which each of
+//! `n` ranks sends and receives `2 (n - 1) / n` of the gradient (Patarasuk and Yuan, "Bandwidth
+//! optimal all-reduce algorithms for clusters of workstations", 2009), and 6 operations for each
+//! parameter and token (Kaplan et al., "Scaling laws for neural language models", 2020, section
+//! 2.1).
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
-use firebox::Ranks;
+use firebox::{Ranks, Summing};
 use firebox_testing::bench::print_machine;
 
 /// Millions of parameters that are summed.
@@ -84,7 +85,7 @@ fn measure(ranks: &Ranks) {
         let times = (0..REPEATS).map(|_| {
             tell();
             let began = Instant::now();
-            let mut summing = ranks.summing();
+            let mut summing = Summing::of(ranks);
             let mut taken = 0;
             let mut given = 0;
             while given < all {

@@ -98,7 +98,7 @@ pub use firebox_plan::{
     MemoryInfo, Need, Plan, PlanError, PlanOptions, Probing, Remedy, Resident, Role, Run, Sizing,
     Split, host_memory, plan, plan_at_once,
 };
-pub use firebox_ranks::{Alone, Engine, RankError, Ranks, Shard, begin_epoch, shard};
+pub use firebox_ranks::{Alone, Engine, RankError, Ranks, Shard, Summing, begin_epoch, shard};
 pub use firebox_saved::{
     About, InstantiateError, Irregular, LoadError, RecordingProgress, Sample, SaveError, SavedTrace,
 };

@@ -1,5 +1,5 @@
-//! Two ranks on two blank devices of different cards: each plans for its own, and neither exceeds it,
-//! the exchange of gradients included.
+//! Two ranks on two blank devices of different cards: each plans for its own, and neither exceeds
+//! it, the exchange of gradients included.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

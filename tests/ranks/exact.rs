@@ -33,8 +33,8 @@ const SHARES: [&[&[u32]]; 4] = [
 /// Whether the loss is a sum.
 static SUMS: AtomicBool = AtomicBool::new(false);
 
-/// How many batches a rank has. Those of rank 1, or of the only rank, last longest. A penalty counts
-/// once where all ranks have one.
+/// How many batches a rank has. Those of rank 1, or of the only rank, last longest. A penalty
+/// counts once where all ranks have one.
 fn batches_of(rank: usize, world: usize) -> usize {
     if rank == 1 || world == 1 || SUMS.load(Relaxed) { 6 } else { 4 }
 }

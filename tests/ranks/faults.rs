@@ -172,8 +172,8 @@ fn other_numbers_of_ranks() {
     assert!(said.iter().all(|of_rank| of_rank.batches == 2 * 5 + 2), "{said:?}");
 }
 
-/// Kills ranks at random times, and lets the job resume each time, until it ends. Its end is that of
-/// a job that was not killed.
+/// Kills ranks at random times, and lets the job resume each time, until it ends. Its end is that
+/// of a job that was not killed.
 pub fn kills(world: usize, kills: usize, seed: u64) {
     let job =
         |folder: &Path| Job::Train(Train { checkpoints: true, epochs: 8, ..Train::new(folder) });

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use crate::error::RankError;
 
+/// The longest message of a rank, in bytes.
+pub(crate) const LONGEST: usize = 16 << 20;
+
 /// What carries messages and sums between ranks.
 ///
 /// All ranks call the same methods in the same order. After an error, an engine cannot be used any

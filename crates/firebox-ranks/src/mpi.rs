@@ -1,8 +1,8 @@
 //! The engine for processes that an MPI launcher has started.
 //!
 //! One thread makes all calls of MPI, from its start to its end. The program's threads give it work
-//! and wait for answers, so none of them hangs in MPI: a rank that does not answer is an error after
-//! a while. Sums are exchanged while the program reads the next numbers.
+//! and wait for answers, so none of them hangs in MPI: a rank that does not answer is an error
+//! after a while. Sums are exchanged while the program reads the next numbers.
 //!
 //! Messages go through rank 0. It waits for those of all others, and sends all of them to everyone,
 //! or says who is missing.
@@ -19,9 +19,8 @@ use ::mpi::topology::{Communicator, SimpleCommunicator};
 use ::mpi::traits::{CommunicatorCollectives, Destination, MatchedReceiveVec, Root, Source};
 use ::mpi::{Threading, initialize_with_threading};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, LONGEST};
 use crate::error::RankError;
-use crate::ranks::LONGEST;
 
 /// The tag of messages.
 const TAG: i32 = 1;
@@ -29,8 +28,11 @@ const TAG: i32 = 1;
 /// The bytes that are broadcast at a time.
 const CHUNK: usize = 64 << 20;
 
-/// The shortest and the longest pause of a thread that waits for a message.
-const PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
+/// How long a thread that waits for a message only lets others run, before it sleeps in between.
+const AWAKE: Duration = Duration::from_millis(2);
+
+/// The shortest and the longest time that it sleeps.
+const SLEEPS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
 
 /// What the thread is to do.
 enum Command {
@@ -227,7 +229,7 @@ impl Thread {
             self.send(0, &Frame::Left);
         }
         // No message may be left when MPI ends. The others come to their end as well.
-        let mut pause = PAUSES.0;
+        let mut pause = Pause::new();
         let mut waits_for: Vec<usize> = match rank {
             0 => (1..world).filter(|other| !self.left[*other]).collect(),
             _ => (0..1).filter(|root| !self.left[*root]).collect(),
@@ -239,7 +241,7 @@ impl Thread {
                 Ok(_) => true,
                 Err(_) => false,
             });
-            rest(&mut pause);
+            pause.rest();
         }
         drop(self.universe);
     }
@@ -263,7 +265,7 @@ impl Thread {
             return verdict;
         }
         self.send(0, &Frame::Word(round, word.to_vec()));
-        let mut pause = PAUSES.0;
+        let mut pause = Pause::new();
         loop {
             match self.receive(0)? {
                 Some(Frame::Verdict(of, verdict)) if of == round || verdict.is_err() => {
@@ -277,7 +279,7 @@ impl Thread {
                     });
                 }
                 Some(_) => return Err(unexpected(0, "a message of another round")),
-                None => rest(&mut pause),
+                None => pause.rest(),
             }
         }
     }
@@ -291,7 +293,7 @@ impl Thread {
     ) -> Result<Vec<Vec<u8>>, RankError> {
         let mut words: Vec<Option<Vec<u8>>> = vec![None; self.world()];
         words[0] = Some(word.to_vec());
-        let (began, mut pause) = (Instant::now(), PAUSES.0);
+        let (began, mut pause) = (Instant::now(), Pause::new());
         loop {
             let missing: Vec<usize> =
                 (0..words.len()).filter(|rank| words[*rank].is_none()).collect();
@@ -316,11 +318,11 @@ impl Thread {
                 return Err(RankError::Left { left });
             }
             match heard {
-                true => pause = PAUSES.0,
+                true => pause = Pause::new(),
                 false if began.elapsed() >= patience => {
                     return Err(RankError::Missing { missing, waited: patience });
                 }
-                false => rest(&mut pause),
+                false => pause.rest(),
             }
         }
     }
@@ -387,10 +389,25 @@ fn complete<'a, D: ?Sized, S: Scope<'a>>(mut request: Request<'a, D, S>) {
     }
 }
 
-/// Pauses, longer each time.
-fn rest(pause: &mut Duration) {
-    std::thread::sleep(*pause);
-    *pause = (*pause * 2).min(PAUSES.1);
+/// The pauses of a thread that waits for a message.
+struct Pause {
+    since: Instant,
+    sleep: Duration,
+}
+
+impl Pause {
+    fn new() -> Self {
+        Self { since: Instant::now(), sleep: SLEEPS.0 }
+    }
+
+    /// Lets others run, or sleeps, longer each time.
+    fn rest(&mut self) {
+        if self.since.elapsed() < AWAKE {
+            return yield_now();
+        }
+        std::thread::sleep(self.sleep);
+        self.sleep = (self.sleep * 2).min(SLEEPS.1);
+    }
 }
 
 fn unexpected(rank: usize, message: &str) -> RankError {

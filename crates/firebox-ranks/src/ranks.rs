@@ -7,18 +7,14 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::engine::{Alone, Engine};
+use crate::engine::{Alone, Engine, LONGEST};
 use crate::error::RankError;
-use crate::sum::Summing;
 
 /// How long a rank waits for the others, unless told otherwise.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 
-/// The longest message of a rank.
-pub(crate) const LONGEST: usize = 16 << 20;
-
-/// The ranks of a training: the processes that a launcher such as `mpirun` has started, one for each
-/// device. Clones are the same ranks.
+/// The ranks of a training: the processes that a launcher such as `mpirun` has started, one for
+/// each device. Clones are the same ranks.
 ///
 /// ```
 /// use firebox_ranks::Ranks;
@@ -130,11 +126,6 @@ impl Ranks {
     /// If it does not end in time.
     pub fn broadcast(&self, bytes: Vec<u8>) -> Result<Vec<u8>, RankError> {
         self.with(|engine| engine.broadcast(bytes, self.patience))
-    }
-
-    /// Sums a stream of numbers over all ranks.
-    pub fn summing(&self) -> Summing<'_> {
-        Summing::new(self)
     }
 
     pub(crate) fn begin_sum(&self, numbers: Vec<f32>) -> Result<(), RankError> {

@@ -27,14 +27,14 @@ pub fn exchange_bytes(total: u64, largest: u64) -> u64 {
     bucket.min(total) * buckets + 3 * largest
 }
 
-/// A sum over all ranks, of numbers that come and go in pieces. Each rank gives equally many, in the
-/// same order.
+/// A sum over all ranks, of numbers that come and go in pieces. Each rank gives equally many, in
+/// the same order.
 ///
 /// ```
-/// use firebox_ranks::Ranks;
+/// use firebox_ranks::{Ranks, Summing};
 ///
 /// let ranks = Ranks::alone();
-/// let mut summing = ranks.summing();
+/// let mut summing = Summing::of(&ranks);
 /// summing.give(&[1.0, 2.0])?;
 /// summing.give(&[3.0])?;
 /// summing.flush()?;
@@ -52,13 +52,16 @@ pub struct Summing<'a> {
     filling: usize,
     underway: VecDeque<usize>,
     waiting: usize,
-    arrived: VecDeque<f32>,
+    arrived: Vec<f32>,
+    /// How many of those that have arrived were taken.
+    taken: usize,
     fold: u64,
     is_finite: bool,
 }
 
 impl<'a> Summing<'a> {
-    pub(crate) fn new(ranks: &'a Ranks) -> Self {
+    /// A sum over these ranks.
+    pub fn of(ranks: &'a Ranks) -> Self {
         Self { ranks: Some(ranks), ..Self::rehearsing() }
     }
 
@@ -70,7 +73,8 @@ impl<'a> Summing<'a> {
             filling: 0,
             underway: VecDeque::new(),
             waiting: 0,
-            arrived: VecDeque::new(),
+            arrived: Vec::new(),
+            taken: 0,
             fold: 0,
             is_finite: true,
         }
@@ -138,7 +142,12 @@ impl<'a> Summing<'a> {
         let arrived = count <= self.waiting;
         arrived.then(|| {
             self.waiting -= count;
-            self.arrived.drain(..count.min(self.arrived.len())).collect()
+            if self.ranks.is_none() {
+                return Vec::new();
+            }
+            let sums = self.arrived[self.taken..self.taken + count].to_vec();
+            self.taken += count;
+            sums
         })
     }
 
@@ -167,11 +176,15 @@ impl<'a> Summing<'a> {
         self.waiting += self.underway.pop_front().unwrap_or_default();
         let Some(ranks) = self.ranks else { return Ok(()) };
         let sums = ranks.end_sum()?;
-        for sum in &sums {
-            self.is_finite &= sum.is_finite();
-            self.fold = self.fold.rotate_left(5).wrapping_add(u64::from(sum.to_bits()));
+        // Without a way out, so that the compiler can take several numbers at a time.
+        self.is_finite &= !sums.iter().fold(false, |found, sum| found | !sum.is_finite());
+        let bits = sums.iter().map(|sum| u64::from(sum.to_bits()));
+        self.fold = self.fold.rotate_left(1) ^ bits.fold(0, u64::wrapping_add);
+        self.arrived.drain(..std::mem::take(&mut self.taken));
+        match self.arrived.is_empty() {
+            true => self.arrived = sums,
+            false => self.arrived.extend_from_slice(&sums),
         }
-        self.arrived.extend(sums);
         Ok(())
     }
 }
@@ -184,7 +197,7 @@ mod tests {
     fn numbers_come_back_in_order_whatever_the_pieces() {
         let ranks = Ranks::alone();
         let numbers: Vec<f32> = (0..(3 * BUCKET + 5)).map(|number| number as f32).collect();
-        let mut summing = ranks.summing();
+        let mut summing = Summing::of(&ranks);
         let mut taken = Vec::new();
         let mut rest = numbers.as_slice();
         let mut size = 1;
@@ -208,7 +221,7 @@ mod tests {
     #[test]
     fn a_number_that_is_not_finite_shows() {
         let ranks = Ranks::alone();
-        let mut summing = ranks.summing();
+        let mut summing = Summing::of(&ranks);
         summing.give(&[1.0, f32::NAN]).and_then(|()| summing.flush()).expect("nobody waits");
         assert!(!summing.is_finite());
     }

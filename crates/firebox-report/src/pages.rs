@@ -223,8 +223,8 @@ mod tests {
             made,
             freed: None,
         };
-        // Fusion has requested the buffer of 200 KiB a step after the one that makes the tensor, and
-        // no buffer for another one.
+        // Fusion has requested the buffer of 200 KiB a step after the one that makes the tensor,
+        // and no buffer for another one.
         let tensors = [
             held("", 100, None),
             held("add", 300, Some(0)),

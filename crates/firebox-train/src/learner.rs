@@ -28,7 +28,8 @@ use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::progress::{Renderer, Screen};
 use crate::ranks::Team;
-use crate::ranks::metrics::{Metrics, with_ranks};
+use crate::ranks::metrics::Metrics;
+use crate::ranks::quiet::with_ranks;
 use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
 use crate::run::checkpoints::unreadable_checkpoint;
@@ -240,7 +241,6 @@ where
         training: SupervisedTraining<Components<B, LR, M, O>>,
     ) -> FitResult<B, LR, M, O> {
         let ranks = self.builder.settings.ranks.clone();
-        // Other ranks wait for this one.
         let conclude = |cause| match ranks.clone().map(Team::new) {
             Some(mut team) => team.conclude(Err(cause)).expect_err("it has failed"),
             None => cause,

@@ -25,6 +25,7 @@ mod assess;
 mod earlier;
 pub(crate) mod growth;
 pub(crate) mod labels;
+mod outputs;
 pub(crate) mod overhead;
 pub(crate) mod pages;
 pub(crate) mod pieces;

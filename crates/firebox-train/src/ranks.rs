@@ -1,11 +1,12 @@
 //! Training on several ranks: what they tell each other, round by round.
 //!
-//! All ranks take part in the same rounds. In each, every rank says what it has come to, and all draw
-//! the same conclusion from what all have said. A rank that fails says so in its next round, which
-//! ends training on all of them.
+//! All ranks take part in the same rounds. In each, every rank says what it has come to, and all
+//! draw the same conclusion from what all have said. A rank that fails says so in its next round,
+//! which ends training on all of them.
 
 pub(crate) mod exchange;
 pub(crate) mod metrics;
+pub(crate) mod quiet;
 pub(crate) mod start;
 
 use firebox_ranks::{RankError, Ranks};
@@ -46,8 +47,8 @@ pub(crate) enum Word {
     Done,
     /// It has taken over the state of rank 0.
     Begun,
-    /// It has the sum of all gradients on its device. The parameter of which its own gradient is not
-    /// finite.
+    /// It has the sum of all gradients on its device. The parameter of which its own gradient is
+    /// not finite.
     Summed(Option<String>),
     /// The epoch is over. The metrics of the rank's share, and a hash of its parameters.
     Epoch { metrics: Vec<Sums>, parameters: [u8; 32] },

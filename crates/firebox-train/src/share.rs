@@ -14,10 +14,10 @@ thread_local! {
 /// items, such as a penalty on the weights, counts once per micro-batch. Multiplied by this share
 /// it counts once per loader batch, because the shares of its micro-batches add up to 1. If several
 /// loader batches are accumulated into one optimizer step, the term counts once for each, as
-/// without firebox. Several [ranks](crate::LearnerBuilder::ranks) share an optimizer step, and so does
-/// each of their shares; a rank without a batch in the step has none of it.
-/// With [`Reduction::Mean`](crate::Reduction::Mean) losses are weighted as a
-/// whole, and the share is not needed.
+/// without firebox. Several [ranks](crate::LearnerBuilder::ranks) share an optimizer step, and so
+/// does each of their shares; a rank without a batch in the step has none of it. With
+/// [`Reduction::Mean`](crate::Reduction::Mean) losses are weighted as a whole, and the share is not
+/// needed.
 ///
 /// ```
 /// use burn::prelude::*;

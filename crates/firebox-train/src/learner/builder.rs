@@ -239,8 +239,8 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     }
 
     /// With several [ranks](Self::ranks): writes burn's metric logs to `directory`, and lets early
-    /// stopping and the choice of checkpoints see the metrics of all ranks. Give it the directory of
-    /// burn's training.
+    /// stopping and the choice of checkpoints see the metrics of all ranks. Give it the directory
+    /// of burn's training.
     ///
     /// Default: they see rank 0's share of the data. Metrics without a number, and what is shown
     /// while an epoch runs, are rank 0's in either case. Values are weighed by the counts that burn

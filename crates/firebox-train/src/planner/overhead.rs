@@ -42,7 +42,8 @@ pub struct OverheadBytes {
     /// Parameters and optimizer state that a checkpoint is still being written from after later
     /// steps have replaced them.
     pub saving: Bytes,
-    /// Where training uses host memory: what gradients are read to and summed in over several ranks.
+    /// Where training uses host memory: what gradients are read to and summed in over several
+    /// ranks.
     pub exchange: Bytes,
     /// One more page for small buffers, whose placement varies between runs.
     pub small_page: Bytes,

@@ -7,7 +7,6 @@
 //! micro-step. A batch of a shape that comes once in a while, such as the last one of an epoch, is
 //! rehearsed the same way it comes: as one iteration of a process that has trained before.
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -31,18 +30,14 @@ use crate::gradients::{WeightedGradients, forget_graphs_without};
 use crate::planner::labels::{
     label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
 };
+use crate::planner::outputs::{OUTPUTS_HELD, Outputs};
 use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
 use crate::planner::pieces::{Piece, representative};
 use crate::ranks::exchange::rehearse_exchange;
-use crate::reduction::Reduction;
 use crate::splitter::Splitter;
-use crate::whole::{Join, Joins, add_outputs_of_others, joined};
-
-/// While a micro-step runs, the metrics thread may hold the outputs of this many earlier
-/// micro-steps.
-pub(crate) const OUTPUTS_HELD: usize = 1;
+use crate::whole::{Joins, add_outputs_of_others};
 
 /// How many validation batches are rehearsed: enough for the metrics to hold the outputs of as many
 /// micro-steps as they may.
@@ -304,54 +299,6 @@ fn missing(split: Split, pieces: &[Piece]) -> usize {
     split.ranges().count().saturating_sub(of_batch)
 }
 
-/// The outputs that the metrics hold during a rehearsal.
-struct Outputs<'a, T> {
-    /// The latest outputs, or all outputs of the current batch if they are joined.
-    latest: VecDeque<T>,
-    /// The joined output of the previous batch.
-    earlier: Option<T>,
-    join: Option<&'a Join<T>>,
-}
-
-impl<'a, T> Outputs<'a, T> {
-    fn new(join: Option<&'a Join<T>>) -> Self {
-        Self { latest: VecDeque::new(), earlier: None, join }
-    }
-
-    /// How many more micro-steps like this one follow. None where outputs are joined: what all
-    /// outputs of a batch need together is added to the trace later.
-    fn more(&self, piece: &Piece) -> u32 {
-        if self.join.is_some() { 0 } else { piece.more as u32 }
-    }
-
-    /// Called before the micro-batch `piece`. The first micro-batch of a batch starts at item zero.
-    fn begin(&mut self, piece: &Piece) {
-        if piece.range.start == 0 && !self.latest.is_empty() {
-            self.join();
-        }
-    }
-
-    /// Drops the outputs that the metrics have released by the time a micro-step begins.
-    fn end_earlier(&mut self) {
-        match self.join {
-            None => drop(self.latest.drain(..self.latest.len().saturating_sub(OUTPUTS_HELD))),
-            Some(_) => self.earlier = None,
-        }
-    }
-
-    fn add(&mut self, output: T) {
-        self.latest.push_back(output);
-    }
-
-    /// Joins the outputs at the end of a batch.
-    fn join(&mut self) {
-        if let Some(join) = self.join {
-            let parts = self.latest.drain(..).map(|output| (output, 1.0)).collect();
-            self.earlier = joined(join, Reduction::Mean, parts);
-        }
-    }
-}
-
 /// Turns a panic of the user's step into an error, and hidden state into another.
 pub(crate) fn guard(
     phase: Phase,
@@ -381,12 +328,11 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         add_outputs_of_before(&mut trace);
     }
     let mut overhead = OverheadBytes {
-        small_page: Bytes::ZERO,
         exchange: conditions.overhead.add_exchange(&mut trace),
         queued,
         outputs: outputs_held(&trace),
-        saving: Bytes::ZERO,
         idle_state: idle_state.iter().map(TensorInfo::bytes).sum(),
+        ..OverheadBytes::default()
     };
     let idle = |tensor: &TensorInfo| TensorInfo { origin: Origin::Existing, ..tensor.clone() };
     trace.tensors.extend(idle_state.iter().map(idle));

@@ -1,5 +1,5 @@
-//! Sums gradients over all ranks: reads them in the order of the module's visit, and puts the sums in
-//! their place while later ones are still exchanged.
+//! Sums gradients over all ranks: reads them in the order of the module's visit, and puts the sums
+//! in their place while later ones are still exchanged.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -82,9 +82,9 @@ pub(crate) struct Exchanged {
     pub(crate) not_finite: Option<String>,
 }
 
-/// Sums the gradients of all ranks, those of this rank times `scale`. `has` tells of which parameters
-/// any rank has a gradient; a rank without one gives zeros. Sums are made in 32 bit and have the types
-/// of their parameters then.
+/// Sums the gradients of all ranks, those of this rank times `scale`. `has` tells of which
+/// parameters any rank has a gradient; a rank without one gives zeros. Sums are made in 32 bit and
+/// have the types of their parameters then.
 ///
 /// # Errors
 ///
@@ -101,7 +101,7 @@ where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
 {
-    run(ranks.summing(), model, grads, has.iter().copied(), Some(scale))
+    run(Summing::of(ranks), model, grads, has.iter().copied(), Some(scale))
 }
 
 /// What an exchange does to the device, for rehearsals: gradients go, and other tensors take their
@@ -239,7 +239,9 @@ impl<B: AutodiffBackend, H: Iterator<Item = bool>> ModuleVisitor<B> for Exchange
                     None
                 });
                 let numbers = read.unwrap_or_else(|| vec![0.0; elements]);
-                if self.not_finite.is_none() && numbers.iter().any(|number| !number.is_finite()) {
+                if self.not_finite.is_none()
+                    && numbers.iter().fold(false, |found, number| found | !number.is_finite())
+                {
                     self.not_finite = Some(self.path.join("."));
                 }
                 self.stuck = self.summing.give(&numbers).err();

@@ -1,24 +1,15 @@
 //! The metrics of all ranks: each sums up the numeric metrics of its share, and rank 0 gets them.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::train::LearnerSummary;
 use burn::train::logger::{FileMetricLogger, MetricLogger};
 use burn::train::metric::store::{Aggregate, EpochSummary, EventStoreClient, MetricsUpdate, Split};
 use burn::train::metric::{MetricDefinition, MetricId, NumericEntry};
-use burn::train::renderer::{
-    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
-    MetricsRendererTraining, ProgressType, TrainingProgress,
-};
-use burn::train::{LearningComponentsTypes, SupervisedTraining};
 use serde::{Deserialize, Serialize};
-
-use crate::settings::Settings;
 
 /// A metric over the share of a rank, in one epoch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,8 +42,8 @@ impl Metrics {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A logger that collects what this rank's metrics say, and writes it to files as burn does where
-    /// a directory is given.
+    /// A logger that collects what this rank's metrics say, and writes it to files as burn does
+    /// where a directory is given.
     pub(crate) fn logger(&self, directory: Option<&Path>) -> Logger {
         Logger { metrics: self.clone(), files: directory.map(FileMetricLogger::new) }
     }
@@ -126,63 +117,6 @@ fn append(path: &Path, sums: &Sums) -> io::Result<()> {
     };
     let mut file = File::options().append(true).create(true).open(path)?;
     writeln!(file, "{}", mean.serialize())
-}
-
-/// Sets on burn's training what several ranks need: the first logs the metrics of all, if the user
-/// asked for it; the others show and write nothing.
-pub(crate) fn with_ranks<LC>(
-    training: SupervisedTraining<LC>,
-    settings: &Settings,
-) -> SupervisedTraining<LC>
-where
-    LC: LearningComponentsTypes,
-{
-    match (&settings.ranks, settings.metrics_directory.as_deref()) {
-        (Some(ranks), directory) if ranks.is_root() => match directory {
-            Some(directory) => {
-                training.with_metric_logger(settings.metrics.logger(Some(directory)))
-            }
-            None => {
-                let text = "metrics are those of rank 0's share of the data; `.metrics_of_all_ranks(..)` changes that";
-                settings.say(log::Level::Info, text);
-                training
-            }
-        },
-        (Some(_), _) => training
-            .with_metric_logger(settings.metrics.logger(None))
-            .with_application_logger(None)
-            .renderer(Silent),
-        (None, _) => training,
-    }
-}
-
-/// The renderer of ranks other than the first.
-struct Silent;
-
-impl MetricsRendererTraining for Silent {
-    fn update_train(&mut self, _: MetricState) {}
-
-    fn update_valid(&mut self, _: MetricState) {}
-
-    fn render_train(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
-
-    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
-
-    fn on_train_end(&mut self, _: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
-        Ok(())
-    }
-}
-
-impl MetricsRendererEvaluation for Silent {
-    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
-
-    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRenderer for Silent {
-    fn manual_close(&mut self) {}
-
-    fn register_metric(&mut self, _: MetricDefinition) {}
 }
 
 /// See [`Metrics::logger`].

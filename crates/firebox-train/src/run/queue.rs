@@ -52,8 +52,8 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
     ///
     /// # Errors
     ///
-    /// If `gradients` or `commit` fails, the device has failed, or `work` panics ([`TrainError::OptimizerPanicked`]). In the
-    /// latter case parameters may be lost.
+    /// If `gradients` or `commit` fails, the device has failed, or `work` panics
+    /// ([`TrainError::OptimizerPanicked`]). In the latter case parameters may be lost.
     pub(crate) fn update<G, R>(
         &self,
         watch: &mut Watch<B::Base>,

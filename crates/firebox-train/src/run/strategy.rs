@@ -55,8 +55,8 @@ use crate::step_use::StepLog;
 use crate::weights;
 
 use self::accumulated::Accumulated;
-use self::again::{restored_scheduler, seed_epoch, skip_epochs};
-use self::begin::Start;
+use self::again::seed_epoch;
+use self::begin::{Start, TakenUp};
 use self::coupled::{Known, Means, ToSplit};
 use self::metrics::{Output, Outputs, Place, Sender};
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
@@ -94,30 +94,12 @@ where
         let train_loader = train_loader.to_device(&device);
         let valid_loader = valid_loader.to_device(&device);
         learner.fork(&device);
-        let mut team = self.settings.ranks.clone().map(Team::new);
-        let is_root = team.as_ref().is_none_or(Team::is_root);
         let accumulation = components.grad_accumulation.unwrap_or(1).max(1);
-        let begun = catch_unwind(AssertUnwindSafe(|| {
-            let epochs = (starting_epoch, components.num_epochs);
-            let store = &components.event_store;
-            self.start_together(team.as_mut(), &mut learner, store, accumulation, epochs)
-        }));
-        let starting_epoch = match &begun {
-            Ok(Ok(epoch)) => *epoch,
-            _ => starting_epoch,
-        };
-        // Runs before loader threads are held back: the loader threads of skipped epochs end by
-        // themselves.
-        let skipped = catch_unwind(AssertUnwindSafe(|| {
-            let skips = if self.settings.seed.is_some() { starting_epoch - 1 } else { 0 };
-            skip_epochs(&*train_loader, skips);
-            skip_epochs(&*valid_loader, skips);
-        }));
-        let scheduler = if starting_epoch == 1 && is_root {
-            self.scheduler.clone()
-        } else {
-            restored_scheduler(&self.scheduler, &learner, &components.event_store)
-        };
+        let (loaders, store) = ((&*train_loader, &*valid_loader), &components.event_store);
+        let epochs = (starting_epoch, components.num_epochs);
+        let taken_up = self.take_up(&mut learner, loaders, store, accumulation, epochs);
+        let TakenUp { epoch: starting_epoch, scheduler, team, ready } = taken_up;
+        let is_root = team.as_ref().is_none_or(Team::is_root);
         let store = components.event_store;
         let mut checkpointer = components.checkpointer.filter(|_| is_root);
         let mut early_stopping = components.early_stopping.filter(|_| is_root);
@@ -132,10 +114,9 @@ where
         };
         let mut run = self.begin(learner, components.event_processor, start);
         let epochs = || {
-            begun.unwrap_or_else(|panic| resume_unwind(panic))?;
-            skipped.unwrap_or_else(|panic| resume_unwind(panic));
+            ready.unwrap_or_else(|panic| resume_unwind(panic))?;
             run.epochs(
-                (&*train_loader, &*valid_loader),
+                loaders,
                 starting_epoch..=components.num_epochs,
                 |learner, epoch| {
                     checkpointer.iter_mut().for_each(|to| to.checkpoint(learner, epoch, &store));
@@ -419,7 +400,6 @@ where
                 &mut |output, weight| {
                     watch.heard_nothing()?;
                     parts += weight;
-                    // Without a loss, its mean is not a number.
                     if reduction.counts(weight) {
                         outputs.add(output.item, weight);
                         queue.alone(|| accumulated.gradients.add(&model, output.grads, weight));

@@ -1,6 +1,7 @@
 //! Begins a run: takes over the learner and the device, and holds loader threads back. The strategy
 //! calls it once.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -9,16 +10,19 @@ use burn::train::{Interrupter, Learner, SupervisedTrainingEventProcessor};
 use firebox_lazy::{LoaderGate, TrainingGuard};
 use firebox_trace::Bytes;
 
+use super::again::{restored_scheduler, skip_epochs};
 use super::coupled::Known;
-use super::{AutoBatch, Run};
-use crate::components::LazyComponents;
+use super::{AutoBatch, Loaders, Run};
+use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
+use crate::error::TrainError;
 use crate::gradients::has_untrained;
 use crate::ranks::Team;
 use crate::ranks::exchange::exchanged_bytes;
 use crate::signals::Signals;
+use crate::splitter::Splitter;
 use crate::step_use::StepLog;
 
 /// What a run begins with, besides the learner.
@@ -34,6 +38,52 @@ pub(super) struct Start<S> {
     pub(super) store: Arc<EventStoreClient>,
     /// The ranks, if there are several.
     pub(super) team: Option<Team>,
+}
+
+/// What a run takes up before its loop.
+pub(super) struct TakenUp<S> {
+    /// The first epoch.
+    pub(super) epoch: usize,
+    pub(super) scheduler: S,
+    /// The ranks, if there are several.
+    pub(super) team: Option<Team>,
+    /// What went wrong.
+    pub(super) ready: std::thread::Result<Result<(), TrainError>>,
+}
+
+impl<LC, ST, SV> AutoBatch<LC, ST, SV>
+where
+    LC: LazyComponents,
+    ST: Splitter<TrainBatch<LC>>,
+    SV: Splitter<ValidBatch<LC>>,
+{
+    /// Gives all ranks one state, takes loaders to the first epoch, and restores the scheduler.
+    /// Runs before loader threads are held back: the loader threads of skipped epochs end by
+    /// themselves.
+    pub(super) fn take_up(
+        &self,
+        learner: &mut Learner<LC>,
+        (train, valid): Loaders<'_, LC>,
+        store: &EventStoreClient,
+        accumulation: usize,
+        (epoch, epochs): (usize, usize),
+    ) -> TakenUp<LC::LrScheduler> {
+        let mut team = self.settings.ranks.clone().map(Team::new);
+        let mut first = epoch;
+        let ready = catch_unwind(AssertUnwindSafe(|| {
+            let epochs = (epoch, epochs);
+            first = self.start_together(team.as_mut(), learner, store, accumulation, epochs)?;
+            let skips = if self.settings.seed.is_some() { first - 1 } else { 0 };
+            skip_epochs(train, skips);
+            skip_epochs(valid, skips);
+            Ok(())
+        }));
+        let scheduler = match first == 1 && team.as_ref().is_none_or(Team::is_root) {
+            true => self.scheduler.clone(),
+            false => restored_scheduler(&self.scheduler, learner, store),
+        };
+        TakenUp { epoch: first, scheduler, team, ready }
+    }
 }
 
 impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {

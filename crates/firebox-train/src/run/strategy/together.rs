@@ -1,5 +1,5 @@
-//! The training loop on several ranks: what it says in each round, and the step with the gradients of
-//! all. The loop calls it where ranks must agree.
+//! The training loop on several ranks: what it says in each round, and the step with the gradients
+//! of all. The loop calls it where ranks must agree.
 
 use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;

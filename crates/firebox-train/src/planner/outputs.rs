@@ -1,0 +1,59 @@
+//! The outputs that burn's metrics hold while the next micro-steps run, in a rehearsal.
+
+use std::collections::VecDeque;
+
+use crate::planner::pieces::Piece;
+use crate::reduction::Reduction;
+use crate::whole::{Join, joined};
+
+/// While a micro-step runs, the metrics thread may hold the outputs of this many earlier
+/// micro-steps.
+pub(crate) const OUTPUTS_HELD: usize = 1;
+
+/// The outputs that the metrics hold during a rehearsal.
+pub(super) struct Outputs<'a, T> {
+    /// The latest outputs, or all outputs of the current batch if they are joined.
+    latest: VecDeque<T>,
+    /// The joined output of the previous batch.
+    earlier: Option<T>,
+    join: Option<&'a Join<T>>,
+}
+
+impl<'a, T> Outputs<'a, T> {
+    pub(super) fn new(join: Option<&'a Join<T>>) -> Self {
+        Self { latest: VecDeque::new(), earlier: None, join }
+    }
+
+    /// How many more micro-steps like this one follow. None where outputs are joined: what all
+    /// outputs of a batch need together is added to the trace later.
+    pub(super) fn more(&self, piece: &Piece) -> u32 {
+        if self.join.is_some() { 0 } else { piece.more as u32 }
+    }
+
+    /// Called before the micro-batch `piece`. The first micro-batch of a batch starts at item zero.
+    pub(super) fn begin(&mut self, piece: &Piece) {
+        if piece.range.start == 0 && !self.latest.is_empty() {
+            self.join();
+        }
+    }
+
+    /// Drops the outputs that the metrics have released by the time a micro-step begins.
+    pub(super) fn end_earlier(&mut self) {
+        match self.join {
+            None => drop(self.latest.drain(..self.latest.len().saturating_sub(OUTPUTS_HELD))),
+            Some(_) => self.earlier = None,
+        }
+    }
+
+    pub(super) fn add(&mut self, output: T) {
+        self.latest.push_back(output);
+    }
+
+    /// Joins the outputs at the end of a batch.
+    pub(super) fn join(&mut self) {
+        if let Some(join) = self.join {
+            let parts = self.latest.drain(..).map(|output| (output, 1.0)).collect();
+            self.earlier = joined(join, Reduction::Mean, parts);
+        }
+    }
+}
