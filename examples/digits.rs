@@ -177,7 +177,7 @@ impl<B: Backend> InferenceStep for Cnn<B> {
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let ranks = ranks()?;
-    let device = Default::default();
+    let device = ranks.device::<B>();
     B::seed(&device, options.seed);
     let (train, valid) = split(load_digits()?, options.seed);
     let valid_digits = valid.clone();

@@ -14,11 +14,11 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::{Adaptor, ItemLazy, LossInput};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
-use firebox::{Bytes, Lazy, Learner, MicroBatch, Ranks, Reduction};
+use firebox::{Bytes, Lazy, Learner, MicroBatch, Ranks, Reduction, TrainError};
 use firebox_testing::task::{Given, weights};
 use libtest_mimic::Trial;
 
-use crate::job::{B, Job, Said, bits};
+use crate::job::{B, Job, Said, bits, kind};
 use crate::launch::run as launch;
 
 /// The weights of the items of each rank, in one step, by the number of ranks. Those of a rank, and
@@ -32,6 +32,9 @@ const SHARES: [&[&[u32]]; 4] = [
 
 /// Whether the loss is a sum.
 static SUMS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the loss couples its items.
+static COUPLES: AtomicBool = AtomicBool::new(false);
 
 /// How many batches a rank has. Those of rank 1, or of the only rank, last longest. A penalty
 /// counts once where all ranks have one.
@@ -94,6 +97,7 @@ impl<B: Backend> Linear<B> {
         }
         let sum = (each * weights.clone()).sum();
         match SUMS.load(Relaxed) {
+            false if COUPLES.load(Relaxed) => (sum / weights.sum()).powi_scalar(2),
             false => sum / weights.sum(),
             true => sum + self.first.val().sum() * (16.0 * firebox::batch_share()),
         }
@@ -155,7 +159,7 @@ fn train(
     batches: Vec<Tokens<B>>,
     accumulation: usize,
     micro_batch: Option<usize>,
-) -> Linear<Lazy<Flex>> {
+) -> Result<Linear<Lazy<Flex>>, TrainError> {
     let folder = tempfile::tempdir().expect("a folder");
     let valid = batch::<Lazy<Flex>>(&items(0, 0, 1), true);
     let training =
@@ -182,7 +186,19 @@ fn train(
     // Small enough for sums.
     let rate = if SUMS.load(Relaxed) { 1.0 / 64.0 } else { 0.5 };
     let learner = builder.build(model, optimizer.init(), rate);
-    learner.fit(training).expect("it fits").model
+    let fitted = learner.fit(training).map_err(|error| error.into_parts().0)?;
+    Ok(fitted.model)
+}
+
+/// What several ranks say of a loss that is no sum over items.
+pub fn coupled(ranks: &Ranks) -> Said {
+    COUPLES.store(true, Relaxed);
+    let (rank, world) = (ranks.rank(), ranks.world());
+    let own = |step| batch(&items(step, rank, world), rank > 0);
+    let model = Linear::<B>::new(&Default::default());
+    let trained = train(Some(ranks), model, (0..3).map(own).collect(), 1, None);
+    let error = trained.err().map(|error| (kind(&error).to_owned(), error.to_string()));
+    Said { rank, error, ..Said::default() }
 }
 
 /// Parameters of 16 bit stay what they are, and the same on all ranks.
@@ -199,7 +215,7 @@ pub fn half(ranks: &Ranks) -> Said {
             model.first.map(|value| Tensor::from_inner(value.inner().zeros_like()).require_grad());
     }
     let own = |step| batch(&items(step, rank, ranks.world()), rank > 0);
-    let trained = train(Some(ranks), model, (0..3).map(own).collect(), 1, None);
+    let trained = train(Some(ranks), model, (0..3).map(own).collect(), 1, None).expect("it fits");
     let wide = |param: &Param<Tensor<Lazy<Flex>, 1>>| {
         param.val().cast(DType::F32).into_data().to_vec::<f32>().expect("it was cast")
     };
@@ -219,14 +235,15 @@ pub fn run(ranks: &Ranks, accumulation: usize, sums: bool) -> Said {
     // Odd ranks split their batches.
     let micro_batch = (rank % 2 == 1).then_some(1);
     let own: Vec<Tokens<B>> = (0..batches_of(rank, world)).map(own).collect();
-    let together = numbers(train(Some(ranks), model(), own, accumulation, micro_batch));
+    let together = train(Some(ranks), model(), own, accumulation, micro_batch);
+    let together = numbers(together.expect("it fits"));
     let global = |step| {
         let all = (0..world).filter(|rank| step < batches_of(*rank, world));
         let all: Vec<_> = all.flat_map(|rank| items(step, rank, world)).collect();
         batch(&all, world > 1)
     };
     let alone = train(None, model(), (0..6).map(global).collect(), accumulation, None);
-    let alone = numbers(alone);
+    let alone = numbers(alone.expect("it fits"));
     let begins = bits(weights::<B, _>(&model()));
     assert_eq!(together[2], begins[2], "nobody has a gradient of it");
     assert_ne!(together[0], begins[0]);

@@ -144,6 +144,20 @@ fn early_stopping() {
     assert!(epochs[0] < 20 && epochs[0] == epochs[1], "{epochs:?}");
 }
 
+fn coupled() {
+    let ended = start(&Job::Coupled, 2).wait();
+    assert!(!ended.succeeded);
+    all_alike(&ended.said, 2, "rank", "a batch cannot be split: some items of it");
+}
+
+fn one_memory() {
+    let folder = folder();
+    let said = run(&Job::Train(Train { is_free: true, ..Train::new(folder.path()) }), 3);
+    let all: u64 = said.iter().map(|of_rank| of_rank.budget).sum();
+    assert!(all > 0 && all < said[0].machine, "{all} of {}", said[0].machine);
+    assert!(said.iter().all(|of_rank| of_rank.budget < said[0].machine / 3));
+}
+
 fn uneven() {
     let folder = folder();
     // Rank 0 has four points more than one batch, the others three.
@@ -214,7 +228,7 @@ pub fn kills(world: usize, kills: usize, seed: u64) {
 }
 
 pub fn tests() -> Vec<Trial> {
-    let tests: [(&str, fn()); 13] = [
+    let tests: [(&str, fn()); 15] = [
         ("a_gradient_that_is_not_a_number", not_a_number),
         ("a_panic", panic),
         ("too_small_a_budget", too_small_a_budget),
@@ -225,6 +239,8 @@ pub fn tests() -> Vec<Trial> {
         ("a_rank_that_leaves", leaves),
         ("an_interrupt", interrupt),
         ("early_stopping", early_stopping),
+        ("a_loss_that_is_no_sum", coupled),
+        ("ranks_share_the_memory_of_a_machine", one_memory),
         ("uneven_ends", uneven),
         ("another_number_of_ranks", other_numbers_of_ranks),
         ("kills", || kills(3, 3, 1)),

@@ -20,7 +20,8 @@ use burn::train::{
     Interrupter, MetricEarlyStoppingStrategy, StoppingCondition, SupervisedTraining,
 };
 use firebox::{
-    Bytes, DurableRecorder, Lazy, Learner, RankError, Ranks, TrainError, newest_checkpoint, shard,
+    Budget, Bytes, DurableRecorder, Lazy, Learner, RankError, Ranks, TrainError, newest_checkpoint,
+    shard,
 };
 use firebox_testing::task::{Net, Point, PointBatcher, Points, points, weights};
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,8 @@ pub enum Job {
     Exact { accumulation: usize, sums: bool },
     /// Parameters of 16 bit.
     Half,
+    /// A loss that is no sum over items, in a batch that fits whole.
+    Coupled,
     /// Digits: the parameters after training.
     Real(real::Real),
     /// Points.
@@ -98,6 +101,8 @@ pub struct Train {
     pub log: Option<PathBuf>,
     /// Whether early stopping may end it, by the metrics of all ranks.
     pub stops_early: bool,
+    /// Whether training may use what is free.
+    pub is_free: bool,
     /// How many batches pass between two measurements of this process.
     pub measures: usize,
 }
@@ -114,6 +119,7 @@ impl Train {
             checkpoints: false,
             log: None,
             stops_early: false,
+            is_free: false,
             measures: 0,
         }
     }
@@ -138,7 +144,9 @@ pub struct Said {
     pub split: String,
     /// The bytes of the exchange in the first plan.
     pub exchange: u64,
+    /// What training could use, and the memory of the machine.
     pub budget: u64,
+    pub machine: u64,
 }
 
 impl Job {
@@ -152,6 +160,7 @@ impl Job {
         let said = match self {
             Self::Exact { accumulation, sums } => exact::run(&ranks, accumulation, sums),
             Self::Half => exact::half(&ranks),
+            Self::Coupled => exact::coupled(&ranks),
             Self::Real(real) => real.run(&ranks),
             Self::Train(train) => match train.run(&ranks) {
                 Some(said) => said,
@@ -223,7 +232,7 @@ impl Train {
         if matches!(self.fault, Fault::Leaves { rank: leaves } if leaves == rank) {
             return None;
         }
-        let device = Default::default();
+        let device = ranks.device::<B>();
         B::seed(&device, 11 + rank as u64);
         let model = match self.fault {
             Fault::OtherModel { rank: other } if other == rank => Net::<B>::coupled(&device, false),
@@ -281,7 +290,7 @@ impl Train {
         let fitted = builder
             .ranks(ranks.clone().patience(Duration::from_millis(self.patience)))
             .metrics_of_all_ranks(&self.folder)
-            .memory(budget)
+            .memory(if self.is_free { Budget::free() } else { budget.into() })
             // Ranks split their batches differently.
             .micro_batch(3 + 2 * rank)
             .seed(5)
@@ -297,6 +306,7 @@ impl Train {
                     split: report.map_or(String::new(), |report| report.plan.to_string()),
                     exchange: report.map_or(0, |report| report.overhead.exchange.get()),
                     budget: report.map_or(0, |report| report.budget.get()),
+                    machine: firebox::host_memory().map_or(0, |memory| memory.total.get()),
                     stopped: fitted.stopped,
                     ..said
                 }
@@ -312,7 +322,7 @@ impl Train {
     }
 }
 
-fn kind(error: &TrainError) -> &'static str {
+pub fn kind(error: &TrainError) -> &'static str {
     match error {
         TrainError::Rank { .. } => "rank",
         TrainError::NotFinite { .. } => "not finite",

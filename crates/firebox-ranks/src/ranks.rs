@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use burn_backend::{Backend, Device};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -85,6 +86,19 @@ impl Ranks {
     /// The number of this process among those on the same machine: the index of its device.
     pub fn local_rank(&self) -> usize {
         self.local.0
+    }
+
+    /// The device of this process: the default one of the backend `B`, with the index of this
+    /// process among those on its machine. Where a launcher shows each process only its own device,
+    /// that one.
+    ///
+    /// On wgpu the default device has no index. Choose one there with
+    /// [`local_rank`](Self::local_rank).
+    pub fn device<B: Backend>(&self) -> B::Device {
+        let mut id = B::Device::default().to_id();
+        let count = B::device_count(id.type_id).max(1);
+        id.index_id = u16::try_from(self.local_rank() % count).unwrap_or_default();
+        B::Device::from_id(id)
     }
 
     /// How many of the processes run on this machine.

@@ -17,6 +17,7 @@ use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use firebox_lazy::{
     LazyBackend, LoaderGate, LoaderGuard, Recorder, Rehearsal, TrainingGuard, mark, rehearse,
+    restore,
 };
 use firebox_plan::Split;
 use firebox_trace::{Bytes, Mark};
@@ -46,7 +47,7 @@ use crate::weights;
 
 pub use self::batches::Batches;
 pub use self::micro_batches::MicroBatches;
-use self::micro_batches::{Rehearsed, Running};
+use self::micro_batches::{Rehearsed, Running, Since};
 
 /// A step of a training loop: changes the model and the optimizers, and returns what the loop wants
 /// to know.
@@ -223,8 +224,8 @@ where
     ///
     /// If the batch does not fit however it is cut, a part of the step panics, or the device fails,
     /// and those of `step`. Parameters are then those of the last whole
-    /// [update](MicroBatches::update), unless the device [failed in it](During::OptimizerStep);
-    /// running statistics may have seen some of the batch. A batch of weight zero is
+    /// [update](MicroBatches::update), unless the device [failed in it](During::OptimizerStep), and
+    /// so are running statistics. A batch of weight zero is
     /// [`TrainError::Weight`].
     pub fn step<O, I, R>(
         &mut self,
@@ -303,11 +304,17 @@ where
         let micro_batches = running.prepared.plan.len();
         let mut parts = MicroBatches::running(&self.splitter, (batch, items, weight), running);
         let result = catch_unwind(AssertUnwindSafe(|| step(model, optim, &mut parts)));
-        drop(parts);
-        let result = result.unwrap_or_else(|panic| Err(self.watch.panicked(&*panic)))?;
+        let Since { start, has_updated } = parts.since();
+        self.has_stepped |= has_updated;
+        let result = result.unwrap_or_else(|panic| Err(self.watch.panicked(&*panic)));
+        if let (Err(_), Some(start)) = (&result, start)
+            && let Err(error) = restore::<B, _>(model, start)
+        {
+            log::error!("the running statistics are those of a part of a batch: {error}");
+        }
+        let result = result?;
         self.watch.heard_nothing()?;
         self.planner.has_run(Phase::Training);
-        self.has_stepped = true;
         self.ended += 1;
         self.log.add(items, micro_batches);
         let Self { device, planner, settings, log, .. } = self;

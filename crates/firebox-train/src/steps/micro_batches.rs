@@ -1,6 +1,6 @@
 //! The micro-batches of a step, in a rehearsal and when it runs.
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
 use firebox_lazy::{Arrival, LazyBackend, mark};
 use firebox_plan::Accumulating;
@@ -29,13 +29,23 @@ use crate::weights;
 pub struct MicroBatches<'a, B, M, I, S>
 where
     B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    M: Module<B>,
 {
     splitter: &'a S,
     batch: &'a I,
     items: usize,
     weight: f64,
     mode: Mode<'a, B>,
-    model: std::marker::PhantomData<fn(&M)>,
+    since: Since<M::Record>,
+}
+
+/// What a step that fails goes back to.
+pub(super) struct Since<R> {
+    /// The model before the first micro-step since the last update, if it may have running
+    /// statistics.
+    pub(super) start: Option<R>,
+    /// Whether there was an update.
+    pub(super) has_updated: bool,
 }
 
 /// How the micro-batches run.
@@ -85,8 +95,8 @@ where
         (batch, items, weight): (&'a I, usize, f64),
         rehearsed: Rehearsed<'a>,
     ) -> Self {
-        let (mode, model) = (Mode::Rehearsed(rehearsed), std::marker::PhantomData);
-        Self { splitter, batch, items, weight, mode, model }
+        let since = Since { start: None, has_updated: false };
+        Self { splitter, batch, items, weight, mode: Mode::Rehearsed(rehearsed), since }
     }
 
     pub(super) fn running(
@@ -94,8 +104,13 @@ where
         (batch, items, weight): (&'a I, usize, f64),
         running: Running<'a, B>,
     ) -> Self {
-        let (mode, model) = (Mode::Running(Box::new(running)), std::marker::PhantomData);
-        Self { splitter, batch, items, weight, mode, model }
+        let since = Since { start: None, has_updated: false };
+        Self { splitter, batch, items, weight, mode: Mode::Running(Box::new(running)), since }
+    }
+
+    /// Ends a step that ran.
+    pub(super) fn since(self) -> Since<M::Record> {
+        self.since
     }
 
     /// The number of items in the batch.
@@ -145,6 +160,9 @@ where
                 Ok(())
             }
             Mode::Running(running) => {
+                if running.keeps_statistics && self.since.start.is_none() {
+                    self.since.start = Some(model.clone().into_record());
+                }
                 running.each(model, (splitter, batch), &mut step, &mut sink, weight)
             }
         }
@@ -172,7 +190,13 @@ where
                 mark::<B::Base>(Mark::IterationEnd);
                 Ok(result)
             }
-            Mode::Running(running) => running.update(|| work(model)),
+            Mode::Running(running) => {
+                // It holds the tensors that the update replaces.
+                self.since.start = None;
+                let result = running.update(|| work(model))?;
+                self.since.has_updated = true;
+                Ok(result)
+            }
         }
     }
 

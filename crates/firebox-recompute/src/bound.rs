@@ -1,0 +1,82 @@
+//! How little a recipe can cost.
+
+use firebox_trace::{Bytes, Step, Trace};
+
+use crate::lives::{Lives, NEVER};
+
+/// A lower bound of what any recipe costs with which the tensors of `trace` take at most `limit`.
+/// None if no recipe can reach it.
+///
+/// At every step, what is too much must have been dropped, of buffers that this step does not use.
+/// Each of them costs at least its own call. The bound is the fractional knapsack of costs against
+/// bytes, at the worst step.
+pub fn lower_bound(trace: &Trace, limit: Bytes, costs: &[f64]) -> Option<f64> {
+    let lives = Lives::of(trace);
+    let mut alive = vec![0_u32; trace.tensors.len()];
+    let mut live = 0;
+    let begin = |root: usize, alive: &mut Vec<u32>| {
+        alive[root] += 1;
+        if alive[root] == 1 { lives.buffers[root].bytes } else { 0 }
+    };
+    for tensor in trace.existing() {
+        live += begin(lives.root(tensor), &mut alive);
+    }
+    let mut bound = 0.0_f64;
+    for (at, step) in trace.steps.iter().enumerate() {
+        let (ends, begins) = step.deaths_and_births();
+        let ends: Vec<usize> = ends.map(|tensor| lives.root(tensor)).collect();
+        for tensor in begins {
+            live += begin(lives.root(tensor), &mut alive);
+        }
+        if live > limit.get() {
+            bound = bound.max(knapsack(&lives, at, &alive, live - limit.get(), costs)?);
+        }
+        for root in ends {
+            alive[root] -= 1;
+            if alive[root] == 0 {
+                live -= lives.buffers[root].bytes;
+            }
+        }
+    }
+    Some(bound)
+}
+
+/// The least cost of dropping `bytes` at a step.
+fn knapsack(lives: &Lives<'_>, at: usize, alive: &[u32], bytes: u64, costs: &[f64]) -> Option<f64> {
+    let used = |root: usize| match &lives.trace.steps[at] {
+        Step::Call(call) => {
+            let inputs = call.inputs.iter().map(|input| input.tensor);
+            inputs.chain(call.outputs.iter().copied()).any(|tensor| lives.root(tensor) == root)
+        }
+        Step::Upload { output, .. } => lives.root(*output) == root,
+        Step::Read(read) => lives.root(read.tensor) == root,
+        Step::Free(_) | Step::Mark(_) => false,
+    };
+    let can_go = |root: &usize| {
+        let buffer = &lives.buffers[*root];
+        alive[*root] > 0
+            && buffer.bytes > 0
+            && buffer.is_redoable
+            && !buffer.survives
+            && !used(*root)
+    };
+    let mut droppable: Vec<(f64, u64)> = (0..alive.len())
+        .filter(can_go)
+        .map(|root| {
+            let is_needed = lives.next_use(root, at) != NEVER;
+            (if is_needed { costs[lives.made[root]] } else { 0.0 }, lives.buffers[root].bytes)
+        })
+        .collect();
+    droppable.sort_by(|(a, of_a), (b, of_b)| (a / *of_a as f64).total_cmp(&(b / *of_b as f64)));
+    let mut rest = bytes as f64;
+    let mut cost = 0.0;
+    for (of, size) in droppable {
+        if rest <= 0.0 {
+            break;
+        }
+        let share = (rest / size as f64).min(1.0);
+        cost += of * share;
+        rest -= size as f64;
+    }
+    (rest <= 0.0).then_some(cost)
+}

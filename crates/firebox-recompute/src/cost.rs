@@ -1,0 +1,69 @@
+//! What calls cost, and which may be repeated.
+
+use firebox_trace::{Call, Step, Trace};
+
+/// How fast a device computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Floating-point operations in a second.
+    pub flops: f64,
+    /// Bytes read and written in a second.
+    pub bandwidth: f64,
+    /// Seconds for a call that does nothing.
+    pub launch: f64,
+}
+
+impl Rates {
+    /// An RTX 4090 in 32 bit: 82.6 Tflop/s and 1,008 GB/s, from NVIDIA's "Ada GPU architecture",
+    /// 2022, appendix A. Five microseconds for a launch are an assumption.
+    pub const RTX_4090: Self = Self { flops: 82.6e12, bandwidth: 1008e9, launch: 5e-6 };
+
+    /// The seconds of each step of a trace: what it computes or what it reads and writes, whatever
+    /// takes longer, and a launch. Views cost nothing.
+    pub fn costs(&self, trace: &Trace) -> Vec<f64> {
+        let cost = |step: &Step| match step {
+            Step::Call(call) if !call.is_view() => {
+                let inputs = call.inputs.iter().map(|input| input.tensor);
+                let bytes: u64 = inputs
+                    .chain(call.outputs.iter().copied())
+                    .map(|tensor| trace.tensor(tensor).bytes().get())
+                    .sum();
+                let computes = flops(trace, call) / self.flops;
+                computes.max(bytes as f64 / self.bandwidth) + self.launch
+            }
+            _ => 0.0,
+        };
+        trace.steps.iter().map(cost).collect()
+    }
+}
+
+/// The floating-point operations of a call. One for each element of its results, where it is no
+/// product and no convolution.
+fn flops(trace: &Trace, call: &Call) -> f64 {
+    let shape = |at: usize| call.inputs.get(at).map(|input| &trace.tensor(input.tensor).shape);
+    let elements = |tensor| trace.tensor(tensor).shape.num_elements() as f64;
+    let made: f64 = call.outputs.iter().map(|tensor| elements(*tensor)).sum();
+    let last = |at: usize| shape(at).and_then(|shape| shape.last().copied()).unwrap_or(1) as f64;
+    match &*call.name {
+        "float_matmul" | "linear" => 2.0 * made * last(0),
+        name if name.starts_with("conv") || name.contains("_conv") => {
+            // Each element of the activations' side meets one filter of the weight.
+            let weight = shape(1).map_or(1.0, |shape| shape.num_elements() as f64);
+            let filters = shape(1).and_then(|shape| shape.first().copied()).unwrap_or(1) as f64;
+            let side = shape(0).map_or(0.0, |shape| shape.num_elements() as f64);
+            2.0 * made.max(if name.contains("backward") { side } else { 0.0 }) * weight / filters
+        }
+        "attention" => 4.0 * made * shape(1).map_or(1.0, |keys| keys[keys.len() - 2] as f64),
+        _ => made,
+    }
+}
+
+/// Whether a call may be repeated: it gives the same values again, and nothing else happens.
+///
+/// Not so random draws, transfers between devices, and calls that burn does not know. Additions by
+/// index may add up in another order on a GPU.
+pub fn is_redoable(call: &Call) -> bool {
+    const NEVER: [&str; 7] =
+        ["random", "bernoulli", "to_device", "from_data", "scatter", "select_add", "custom"];
+    !NEVER.iter().any(|word| call.name.contains(word))
+}

@@ -1,0 +1,27 @@
+//! Recomputation: rewrites a recorded step so that it computes tensors again instead of keeping
+//! them, with less memory and more time.
+//!
+//! [`select`] chooses what to drop and what to compute again so that tensors stay within a number
+//! of bytes. What it gives is a [`Recipe`], plain data. [`apply`] makes another trace from it, of
+//! which any memory model can tell the footprint. [`check`] verifies that trace against the
+//! recorded one, with no code of the others.
+//!
+//! Values stay what they are: a repeated call is the recorded one, on inputs that have the same
+//! values. Never repeated are [random draws, uploads, reads and transfers](is_redoable).
+
+mod apply;
+mod bound;
+mod check;
+mod cost;
+#[cfg(test)]
+mod graphs;
+mod lives;
+mod recipe;
+mod select;
+
+pub use apply::{ApplyError, apply};
+pub use bound::lower_bound;
+pub use check::{CheckError, check};
+pub use cost::{Rates, is_redoable};
+pub use recipe::{Edit, Recipe, Rewritten, StepOrigin};
+pub use select::{Selected, select};
