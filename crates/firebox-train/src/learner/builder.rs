@@ -233,6 +233,9 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Running statistics, of batch normalization for example, are each rank's own. The ranks of a
     /// machine share its memory where they train on the CPU: each then plans with its part of what
     /// is free.
+    ///
+    /// Only [`fit`](Learner::fit) trains together. A [`StepPlanner`](crate::StepPlanner) plans for
+    /// this rank and exchanges nothing.
     pub fn ranks(mut self, ranks: Ranks) -> Self {
         self.settings.ranks = Some(ranks).filter(|ranks| ranks.world() > 1);
         self
