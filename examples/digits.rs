@@ -222,6 +222,8 @@ fn main() -> anyhow::Result<()> {
         .num_epochs(options.epochs as usize);
     let fitted = learner.fit(training)?;
     let measured = HEAP.peak_usage().saturating_sub(before);
+    // burn's dashboard, if it was built in, leaves the terminal with it.
+    drop(fitted.renderer);
     if !ranks.is_root() {
         return Ok(());
     }

@@ -36,12 +36,20 @@ use crate::run::checkpoints::unreadable_checkpoint;
 use crate::run::queue::give_back;
 use crate::run::strategy::{AutoBatch, Outcome};
 use crate::saved::SavedPlanner;
-use crate::settings::Settings;
+use crate::settings::{Later, Settings};
 use crate::splitter::Splitter;
 
 /// Whether burn shows its dashboard if no renderer was set.
 fn burns_dashboard_shows() -> bool {
     cfg!(feature = "tui") && std::io::stdout().is_terminal()
+}
+
+/// The settings of a run, with where it is shown.
+fn for_fit(settings: Settings) -> Settings {
+    let (settings, dashboard) = (settings.of_rank(), burns_dashboard_shows());
+    let screen = (settings.progress && !dashboard).then(Screen::new);
+    let later = (dashboard && std::io::stderr().is_terminal()).then(Later::default);
+    Settings { metrics: Metrics::default(), screen, later, ..settings }
 }
 
 /// Trains a model on batches of any size, in micro-batches that fit into memory.
@@ -73,7 +81,8 @@ impl Learner<(), (), (), (), (), ()> {
 pub struct Fitted<M> {
     /// The model, without automatic differentiation.
     pub model: M,
-    /// burn's renderer, for an evaluation after training.
+    /// burn's renderer, for an evaluation after training. burn's dashboard leaves the terminal when
+    /// it is dropped.
     pub renderer: Box<dyn MetricsRenderer>,
     /// The plan of the first batch. `None` if no batch was trained on, for example when training
     /// resumes after its last epoch.
@@ -89,6 +98,8 @@ pub struct Fitted<M> {
     pub stopped: Option<String>,
     /// Whether the gradients of split batches are known to equal the whole batches'.
     pub split_check: SplitCheck,
+    /// Dropped after the renderer.
+    _later: Option<Later>,
 }
 
 /// The result of [`Learner::fit`]: the trained model, or why training stopped and what is left.
@@ -249,10 +260,9 @@ where
             .map_err(|cause| FitError::new(conclude(cause), None))?;
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
-        let settings = Settings { metrics: Metrics::default(), ..settings.of_rank() };
-        let shows = settings.progress && !burns_dashboard_shows();
-        let screen = shows.then(Screen::new);
-        let settings = Settings { others, screen: screen.clone(), ..settings };
+        let settings = Settings { others, ..for_fit(settings) };
+        // The latter is dropped after what holds burn's renderer.
+        let (screen, later) = (settings.screen.clone(), settings.later.clone());
         let training = with_ranks(training, &settings);
         let states = settings.states.clone();
         let strategy = AutoBatch {
@@ -293,6 +303,7 @@ where
                 memory: outcome.memory.take(),
                 stopped: outcome.stopped.take(),
                 split_check: std::mem::take(&mut outcome.split_check),
+                _later: later,
             }),
         }
     }

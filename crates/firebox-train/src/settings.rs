@@ -2,7 +2,7 @@
 //! them in; `plan` and `fit` read them.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
@@ -51,6 +51,8 @@ pub(crate) struct Settings {
     pub(crate) progress: bool,
     /// Where the run is shown.
     pub(crate) screen: Option<Screen>,
+    /// What is to be said once burn's dashboard has left the terminal, if it is there.
+    pub(crate) later: Option<Later>,
     /// Where a trace of the step is saved.
     pub(crate) trace_path: Option<PathBuf>,
     /// Where a line is written for each step.
@@ -182,8 +184,31 @@ impl Settings {
             _ if rank > 0 && level == log::Level::Warn => eprintln!("rank {rank}: {text}"),
             _ if self.quiet => {}
             Some(screen) => screen.write(text),
-            None => eprintln!("{text}"),
+            None => match &self.later {
+                Some(later) => later.add(text),
+                None => eprintln!("{text}"),
+            },
         }
+    }
+}
+
+/// What is said once burn's dashboard has left the terminal: when the last clone is dropped.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Later(Arc<Texts>);
+
+#[derive(Debug, Default)]
+struct Texts(Mutex<Vec<String>>);
+
+impl Later {
+    fn add(&self, text: &str) {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
+    }
+}
+
+impl Drop for Texts {
+    fn drop(&mut self) {
+        let texts = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        texts.drain(..).for_each(|text| eprintln!("{text}"));
     }
 }
 
