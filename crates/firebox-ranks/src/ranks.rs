@@ -122,6 +122,9 @@ impl Ranks {
         let word = bincode::serde::encode_to_vec(value, config)
             .map_err(|error| unexpected(self.rank, error.to_string()))?;
         let words = self.with(|engine| engine.control(word, self.patience))?;
+        if words.len() != self.world {
+            return Err(unexpected(0, "not one message of each rank".to_owned()));
+        }
         let decode = |(rank, word): (usize, Vec<u8>)| {
             let decoded = bincode::serde::decode_from_slice(&word, config);
             match decoded {

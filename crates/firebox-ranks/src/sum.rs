@@ -15,13 +15,14 @@ const UNDERWAY: usize = 2;
 /// pieces of at most `largest` bytes, with the piece itself on its way in and on its way out.
 pub fn exchange_bytes(total: u64, largest: u64) -> u64 {
     let bucket = (BUCKET * size_of::<f32>()) as u64;
-    // One is filled, those underway have what is sent and what is received, and one has arrived. A
-    // single one is first sent and received, and has arrived then; room for it grows by doubling.
+    // One is filled, those underway have what is sent and what is received, one has arrived, and of
+    // one before it not all was taken. A single one is first sent and received, and has arrived
+    // then; room for it grows by doubling.
     let buckets = match total.div_ceil(bucket) {
         0 => 0,
         1 => 3,
         2 => 1 + 2 * UNDERWAY as u64,
-        _ => 2 + 2 * UNDERWAY as u64,
+        _ => 3 + 2 * UNDERWAY as u64,
     };
     // A piece that comes, one that arrives in parts, and one that goes.
     bucket.min(total) * buckets + 3 * largest
@@ -52,8 +53,8 @@ pub struct Summing<'a> {
     filling: usize,
     underway: VecDeque<usize>,
     waiting: usize,
-    arrived: Vec<f32>,
-    /// How many of those that have arrived were taken.
+    /// The buckets that have arrived, and how many numbers of the first were taken.
+    arrived: VecDeque<Vec<f32>>,
     taken: usize,
     fold: u64,
     is_finite: bool,
@@ -73,7 +74,7 @@ impl<'a> Summing<'a> {
             filling: 0,
             underway: VecDeque::new(),
             waiting: 0,
-            arrived: Vec::new(),
+            arrived: VecDeque::new(),
             taken: 0,
             fold: 0,
             is_finite: true,
@@ -109,7 +110,9 @@ impl<'a> Summing<'a> {
         while count > 0 {
             let now = count.min(BUCKET - self.filling);
             if self.ranks.is_some() {
-                let room = (self.filling + now).next_power_of_two().min(BUCKET);
+                let is_first = self.underway.is_empty();
+                let needed = (self.filling + now).next_power_of_two();
+                let room = if is_first { needed.min(BUCKET) } else { BUCKET };
                 self.filled.reserve_exact(room - self.filling);
             }
             fill(&mut self.filled, now);
@@ -145,8 +148,18 @@ impl<'a> Summing<'a> {
             if self.ranks.is_none() {
                 return Vec::new();
             }
-            let sums = self.arrived[self.taken..self.taken + count].to_vec();
-            self.taken += count;
+            let mut sums = Vec::with_capacity(count);
+            while sums.len() < count
+                && let Some(first) = self.arrived.front()
+            {
+                let now = (count - sums.len()).min(first.len() - self.taken);
+                sums.extend_from_slice(&first[self.taken..self.taken + now]);
+                self.taken += now;
+                if self.taken == first.len() {
+                    self.arrived.pop_front();
+                    self.taken = 0;
+                }
+            }
             sums
         })
     }
@@ -180,11 +193,7 @@ impl<'a> Summing<'a> {
         self.is_finite &= !sums.iter().fold(false, |found, sum| found | !sum.is_finite());
         let bits = sums.iter().map(|sum| u64::from(sum.to_bits()));
         self.fold = self.fold.rotate_left(1) ^ bits.fold(0, u64::wrapping_add);
-        self.arrived.drain(..std::mem::take(&mut self.taken));
-        match self.arrived.is_empty() {
-            true => self.arrived = sums,
-            false => self.arrived.extend_from_slice(&sums),
-        }
+        self.arrived.push_back(sums);
         Ok(())
     }
 }

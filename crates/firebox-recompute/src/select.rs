@@ -85,9 +85,10 @@ pub fn select(trace: &Trace, limit: Bytes, costs: &[f64]) -> Option<Selected> {
     loop {
         let before = best.cost;
         let repeated = most_repeated(&lives, &best, costs);
-        for root in
-            repeated.into_iter().filter(|root| !keeps[*root]).take(trials).collect::<Vec<_>>()
-        {
+        for root in repeated {
+            if trials == 0 || keeps[root] {
+                continue;
+            }
             trials -= 1;
             keeps[root] = true;
             match walk(weights, &keeps).filter(|other| other.is_better(&best, limit)) {

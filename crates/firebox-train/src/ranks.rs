@@ -114,7 +114,7 @@ impl Team {
         }
         if self.stop.is_none() {
             let own = self.ranks.rank();
-            let stops = said.iter().enumerate().filter_map(|(rank, said)| {
+            self.stop = said.iter().enumerate().find_map(|(rank, said)| {
                 let stop = said.stop.clone()?;
                 let message = match rank == own {
                     true => stop.message,
@@ -122,7 +122,6 @@ impl Team {
                 };
                 Some(Stop { message, ..stop })
             });
-            self.stop = { stops }.next();
         }
         let words: Vec<Word> = said.into_iter().filter_map(|said| said.word.ok()).collect();
         let first = std::mem::discriminant(&words[0]);

@@ -212,7 +212,9 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// Does not print the plan before training. Default: it is printed to standard error.
+    /// Does not print the plan before training. Default: it is printed to standard error, or, with
+    /// the feature `tui` and on a terminal, once [burn's renderer](crate::Fitted::renderer) is
+    /// dropped.
     pub fn quiet(mut self) -> Self {
         self.settings.quiet = true;
         self

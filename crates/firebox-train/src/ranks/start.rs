@@ -99,9 +99,14 @@ pub(crate) fn start<LC: LazyComponents>(
         }
     }
     let epoch = begins[0].epoch;
-    share_model(team, learner)?;
+    // An error of this rank alone waits until all have sent and received as often.
+    let shared = share_model(team, learner);
+    if let Err(error @ TrainError::Ranks(_)) = shared {
+        return Err(error);
+    }
     let optimizer = team.ranks.broadcast(records.optimizer)?;
     let scheduler = team.ranks.broadcast(records.scheduler)?;
+    shared?;
     if !team.is_root() {
         let device = learner.model().devices()[0].clone();
         learner.load_optim(unpack::<LC::Backend, _>(optimizer, &device)?);
@@ -148,8 +153,16 @@ impl Sharing<'_> {
         }
     }
 
-    /// The id and the elements of the next tensor, which has this shape and type.
-    fn receive(&mut self, shape: Shape, dtype: DType) -> Option<(ParamId, TensorData)> {
+    /// What `make` makes of the next tensor, which has this shape and type, and the id of its
+    /// parameter.
+    fn take_over<T>(
+        &mut self,
+        (shape, dtype): (Shape, DType),
+        make: impl FnOnce(TensorData) -> T,
+    ) -> Option<(ParamId, T)> {
+        if !self.goes_on() {
+            return None;
+        }
         let mut bytes = match self.ranks.broadcast(Vec::new()) {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -164,7 +177,14 @@ impl Sharing<'_> {
         }
         let id: Vec<u8> = bytes.drain(..size_of::<u64>()).collect();
         let id = ParamId::from(u64::from_le_bytes(id.try_into().ok()?));
-        Some((id, TensorData::from_bytes_vec(bytes, shape, dtype)))
+        let data = TensorData::from_bytes_vec(bytes, shape, dtype);
+        match catch_unwind(AssertUnwindSafe(|| make(data))) {
+            Ok(made) => Some((id, made)),
+            Err(panic) => {
+                self.failed.get_or_insert(not_shared(&panic_message(&*panic)));
+                None
+            }
+        }
     }
 
     /// Whether the ranks still talk to each other.
@@ -195,15 +215,14 @@ impl<B: Backend> ModuleVisitor<B> for Sharing<'_> {
 
 impl<B: Backend> ModuleMapper<B> for Sharing<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let (old_id, old, mapper) = param.consume();
+        let (id, old, mapper) = param.consume();
         let (dtype, device) = (old.dtype(), old.device());
-        let received = self.goes_on().then(|| self.receive(old.shape(), dtype)).flatten();
-        let Some((id, data)) = received else {
-            return Param::from_mapped_value(old_id, old, mapper);
+        let make = |data| {
+            let tensor = Tensor::from_data(data, (&device, dtype));
+            tensor.set_require_grad(old.is_require_grad())
         };
-        let requires = old.is_require_grad();
-        drop(old);
-        let tensor = Tensor::from_data(data, (&device, dtype)).set_require_grad(requires);
+        let made = self.take_over((old.shape(), dtype), make);
+        let (id, tensor) = made.unwrap_or((id, old));
         Param::from_mapped_value(id, tensor, mapper)
     }
 
@@ -211,26 +230,24 @@ impl<B: Backend> ModuleMapper<B> for Sharing<'_> {
         &mut self,
         param: Param<Tensor<B, D, Int>>,
     ) -> Param<Tensor<B, D, Int>> {
-        let (old_id, old, mapper) = param.consume();
+        let (id, old, mapper) = param.consume();
         let (dtype, device) = (old.dtype(), old.device());
-        let received = self.goes_on().then(|| self.receive(old.shape(), dtype)).flatten();
-        let Some((id, data)) = received else {
-            return Param::from_mapped_value(old_id, old, mapper);
-        };
-        Param::from_mapped_value(id, Tensor::from_data(data, (&device, dtype)), mapper)
+        let make = |data| Tensor::from_data(data, (&device, dtype));
+        let made = self.take_over((old.shape(), dtype), make);
+        let (id, tensor) = made.unwrap_or((id, old));
+        Param::from_mapped_value(id, tensor, mapper)
     }
 
     fn map_bool<const D: usize>(
         &mut self,
         param: Param<Tensor<B, D, Bool>>,
     ) -> Param<Tensor<B, D, Bool>> {
-        let (old_id, old, mapper) = param.consume();
+        let (id, old, mapper) = param.consume();
         let (dtype, device) = (old.dtype(), old.device());
-        let received = self.goes_on().then(|| self.receive(old.shape(), dtype)).flatten();
-        let Some((id, data)) = received else {
-            return Param::from_mapped_value(old_id, old, mapper);
-        };
-        Param::from_mapped_value(id, Tensor::from_data(data, &device), mapper)
+        let make = |data| Tensor::from_data(data, &device);
+        let made = self.take_over((old.shape(), dtype), make);
+        let (id, tensor) = made.unwrap_or((id, old));
+        Param::from_mapped_value(id, tensor, mapper)
     }
 }
 
