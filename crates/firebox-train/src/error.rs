@@ -327,8 +327,7 @@ pub enum TrainError {
         rank: usize,
         /// The message of its error.
         message: String,
-        /// The error, on that rank.
-        #[source]
+        /// The error, on that rank. No source of this one, whose message has its message.
         cause: Option<Box<TrainError>>,
     },
     /// The ranks cannot go on together.
