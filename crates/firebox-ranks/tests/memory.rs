@@ -66,7 +66,7 @@ fn a_sum_takes_no_more_than_is_planned() {
         let before = HEAP.current_usage();
         let mut summing = Summing::of(&ranks);
         let mut waiting: VecDeque<usize> = VecDeque::new();
-        let mut take = |summing: &mut Summing<'_>, waiting: &mut VecDeque<usize>| {
+        let take = |summing: &mut Summing<'_>, waiting: &mut VecDeque<usize>| {
             while waiting.front().is_some_and(|first| summing.take(*first).is_some()) {
                 waiting.pop_front();
             }
