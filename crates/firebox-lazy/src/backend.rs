@@ -96,7 +96,7 @@ impl<B: Backend> Backend for Lazy<B> {
         if session::records::<B>() {
             let device = device.clone();
             session::with::<B, _>(|session| {
-                session.push_effect(move |values| match &mut values.substitute {
+                session.push_effect(move |frame| match frame.substitute() {
                     Some(generator) => generator.seed(seed),
                     None => B::seed(&device, seed),
                 });

@@ -7,11 +7,11 @@ use std::fmt;
 
 use burn_backend::{Backend, TensorMetadata};
 use burn_std::{DType, Shape};
-use firebox_trace::{Bytes, TensorIndex, Use};
+use firebox_trace::Bytes;
 
 use crate::kind::Kind;
 use crate::record::call::CallFrame;
-use crate::record::values::Values;
+use crate::record::values::Frame;
 use crate::tensor::LazyTensor;
 use crate::threads::deferred;
 use crate::threads::streams::on_stream;
@@ -141,9 +141,9 @@ impl CustomOp {
             device.unwrap_or_else(|| panic!("custom operation `{name}` has an input tensor"));
         let (promised, outputs) = O::promise(&mut forms.iter(), &device, &mut frame);
         let said = forms.clone();
-        frame.close_custom(self.parameters.join(", "), forms, self.workspace, move |values| {
-            let plain = run(I::fetch(slots, values));
-            O::store(outputs, plain, name, &mut said.iter(), values);
+        frame.close_custom(self.parameters.join(", "), forms, self.workspace, move |frame| {
+            let plain = run(I::fetch(slots, frame));
+            O::store(outputs, plain, name, &mut said.iter(), frame);
         });
         promised
     }
@@ -162,7 +162,7 @@ pub trait CustomInputs<B: Backend> {
     #[doc(hidden)]
     fn take(self, frame: &mut CallFrame<B>) -> Self::Slots;
     #[doc(hidden)]
-    fn fetch(slots: Self::Slots, values: &mut Values<B>) -> Self::Plain;
+    fn fetch(slots: Self::Slots, frame: &mut Frame<'_, B>) -> Self::Plain;
 }
 
 /// The results of a [`CustomOp`]. Implemented for a tensor of `Lazy<B>` and for tuples of two to
@@ -191,7 +191,7 @@ pub trait CustomResults<B: Backend>: Sized {
         plain: Self::Plain,
         name: &str,
         forms: &mut Forms<'_>,
-        values: &mut Values<B>,
+        frame: &mut Frame<'_, B>,
     );
 }
 
@@ -199,24 +199,24 @@ type Forms<'a> = std::slice::Iter<'a, Form>;
 
 impl<B: Backend, K: Kind<B>> CustomInputs<B> for LazyTensor<B, K> {
     type Plain = K::Primitive;
-    type Slots = Use;
+    type Slots = u32;
 
     fn plain(self) -> Self::Plain {
         self.into_inner()
     }
 
-    fn take(self, frame: &mut CallFrame<B>) -> Use {
-        frame.input(self).used
+    fn take(self, frame: &mut CallFrame<B>) -> u32 {
+        frame.input(self).number
     }
 
-    fn fetch(slot: Use, values: &mut Values<B>) -> Self::Plain {
-        K::restore(values.fetch(slot))
+    fn fetch(slot: u32, frame: &mut Frame<'_, B>) -> Self::Plain {
+        K::restore(frame.fetch(slot))
     }
 }
 
 impl<B: Backend, K: Kind<B>> CustomInputs<B> for Option<LazyTensor<B, K>> {
     type Plain = Option<K::Primitive>;
-    type Slots = Option<Use>;
+    type Slots = Option<u32>;
 
     fn plain(self) -> Self::Plain {
         self.map(LazyTensor::into_inner)
@@ -226,14 +226,14 @@ impl<B: Backend, K: Kind<B>> CustomInputs<B> for Option<LazyTensor<B, K>> {
         self.map(|tensor| tensor.take(frame))
     }
 
-    fn fetch(slot: Self::Slots, values: &mut Values<B>) -> Self::Plain {
-        slot.map(|slot| K::restore(values.fetch(slot)))
+    fn fetch(slot: Self::Slots, frame: &mut Frame<'_, B>) -> Self::Plain {
+        slot.map(|slot| K::restore(frame.fetch(slot)))
     }
 }
 
 impl<B: Backend, K: Kind<B>> CustomInputs<B> for Vec<LazyTensor<B, K>> {
     type Plain = Vec<K::Primitive>;
-    type Slots = Vec<Use>;
+    type Slots = Vec<u32>;
 
     fn plain(self) -> Self::Plain {
         self.into_iter().map(LazyTensor::into_inner).collect()
@@ -243,8 +243,8 @@ impl<B: Backend, K: Kind<B>> CustomInputs<B> for Vec<LazyTensor<B, K>> {
         self.into_iter().map(|tensor| tensor.take(frame)).collect()
     }
 
-    fn fetch(slots: Self::Slots, values: &mut Values<B>) -> Self::Plain {
-        slots.into_iter().map(|slot| K::restore(values.fetch(slot))).collect()
+    fn fetch(slots: Self::Slots, frame: &mut Frame<'_, B>) -> Self::Plain {
+        slots.into_iter().map(|slot| K::restore(frame.fetch(slot))).collect()
     }
 }
 
@@ -262,8 +262,8 @@ macro_rules! tuples_of_inputs {
                 ($(self.$at.take(frame),)+)
             }
 
-            fn fetch(slots: Self::Slots, values: &mut Values<B>) -> Self::Plain {
-                ($($name::fetch(slots.$at, values),)+)
+            fn fetch(slots: Self::Slots, frame: &mut Frame<'_, B>) -> Self::Plain {
+                ($($name::fetch(slots.$at, frame),)+)
             }
         }
     )*};
@@ -283,7 +283,7 @@ tuples_of_inputs! {
 impl<B: Backend, K: Kind<B>> CustomResults<B> for LazyTensor<B, K> {
     type Forms = Form;
     type Plain = K::Primitive;
-    type Slots = TensorIndex;
+    type Slots = u32;
 
     fn list(form: Form) -> Vec<Form> {
         vec![form]
@@ -297,18 +297,18 @@ impl<B: Backend, K: Kind<B>> CustomResults<B> for LazyTensor<B, K> {
         forms: &mut Forms<'_>,
         device: &B::Device,
         frame: &mut CallFrame<B>,
-    ) -> (Self, TensorIndex) {
+    ) -> (Self, u32) {
         frame.promise(next(forms).clone(), device.clone())
     }
 
     fn store(
-        slot: TensorIndex,
+        slot: u32,
         plain: Self::Plain,
         name: &str,
         forms: &mut Forms<'_>,
-        values: &mut Values<B>,
+        frame: &mut Frame<'_, B>,
     ) {
-        values.store(slot, K::erase(as_said(plain, name, forms)));
+        frame.store(slot, K::erase(as_said(plain, name, forms)));
     }
 }
 
@@ -341,9 +341,9 @@ macro_rules! tuples_of_results {
                 plain: Self::Plain,
                 name: &str,
                 forms: &mut Forms<'_>,
-                values: &mut Values<B>,
+                frame: &mut Frame<'_, B>,
             ) {
-                $($name::store(slots.$at, plain.$at, name, forms, values);)+
+                $($name::store(slots.$at, plain.$at, name, forms, frame);)+
             }
         }
     )*};

@@ -1,15 +1,20 @@
 //! Applies a recipe to a trace.
 
+use std::collections::HashMap;
+
 use firebox_trace::{Call, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace, Use};
 
-use crate::recipe::{Edit, Recipe, Rewritten, StepOrigin};
+use crate::recipe::{Anchor, Anchors, Edit, Recipe, Rewritten, StepOrigin};
 
 /// Why a recipe does not fit a trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
-    /// An edit names a step that the trace does not have, or that is no call, or comes too early.
-    #[error("an edit before step {0} does not fit the trace")]
-    Misplaced(OpIndex),
+    /// An edit names a step that the trace does not have, or that is no call, or comes too late.
+    #[error("edit {0} does not fit the trace")]
+    Misplaced(usize),
+    /// The trace contradicts itself.
+    #[error("step {0} ends a tensor that is not there")]
+    Contradiction(OpIndex),
     /// A call needs a tensor that was dropped.
     #[error("step {at} needs tensor {tensor}, which was dropped")]
     Dropped {
@@ -44,37 +49,51 @@ pub fn apply(trace: &Trace, recipe: &Recipe) -> Result<Rewritten, ApplyError> {
     };
     let mut rewriting = Rewriting {
         trace,
-        roots: trace.buffers(),
+        anchors: Anchors::of(trace),
+        members: members(trace),
         versions: trace.tensors.iter().enumerate().map(|(at, of)| existing(of, at)).collect(),
         tensors: trace.tensors.clone(),
         steps: Vec::with_capacity(trace.steps.len() + recipe.edits.len()),
         origins: Vec::with_capacity(trace.steps.len() + recipe.edits.len()),
     };
-    let mut edits = recipe.edits.iter().copied().peekable();
-    for at in 0..trace.steps.len() {
-        let at = OpIndex(at as u32);
-        while let Some(edit) = edits.next_if(|edit| edit.before() <= at) {
-            if edit.before() < at {
-                return Err(ApplyError::Misplaced(edit.before()));
+    let mut edits = recipe.edits.iter().copied().enumerate().peekable();
+    let mut anchor = Anchor(0);
+    for (at, step) in trace.iter() {
+        if !matches!(step, Step::Free(_)) {
+            while let Some((number, edit)) = edits.next_if(|(_, edit)| edit.before() == anchor) {
+                rewriting.edit(at, number, edit)?;
             }
-            match edit {
-                Edit::Drop { buffer, .. } => rewriting.drop_buffer(buffer),
-                Edit::Redo { call, .. } => rewriting.redo(at, call)?,
-            }
+            anchor.0 += 1;
         }
         rewriting.record(at)?;
     }
-    if let Some(edit) = edits.next() {
-        return Err(ApplyError::Misplaced(edit.before()));
+    let end = OpIndex(trace.steps.len() as u32);
+    while let Some((number, edit)) = edits.next_if(|(_, edit)| edit.before() == anchor) {
+        rewriting.edit(end, number, edit)?;
+    }
+    // One that comes after an edit of a later step is left over as well.
+    if let Some((number, _)) = edits.next() {
+        return Err(ApplyError::Misplaced(number));
     }
     let Rewriting { tensors, steps, origins, .. } = rewriting;
     let descriptions = trace.descriptions.clone();
     Ok(Rewritten { trace: Trace { tensors, steps, descriptions }, origins })
 }
 
+/// The tensors of each buffer that has views or was made, by its owner.
+fn members(trace: &Trace) -> HashMap<TensorIndex, Vec<TensorIndex>> {
+    let mut members: HashMap<TensorIndex, Vec<TensorIndex>> = HashMap::new();
+    for (tensor, root) in trace.buffers().into_iter().enumerate() {
+        members.entry(root).or_default().push(TensorIndex(tensor as u32));
+    }
+    members
+}
+
 struct Rewriting<'a> {
     trace: &'a Trace,
-    roots: Vec<TensorIndex>,
+    anchors: Anchors,
+    /// The tensors of each buffer, by its owner.
+    members: HashMap<TensorIndex, Vec<TensorIndex>>,
     versions: Vec<Version>,
     tensors: Vec<TensorInfo>,
     steps: Vec<Step>,
@@ -91,12 +110,25 @@ impl Rewriting<'_> {
         &mut self.versions[tensor.0 as usize]
     }
 
+    fn edit(&mut self, at: OpIndex, number: usize, edit: Edit) -> Result<(), ApplyError> {
+        let misplaced = ApplyError::Misplaced(number);
+        match edit {
+            Edit::Drop { buffer, .. } => {
+                let root = Rewritten::made(self.trace, &self.anchors, buffer).ok_or(misplaced)?;
+                self.drop_buffer(root);
+                Ok(())
+            }
+            Edit::Redo { call, .. } => {
+                let call = self.anchors.step(call).filter(|call| *call < at);
+                self.redo(call.ok_or(misplaced.clone())?, misplaced)
+            }
+        }
+    }
+
     fn drop_buffer(&mut self, root: TensorIndex) {
-        for tensor in 0..self.versions.len() {
-            if self.roots[tensor] == root
-                && let Version::Is(is) = self.versions[tensor]
-            {
-                self.versions[tensor] = Version::Dropped;
+        for tensor in self.members.get(&root).cloned().unwrap_or_default() {
+            if let Version::Is(is) = *self.version(tensor) {
+                *self.version(tensor) = Version::Dropped;
                 self.push(Step::Free(is), StepOrigin::Dropped);
             }
         }
@@ -118,12 +150,9 @@ impl Rewriting<'_> {
         Ok(inputs)
     }
 
-    fn redo(&mut self, before: OpIndex, of: OpIndex) -> Result<(), ApplyError> {
+    fn redo(&mut self, of: OpIndex, misplaced: ApplyError) -> Result<(), ApplyError> {
         let trace = self.trace;
-        let call = match trace.steps.get(of.0 as usize) {
-            Some(Step::Call(call)) if of < before => call,
-            _ => return Err(ApplyError::Misplaced(before)),
-        };
+        let Step::Call(call) = &trace.steps[of.0 as usize] else { return Err(misplaced) };
         let inputs = self.inputs(of, call, Version::Dropped)?;
         let at = OpIndex(self.steps.len() as u32);
         let mut outputs = Vec::with_capacity(call.outputs.len());
@@ -173,7 +202,7 @@ impl Rewriting<'_> {
                 }
                 // It has ended before.
                 Version::Dropped => return Ok(()),
-                Version::Unborn | Version::Ended => return Err(ApplyError::Misplaced(at)),
+                Version::Unborn | Version::Ended => return Err(ApplyError::Contradiction(at)),
             },
             Step::Read(read) => {
                 let tensor = read.tensor;

@@ -137,7 +137,7 @@ impl Checker<'_> {
         else {
             return Err(CheckError::Other { at, of });
         };
-        if !is_redoable(recorded) {
+        if !is_redoable(trace, recorded) {
             return Err(CheckError::Repeated(of));
         }
         if self.same_call(new, recorded) { Ok(()) } else { Err(CheckError::Other { at, of }) }
@@ -210,7 +210,7 @@ mod tests {
                 }
                 // A random draw is repeated.
                 2 => {
-                    let draws = trace.calls().filter(|(_, call)| !is_redoable(call));
+                    let draws = trace.calls().filter(|(_, call)| !is_redoable(&trace, call));
                     let Some((draw, _)) = draws.last() else { return Ok(()) };
                     let Step::Call(recorded) = &trace.steps[draw.0 as usize] else { unreachable!() };
                     let new = TensorIndex(mutant.trace.tensors.len() as u32);

@@ -1,5 +1,6 @@
 //! What calls cost, and which may be repeated.
 
+use burn_ir::OperationIr;
 use firebox_trace::{Call, Step, Trace};
 
 /// How fast a device computes.
@@ -60,10 +61,20 @@ fn flops(trace: &Trace, call: &Call) -> f64 {
 
 /// Whether a call may be repeated: it gives the same values again, and nothing else happens.
 ///
-/// Not so random draws, transfers between devices, and calls that burn does not know. Additions by
-/// index may add up in another order on a GPU.
-pub fn is_redoable(call: &Call) -> bool {
-    const NEVER: [&str; 7] =
-        ["random", "bernoulli", "to_device", "from_data", "scatter", "select_add", "custom"];
+/// Not so random draws, memory without values, transfers between devices, and calls that burn's
+/// intermediate representation does not have, such as those of the user's own. Additions by index
+/// may add up in another order on a GPU.
+pub fn is_redoable(trace: &Trace, call: &Call) -> bool {
+    const NEVER: [&str; 7] = [
+        "random",
+        "empty",
+        "to_device",
+        "scatter",
+        "select_add",
+        "embedding_backward",
+        "deform_conv2d_backward",
+    ];
+    let is_foreign = |operation: &OperationIr| matches!(operation, OperationIr::Custom(_));
     !NEVER.iter().any(|word| call.name.contains(word))
+        && !trace.description(call).operations.iter().any(is_foreign)
 }

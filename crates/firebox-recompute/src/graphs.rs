@@ -112,7 +112,7 @@ pub fn cheapest(trace: &Trace, limit: Bytes, costs: &[f64]) -> Option<f64> {
     let survivors: u32 = trace.survivors().into_iter().map(bit).sum();
     let droppable: u32 = trace
         .calls()
-        .filter(|(_, call)| is_redoable(call))
+        .filter(|(_, call)| is_redoable(trace, call))
         .map(|(_, call)| bit(call.outputs[0]))
         .sum::<u32>()
         & !survivors;
@@ -143,7 +143,7 @@ pub fn cheapest(trace: &Trace, limit: Bytes, costs: &[f64]) -> Option<f64> {
         for (of, call) in trace.calls().filter(|(of, _)| (of.0 as usize) < at) {
             let is_missing = alive & bit(call.outputs[0]) == 0;
             if is_missing
-                && is_redoable(call)
+                && is_redoable(trace, call)
                 && let Some(next) = run(alive, call)
             {
                 queue.push(Reverse((cost + costs[of.0 as usize] as u64, at, next)));

@@ -16,12 +16,16 @@ mod cost;
 #[cfg(test)]
 mod graphs;
 mod lives;
+mod program;
 mod recipe;
+mod segment;
 mod select;
 
 pub use apply::{ApplyError, apply};
 pub use bound::lower_bound;
 pub use check::{CheckError, check};
 pub use cost::{Rates, is_redoable};
-pub use recipe::{Edit, Recipe, Rewritten, StepOrigin};
+pub use program::{Program, ProgramError};
+pub use recipe::{Anchor, Edit, Made, Recipe, Rewritten, StepOrigin};
+pub use segment::{anchors_before, model_steps, segment};
 pub use select::{Selected, select};

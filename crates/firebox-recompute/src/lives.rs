@@ -3,6 +3,7 @@
 use firebox_trace::{Mark, Origin, Step, TensorIndex, Trace};
 
 use crate::cost::is_redoable;
+use crate::recipe::Anchors;
 
 /// No step.
 pub(crate) const NEVER: usize = usize::MAX;
@@ -23,6 +24,7 @@ pub(crate) struct Buffer {
 /// What is known about a trace before it is rewritten.
 pub(crate) struct Lives<'a> {
     pub(crate) trace: &'a Trace,
+    pub(crate) anchors: Anchors,
     /// The buffer of each tensor, by its owner.
     pub(crate) roots: Vec<TensorIndex>,
     /// By owner. Empty for tensors that own none.
@@ -57,7 +59,7 @@ impl<'a> Lives<'a> {
             buffer.tensors.push(index);
             buffer.survives |= ended[tensor] == NEVER;
             let is_call = matches!(trace.tensor(index).origin, Origin::Made(at)
-                if matches!(&trace.steps[at.0 as usize], Step::Call(call) if is_redoable(call)));
+                if matches!(&trace.steps[at.0 as usize], Step::Call(call) if is_redoable(trace, call)));
             buffer.is_redoable &= is_call;
         }
         for (at, step) in trace.steps.iter().enumerate() {
@@ -81,7 +83,8 @@ impl<'a> Lives<'a> {
             }
         }
         let remade_until = remade_until(trace, &ended);
-        Self { trace, roots, buffers, made, remade_until, horizon: horizon(trace) }
+        let anchors = Anchors::of(trace);
+        Self { trace, anchors, roots, buffers, made, remade_until, horizon: horizon(trace) }
     }
 
     pub(crate) fn root(&self, tensor: TensorIndex) -> usize {
@@ -99,7 +102,7 @@ impl<'a> Lives<'a> {
 /// What is dropped with a later use comes back for it, and stays until it ends.
 fn remade_until(trace: &Trace, ended: &[usize]) -> Vec<usize> {
     let mut until = vec![0; trace.tensors.len()];
-    for (_, call) in trace.calls().filter(|(_, call)| is_redoable(call)) {
+    for (_, call) in trace.calls().filter(|(_, call)| is_redoable(trace, call)) {
         let there = call.inputs.iter().map(|input| {
             let input = input.tensor.0 as usize;
             ended[input].max(until[input])

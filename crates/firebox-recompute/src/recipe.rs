@@ -1,6 +1,22 @@
 //! What a rewrite is: edits of a trace, and the trace that they give.
 
-use firebox_trace::{OpIndex, TensorIndex, Trace};
+use firebox_trace::{OpIndex, Step, TensorIndex, Trace};
+
+/// A step of a trace that is not the end of a tensor: its number among those, from zero. The number
+/// after the last one is the end of the trace.
+///
+/// Where tensors end differs between recordings of the same program; what is called does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Anchor(pub u32);
+
+/// A tensor that a step makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// The step.
+    pub by: Anchor,
+    /// Which of its results it is, from zero.
+    pub result: u32,
+}
 
 /// One edit of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,25 +24,38 @@ pub enum Edit {
     /// Frees a tensor and all views of its buffer before a recorded step.
     Drop {
         /// The step.
-        before: OpIndex,
+        before: Anchor,
         /// The tensor that owns the buffer.
-        buffer: TensorIndex,
+        buffer: Made,
     },
     /// Repeats a recorded call before a later recorded step. Results of which there still is one
     /// end at once.
     Redo {
         /// The step.
-        before: OpIndex,
+        before: Anchor,
         /// The call.
-        call: OpIndex,
+        call: Anchor,
     },
 }
 
 impl Edit {
     /// The recorded step before which the edit takes place.
-    pub fn before(self) -> OpIndex {
+    pub fn before(self) -> Anchor {
         match self {
             Self::Drop { before, .. } | Self::Redo { before, .. } => before,
+        }
+    }
+
+    /// The edit in a trace that has `steps` more steps in front.
+    fn behind(self, steps: u32) -> Self {
+        let behind = |Anchor(at): Anchor| Anchor(at + steps);
+        match self {
+            Self::Drop { before, buffer: Made { by, result } } => {
+                Self::Drop { before: behind(before), buffer: Made { by: behind(by), result } }
+            }
+            Self::Redo { before, call } => {
+                Self::Redo { before: behind(before), call: behind(call) }
+            }
         }
     }
 }
@@ -36,6 +65,34 @@ impl Edit {
 pub struct Recipe {
     /// The edits.
     pub edits: Vec<Edit>,
+}
+
+impl Recipe {
+    /// The recipe for a trace in which `steps` steps that are no ends of tensors come before those
+    /// that it is for.
+    pub fn behind(&self, steps: u32) -> Self {
+        Self { edits: self.edits.iter().map(|edit| edit.behind(steps)).collect() }
+    }
+}
+
+/// The anchors of a trace.
+pub(crate) struct Anchors(Vec<OpIndex>);
+
+impl Anchors {
+    pub(crate) fn of(trace: &Trace) -> Self {
+        let steps = trace.iter().filter(|(_, step)| !matches!(step, Step::Free(_)));
+        Self(steps.map(|(at, _)| at).collect())
+    }
+
+    /// The step of an anchor.
+    pub(crate) fn step(&self, anchor: Anchor) -> Option<OpIndex> {
+        self.0.get(anchor.0 as usize).copied()
+    }
+
+    /// The first anchor at or after a step.
+    pub(crate) fn from(&self, step: OpIndex) -> Anchor {
+        Anchor(self.0.partition_point(|at| *at < step) as u32)
+    }
 }
 
 /// Where a step of a rewritten trace comes from.
@@ -56,4 +113,21 @@ pub struct Rewritten {
     pub trace: Trace,
     /// Where each of its steps comes from.
     pub origins: Vec<StepOrigin>,
+}
+
+impl Rewritten {
+    /// How many calls are repeated.
+    pub fn repeats(&self) -> usize {
+        let repeated = |origin: &&StepOrigin| matches!(origin, StepOrigin::Repeated(_));
+        self.origins.iter().filter(repeated).count()
+    }
+
+    /// The result of a step, if the step of the trace is that of a recorded tensor.
+    pub(crate) fn made(trace: &Trace, anchors: &Anchors, made: Made) -> Option<TensorIndex> {
+        match &trace.steps[anchors.step(made.by)?.0 as usize] {
+            Step::Call(call) => call.outputs.get(made.result as usize).copied(),
+            Step::Upload { output, .. } => (made.result == 0).then_some(*output),
+            _ => None,
+        }
+    }
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use firebox_trace::{Bytes, Call, OpIndex, Step, TensorIndex, Trace};
 
 use crate::lives::{Lives, NEVER};
-use crate::recipe::{Edit, Recipe};
+use crate::recipe::{Anchor, Edit, Made, Recipe};
 
 /// How losses are weighed, in walks of which the best is taken: the exponents of the cost of a
 /// buffer and of the time to its next use, and the share of what is missing for it in its cost.
@@ -118,6 +118,7 @@ fn most_repeated(lives: &Lives<'_>, selected: &Selected, costs: &[f64]) -> Vec<u
     let mut spent: BTreeMap<usize, f64> = BTreeMap::new();
     for edit in &selected.recipe.edits {
         if let Edit::Redo { call, .. } = edit
+            && let Some(call) = lives.anchors.step(*call)
             && let Step::Call(of) = &lives.trace.steps[call.0 as usize]
             && let Some(output) = of.outputs.first()
         {
@@ -233,14 +234,28 @@ impl<'a> Walk<'a> {
     }
 
     fn drop_buffer(&mut self, before: usize, root: usize) {
-        let buffer = TensorIndex(root as u32);
-        self.edits.push(Edit::Drop { before: OpIndex(before as u32), buffer });
+        let before = self.anchor(before);
+        self.edits.push(Edit::Drop { before, buffer: self.made(root) });
         for at in 0..self.lives.buffers[root].tensors.len() {
             let tensor = self.lives.buffers[root].tensors[at];
             if self.states[tensor.0 as usize] == State::Alive {
                 self.finish(tensor, State::Dropped);
             }
         }
+    }
+
+    fn anchor(&self, step: usize) -> Anchor {
+        self.lives.anchors.from(OpIndex(step as u32))
+    }
+
+    /// What makes the owner of a buffer.
+    fn made(&self, root: usize) -> Made {
+        let at = self.lives.made[root];
+        let result = match &self.lives.trace.steps[at] {
+            Step::Call(call) => call.outputs.iter().position(|output| output.0 as usize == root),
+            _ => None,
+        };
+        Made { by: self.anchor(at), result: result.expect("what is dropped was made") as u32 }
     }
 
     fn pin(&mut self, call: &Call, by: i32) {
@@ -305,8 +320,7 @@ impl<'a> Walk<'a> {
         self.pin(call, 1);
         call.inputs.iter().for_each(|input| self.need(input.tensor, before));
         self.make_room(before, self.bytes_of(call));
-        let call_at = OpIndex(at as u32);
-        self.edits.push(Edit::Redo { before: OpIndex(before as u32), call: call_at });
+        self.edits.push(Edit::Redo { before: self.anchor(before), call: self.anchor(at) });
         self.spent += self.costs[at];
         // A result that is still there is made a second time for a moment.
         let twice: u64 = call

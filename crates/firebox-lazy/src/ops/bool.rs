@@ -111,6 +111,6 @@ fn argwhere_now<B: Backend>(
     frame.input(tensor);
     let shape = (indices.shape(), indices.dtype());
     let [described] = frame.describe_by_shape(String::new(), &device, [shape]);
-    let result: LazyTensor<B, Int> = frame.close(described, move |_| indices);
+    let result: LazyTensor<B, Int> = frame.close(described, move |_| indices.clone());
     result
 }

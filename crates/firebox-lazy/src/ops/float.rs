@@ -24,12 +24,12 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        create!(Float: float_random, device, (shape, distribution; dtype), |values| {
-            if let Some(generator) = &mut values.substitute {
+        create!(Float: float_random, device, (shape, distribution; dtype), |frame| {
+            if let Some(generator) = frame.substitute() {
                 let data = generator.draw(&shape, distribution, dtype.into());
                 return B::float_from_data(data, &device);
             }
-            B::float_random(shape, distribution, &device, dtype)
+            B::float_random(shape.clone(), distribution, &device, dtype)
         })
     }
 

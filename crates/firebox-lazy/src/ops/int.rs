@@ -23,12 +23,12 @@ impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
         device: &Device<Self>,
         dtype: IntDType,
     ) -> IntTensor<Self> {
-        create!(Int: int_random, device, (shape, distribution; dtype), |values| {
-            if let Some(generator) = &mut values.substitute {
+        create!(Int: int_random, device, (shape, distribution; dtype), |frame| {
+            if let Some(generator) = frame.substitute() {
                 let data = generator.draw(&shape, distribution, dtype.into());
                 return B::int_from_data(data, &device);
             }
-            B::int_random(shape, distribution, &device, dtype)
+            B::int_random(shape.clone(), distribution, &device, dtype)
         })
     }
 

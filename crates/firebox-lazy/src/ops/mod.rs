@@ -32,9 +32,8 @@ macro_rules! forward {
                     $(<$ty as $crate::record::call::forms::Argument<B>>::describe(&$arg, &mut frame)),*
                 )
             });
-            let run = move |values: &mut $crate::record::values::Values<B>| {
-                $(let mut $arg = $arg;)*
-                B::$name($($crate::record::call::forms::Slot::<B>::fetch(&mut $arg, values)),*)
+            let run = move |frame: &mut $crate::record::values::Frame<'_, B>| {
+                B::$name($($crate::record::call::forms::Slot::<B>::fetch(&$arg, frame)),*)
             };
             match (known, described) {
                 (Some(known), _) => frame.close_known::<$ret>(known, run),
@@ -68,12 +67,10 @@ macro_rules! by_shape {
             $(let $arg = <$ty as $crate::record::call::forms::Argument<B>>::take($arg, &mut frame);)*
             let described = frame.describe_by_shape(parameters, &device, shapes);
             let described = $crate::ops::FromShapes::from_shapes(described);
-            frame.close::<$ret>(described, move |values| {
-                let mut $first = $first;
-                $(let mut $arg = $arg;)*
+            frame.close::<$ret>(described, move |frame| {
                 B::$name(
-                    $crate::record::call::forms::Slot::<B>::fetch(&mut $first, values)
-                    $(, $crate::record::call::forms::Slot::<B>::fetch(&mut $arg, values))*
+                    $crate::record::call::forms::Slot::<B>::fetch(&$first, frame)
+                    $(, $crate::record::call::forms::Slot::<B>::fetch(&$arg, frame))*
                 )
             })
         }
@@ -86,12 +83,12 @@ macro_rules! create {
         fn $name:ident($($before:ident: $before_ty:ty),*; device; $dtype:ident: $dtype_ty:ty) -> $ret:ty;
     )*) => {$(
         fn $name($($before: $before_ty),*, device: &Device<Self>, $dtype: $dtype_ty) -> $ret {
-            create!($kind: $name, device, ($($before),*; $dtype), |_values| {
-                B::$name($($before),*, &device, $dtype)
+            create!($kind: $name, device, ($($before),*; $dtype), |_frame| {
+                B::$name($($before.clone()),*, &device, $dtype)
             })
         }
     )*};
-    ($kind:ident: $name:ident, $device:ident, ($($before:ident),*; $dtype:ident), |$values:ident| $run:expr) => {{
+    ($kind:ident: $name:ident, $device:ident, ($($before:ident),*; $dtype:ident), |$frame:ident| $run:expr) => {{
         let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
             $crate::threads::streams::meet::<B>($device);
             return $crate::tensor::LazyTensor::<B, $kind>::new($crate::threads::streams::on_stream::<B, _>(|| {
@@ -103,7 +100,7 @@ macro_rules! create {
         let described =
             $crate::record::describe::Describer::<B>::$name($($before.clone()),*, $device, $dtype);
         let $device = $device.clone();
-        frame.close::<$crate::tensor::LazyTensor<B, $kind>>(described, move |$values| $run)
+        frame.close::<$crate::tensor::LazyTensor<B, $kind>>(described, move |$frame| $run)
     }};
 }
 
@@ -145,11 +142,11 @@ macro_rules! move_to {
             burn_backend::TensorMetadata::dtype(&$tensor),
         );
         let mut frame = $crate::record::call::CallFrame::<B>::open(stringify!($name));
-        let mut slot = frame.input($tensor);
+        let slot = frame.input($tensor);
         let [described] = frame.describe_by_shape(String::new(), $device, [shape]);
         let $device = $device.clone();
-        frame.close(described, move |values| {
-            B::$name($crate::record::call::forms::Slot::<B>::fetch(&mut slot, values), &$device)
+        frame.close(described, move |frame| {
+            B::$name($crate::record::call::forms::Slot::<B>::fetch(&slot, frame), &$device)
         })
     }};
 }

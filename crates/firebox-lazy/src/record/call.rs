@@ -23,7 +23,7 @@ use crate::record::call::forms::{Returned, TensorSlot};
 use crate::record::describe::{Described, DescriptionClient};
 use crate::record::known::{Form, Known, Sign};
 use crate::record::session::{self, Session};
-use crate::record::values::Values;
+use crate::record::values::{Frame, Instruction};
 use crate::tensor::LazyTensor;
 
 /// A call being recorded.
@@ -87,7 +87,7 @@ impl<B: Backend> CallFrame<B> {
             used
         });
         self.inputs.push(used);
-        TensorSlot { used, number, kind: std::marker::PhantomData }
+        TensorSlot { number, kind: std::marker::PhantomData }
     }
 
     /// Takes a parameter that is not a tensor.
@@ -120,20 +120,21 @@ impl<B: Backend> CallFrame<B> {
     /// An input in the form the describing router takes.
     pub(crate) fn described<K>(&mut self, slot: &TensorSlot<K>) -> Described<B> {
         let device = self.device.clone().expect("there is an input");
-        let (shape, dtype) = session::<B, _>(|session| session.form(slot.used.tensor));
+        let used = self.inputs[slot.number as usize];
+        let (shape, dtype) = session::<B, _>(|session| session.form(used.tensor));
         let id = TensorId::new(slot.number.into());
         let described = Described::new(id, shape, dtype, DescriptionClient::new(device));
-        if !slot.used.last {
+        if !used.last {
             self.shared.push(described.clone());
         }
         described
     }
 
-    /// Adds a described tensor as the next output.
+    /// Adds a described tensor as the next output. Returns its position as well.
     pub(crate) fn output<K: Kind<B>>(
         &mut self,
         described: Described<B>,
-    ) -> (LazyTensor<B, K>, TensorIndex) {
+    ) -> (LazyTensor<B, K>, u32) {
         let device = described.client.device.clone();
         let mut ir = described.into_ir();
         if ir.id.value() < self.inputs.len() as u64 {
@@ -151,22 +152,22 @@ impl<B: Backend> CallFrame<B> {
         self.promise((ir.shape, ir.dtype), device)
     }
 
-    /// Adds a new tensor as the next output.
+    /// Adds a new tensor as the next output. Returns its position as well.
     pub(crate) fn promise<K: Kind<B>>(
         &mut self,
         form: Form,
         device: B::Device,
-    ) -> (LazyTensor<B, K>, TensorIndex) {
+    ) -> (LazyTensor<B, K>, u32) {
         let (tensor, index) = session::<B, _>(|session| session.promise(form, device, self.name));
         self.outputs.push(index);
-        (tensor, index)
+        (tensor, self.outputs.len() as u32 - 1)
     }
 
     /// Ends a described call. `run` will run it on the backend.
     pub(crate) fn close<R: Returned<B>>(
         mut self,
         described: R::Described,
-        run: impl FnOnce(&mut Values<B>) -> R::Plain + Send + 'static,
+        run: impl Fn(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
     ) -> R {
         let (result, slots) = R::adopt(described, &mut self);
         session::<B, _>(|session| {
@@ -195,7 +196,7 @@ impl<B: Backend> CallFrame<B> {
     pub(crate) fn close_known<R: Returned<B>>(
         mut self,
         (description, known): (DescriptionIndex, Arc<Known>),
-        run: impl FnOnce(&mut Values<B>) -> R::Plain + Send + 'static,
+        run: impl Fn(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
     ) -> R {
         let (result, slots) = R::promise(&mut known.results.iter(), &mut self);
         session::<B, _>(|session| self.finish::<R>(session, description, slots, run));
@@ -207,7 +208,7 @@ impl<B: Backend> CallFrame<B> {
         session: &mut Session<B>,
         description: DescriptionIndex,
         slots: R::Slots,
-        run: impl FnOnce(&mut Values<B>) -> R::Plain + Send + 'static,
+        run: impl Fn(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
     ) {
         let call = Call {
             name: self.name.into(),
@@ -215,10 +216,11 @@ impl<B: Backend> CallFrame<B> {
             outputs: std::mem::take(&mut self.outputs),
             description,
         };
-        session.push_call(call, move |values| {
-            let plain = run(values);
-            R::store(slots, plain, values);
-        });
+        let body = move |frame: &mut Frame<'_, B>| {
+            let plain = run(frame);
+            R::store(slots, plain, frame);
+        };
+        session.push_call(call, Instruction::Call(Box::new(body)));
     }
 
     fn forms_of_inputs(&self, session: &Session<B>) -> Vec<(Form, bool)> {
@@ -226,13 +228,14 @@ impl<B: Backend> CallFrame<B> {
         inputs.map(|input| (session.form(input.tensor), input.last)).collect()
     }
 
-    /// Ends a call of the user's own. `workspace` is what it takes while it runs, if known.
+    /// Ends a call of the user's own, which runs once. `workspace` is what it takes while it runs,
+    /// if known.
     pub(crate) fn close_custom(
         self,
         parameters: String,
         outputs: Vec<Form>,
         workspace: Option<Bytes>,
-        run: impl FnOnce(&mut Values<B>) + Send + 'static,
+        run: impl FnOnce(&mut Frame<'_, B>) + Send + 'static,
     ) {
         self.describe();
         session::<B, _>(|session| {
@@ -241,7 +244,8 @@ impl<B: Backend> CallFrame<B> {
             let operations = vec![OperationIr::Custom(operation)];
             let description = session.share(Description { operations, outputs, workspace });
             let Self { name, inputs, outputs, .. } = self;
-            session.push_call(Call { name: name.into(), inputs, outputs, description }, run);
+            let call = Call { name: name.into(), inputs, outputs, description };
+            session.push_call(call, Instruction::Once(Box::new(run)));
         });
     }
 

@@ -69,6 +69,7 @@ impl<B: Backend> Session<B> {
         progress::running(|| self.run());
         let used = self.take(tensor);
         self.trace.steps.push(Step::Read(used));
+        self.ran = self.trace.steps.len();
         Some(K::restore(self.values.fetch(used)))
     }
 

@@ -102,7 +102,7 @@ impl<B: Backend> Session<B> {
 /// A recorded program and the result it promises. Dropping it discards it.
 #[must_use = "a recording that is dropped never runs"]
 pub struct Recording<B: Backend, T> {
-    parts: Option<(T, Session<B>)>,
+    pub(crate) parts: Option<(T, Session<B>)>,
 }
 
 impl<B: Backend, T: fmt::Debug> fmt::Debug for Recording<B, T> {

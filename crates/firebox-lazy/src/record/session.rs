@@ -17,6 +17,7 @@ use firebox_trace::{
     Bytes, Call, Description, DescriptionIndex, Label, OpIndex, Origin, Step, TensorIndex,
     TensorInfo, TensorType, Trace, Use,
 };
+use firebox_recompute::Program;
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::kind::Kind;
@@ -24,7 +25,7 @@ use crate::record::draws::Generator;
 use crate::record::inputs::{Rows, select_rows};
 use crate::record::known::{self, Form, Known};
 use crate::record::recorder::{AtMarks, ReadLimit, RecordError, Recorder};
-use crate::record::values::{Instruction, Run, Values, push};
+use crate::record::values::{Frame, Instruction, Values, push};
 use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
 use crate::threads::deferred::{Awaited, Deferred};
 use crate::threads::handover::{self, TrainingTurn};
@@ -94,6 +95,9 @@ pub(crate) fn take<B: Backend>() -> Session<B> {
     *session.downcast::<Session<B>>().expect("the session keeps its backend")
 }
 
+/// An instruction, and the step that it runs, if it is not an effect.
+pub(crate) type Deed<B> = (Option<Step>, Instruction<B>);
+
 /// A recording in progress or at its end.
 pub(crate) struct Session<B: Backend> {
     pub(crate) id: u64,
@@ -101,8 +105,13 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) trace: Trace,
     /// The tensor types used so far, so that equal types are stored once.
     types: FxHashSet<Arc<TensorType>>,
-    /// The instructions to run, each with its step in the trace.
-    program: Vec<(OpIndex, Instruction<B>)>,
+    /// The instructions to run, in order, each with its step in the trace. An effect has the step
+    /// that comes after it.
+    pub(crate) program: Vec<(OpIndex, Instruction<B>)>,
+    /// How many steps have run.
+    pub(crate) ran: usize,
+    /// Steps that run instead of the recorded ones.
+    pub(crate) rewritten: Option<Arc<Program>>,
     pub(crate) values: Values<B>,
     /// Tensors that existed before the session, by the id of their node. Needed where another
     /// thread's recording has met the same tensor since.
@@ -154,6 +163,8 @@ impl<B: Backend> Session<B> {
             trace: Trace::default(),
             types: FxHashSet::default(),
             program: Vec::new(),
+            ran: 0,
+            rewritten: None,
             values: Values::drawing_from(substitute),
             met: FxHashMap::default(),
             born: Vec::new(),
@@ -349,12 +360,8 @@ impl<B: Backend> Session<B> {
     }
 
     /// Appends a call to the trace and to the program.
-    pub(crate) fn push_call(
-        &mut self,
-        call: Call,
-        run: impl FnOnce(&mut Values<B>) + Send + 'static,
-    ) {
-        self.instruct(Instruction::Run(Box::new(run)));
+    pub(crate) fn push_call(&mut self, call: Call, instruction: Instruction<B>) {
+        self.instruct(instruction);
         push(&mut self.trace.steps, Step::Call(Box::new(call)));
         if self.deferred.is_none() {
             progress::tick();
@@ -363,8 +370,8 @@ impl<B: Backend> Session<B> {
     }
 
     /// Appends work that makes no tensor, for example seeding.
-    pub(crate) fn push_effect(&mut self, run: impl FnOnce(&mut Values<B>) + Send + 'static) {
-        self.instruct(Instruction::Run(Box::new(run)));
+    pub(crate) fn push_effect(&mut self, run: impl FnOnce(&mut Frame<'_, B>) + Send + 'static) {
+        self.instruct(Instruction::Once(Box::new(run)));
     }
 
     /// Appends the instruction for the next step of the trace.
@@ -389,8 +396,8 @@ impl<B: Backend> Session<B> {
         if let Some(uploads) = &mut self.uploads {
             uploads.insert(output, data.clone());
         }
-        self.instruct(Instruction::Run(Box::new(move |values| {
-            values.store(output, K::erase(K::from_data(data, &device)));
+        self.instruct(Instruction::Once(Box::new(move |frame| {
+            frame.store(0, K::erase(K::from_data(data, &device)));
         })));
         push(&mut self.trace.steps, Step::Upload { output, host });
         tensor
@@ -403,44 +410,50 @@ impl<B: Backend> Session<B> {
     /// where later buffers are placed.
     fn free(&mut self, tensor: TensorIndex) {
         self.born[tensor.0 as usize] = None;
-        self.instruct(Instruction::Free(tensor));
         push(&mut self.trace.steps, Step::Free(tensor));
-        let steps = &mut self.trace.steps;
+        // Frees that have already run, or that an effect follows, stay in place.
+        let instructed = self.program.last().map_or(0, |(at, _)| at.0 as usize);
+        let steps = &mut self.trace.steps[self.ran.max(instructed)..];
         let before = steps[..steps.len() - 1].iter().rev();
-        let mut later =
-            before.take_while(|step| matches!(step, Step::Free(t) if *t > tensor)).count();
-        if !self.never_runs {
-            // Only frees at the end of the program are moved. Those that have already run, or that
-            // another instruction follows, stay in place.
-            let program = &mut self.program;
-            let before = program[..program.len() - 1].iter().rev().take(later);
-            later = before.take_while(|(_, step)| matches!(step, Instruction::Free(_))).count();
-            let from = program.len() - 1 - later;
-            let first = program[from].0.0;
-            program[from..].rotate_right(1);
-            let numbers = first..;
-            program[from..].iter_mut().zip(numbers).for_each(|(entry, at)| entry.0 = OpIndex(at));
-        }
+        let later = before.take_while(|step| matches!(step, Step::Free(t) if *t > tensor)).count();
         let from = steps.len() - 1 - later;
         steps[from..].rotate_right(1);
     }
 
-    /// Runs all instructions that have not run yet.
+    /// Runs all steps that have not run yet.
     pub(crate) fn run(&mut self) {
         self.run_observed(&mut |_| ());
     }
 
-    /// Runs all instructions that have not run yet. Calls `done` after each, with its step.
+    /// Runs all steps that have not run yet. Calls `done` after each that does something.
     pub(crate) fn run_observed(&mut self, done: &mut dyn FnMut(OpIndex)) {
-        let _turn = TrainingTurn::take();
-        for (step, instruction) in self.program.drain(..) {
-            handover::tick();
-            match instruction {
-                Instruction::Run(run) => run(&mut self.values),
-                Instruction::Free(tensor) => drop(self.values.remove(tensor)),
-            }
-            done(step);
+        if self.never_runs {
+            return;
         }
+        let _turn = TrainingTurn::take();
+        if let Some(program) = self.rewritten.take() {
+            return self.run_rewritten(&program, done);
+        }
+        let steps = &self.trace.steps;
+        let mut program = self.program.drain(..).peekable();
+        // Effects may come after the last step.
+        for at in self.ran..=steps.len() {
+            let step = steps.get(at);
+            while let Some((_, instruction)) = program.next_if(|(of, _)| of.0 as usize <= at) {
+                handover::tick();
+                instruction.finish(&mut Frame::of(step, &mut self.values));
+            }
+            match step {
+                Some(Step::Free(tensor)) => {
+                    handover::tick();
+                    drop(self.values.remove(*tensor));
+                }
+                Some(Step::Call(_) | Step::Upload { .. }) => {}
+                Some(Step::Read(_) | Step::Mark(_)) | None => continue,
+            }
+            done(OpIndex(at as u32));
+        }
+        self.ran = steps.len();
     }
 
     /// Hands the values to the tensors that wait for them.
@@ -455,17 +468,21 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Takes the instructions out of the session, without the frees, and the tensors that wait for
-    /// values.
-    pub(crate) fn take_program(&mut self) -> (Vec<Run<B>>, Vec<Promised<B>>) {
-        let run = |(_, instruction)| match instruction {
-            Instruction::Run(run) => Some(run),
-            Instruction::Free(_) => None,
-        };
+    /// Takes the steps out of the session, with the instruction that runs each, and the tensors
+    /// that wait for values. Without the ends of tensors.
+    pub(crate) fn take_program(&mut self) -> (Vec<Deed<B>>, Vec<Promised<B>>) {
+        let mut steps: Vec<Option<Step>> = self.trace.steps.drain(..).map(Some).collect();
+        let mut deeds: Vec<Deed<B>> = Vec::with_capacity(self.program.len());
+        // From the last one: an effect has the step that comes after it, which is another's.
+        for (at, instruction) in self.program.drain(..).rev() {
+            let step = steps.get_mut(at.0 as usize).and_then(Option::take);
+            deeds.push((step, instruction));
+        }
+        deeds.reverse();
         let promised = self.born.drain(..).enumerate();
         let promised =
             promised.filter_map(|(index, waiting)| Some((TensorIndex(index as u32), waiting?)));
-        (self.program.drain(..).filter_map(run).collect(), promised.collect())
+        (deeds, promised.collect())
     }
 
     /// The tensors of this session that somebody still holds.

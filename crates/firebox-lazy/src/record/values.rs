@@ -1,18 +1,68 @@
 //! The values a recorded program works on, and its instructions.
 
 use burn_backend::Backend;
-use firebox_trace::{TensorIndex, Use};
+use firebox_trace::{Step, TensorIndex, Use};
 
 use crate::kind::Value;
 use crate::record::draws::Generator;
 
-/// Runs one call on the backend.
-pub(crate) type Run<B> = Box<dyn FnOnce(&mut Values<B>) + Send>;
+/// Runs a call on the backend, as often as asked.
+pub(crate) type Body<B> = Box<dyn Fn(&mut Frame<'_, B>) + Send>;
 
-/// A step that a session has yet to perform on the backend.
+/// Work that is done once.
+pub(crate) type Once<B> = Box<dyn FnOnce(&mut Frame<'_, B>) + Send>;
+
+/// What a session has yet to do on the backend. The ends of tensors are in the trace alone.
 pub(crate) enum Instruction<B: Backend> {
-    Run(Run<B>),
-    Free(TensorIndex),
+    /// A call of burn's.
+    Call(Body<B>),
+    /// An upload, a call of the user's own, or an effect without a step, such as seeding.
+    Once(Once<B>),
+}
+
+impl<B: Backend> Instruction<B> {
+    /// Does the work for the last time.
+    pub(crate) fn finish(self, frame: &mut Frame<'_, B>) {
+        match self {
+            Self::Call(body) => body(frame),
+            Self::Once(run) => run(frame),
+        }
+    }
+}
+
+/// What a step works on while it runs. Its tensors have the positions that they have in the step,
+/// so that a call can run again on other tensors.
+pub struct Frame<'a, B: Backend> {
+    values: &'a mut Values<B>,
+    inputs: &'a [Use],
+    outputs: &'a [TensorIndex],
+}
+
+impl<'a, B: Backend> Frame<'a, B> {
+    /// The frame of a step.
+    pub(crate) fn of(step: Option<&'a Step>, values: &'a mut Values<B>) -> Self {
+        let (inputs, outputs): (&[Use], &[TensorIndex]) = match step {
+            Some(Step::Call(call)) => (&call.inputs, &call.outputs),
+            Some(Step::Upload { output, .. }) => (&[], std::slice::from_ref(output)),
+            Some(Step::Free(_) | Step::Read(_) | Step::Mark(_)) | None => (&[], &[]),
+        };
+        Self { values, inputs, outputs }
+    }
+
+    /// The value of an input. The last use takes it out, so that the backend finds itself the only
+    /// owner.
+    pub(crate) fn fetch(&mut self, input: u32) -> Value<B> {
+        self.values.fetch(self.inputs[input as usize])
+    }
+
+    pub(crate) fn store(&mut self, output: u32, value: Value<B>) {
+        self.values.store(self.outputs[output as usize], value);
+    }
+
+    /// The session's own random generator. `None`: the backend's is used.
+    pub(crate) fn substitute(&mut self) -> Option<&mut Generator> {
+        self.values.substitute.as_mut()
+    }
 }
 
 /// The backend's tensors that the program works on, by their index in the trace.
@@ -37,6 +87,11 @@ impl<B: Backend> Values<B> {
     /// Adds room for one more value.
     pub(crate) fn add(&mut self) {
         push(&mut self.values, None);
+    }
+
+    /// Makes room for `tensors` values.
+    pub(crate) fn resize(&mut self, tensors: usize) {
+        self.values.resize_with(tensors, || None);
     }
 
     /// The value of a tensor. The last use takes it out, so that the backend finds itself the only

@@ -14,15 +14,15 @@ use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use burn_backend::Backend;
-use firebox_trace::{Bytes, TensorIndex};
+use firebox_trace::{Bytes, Step, TensorIndex};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::kind::{Kind, Value};
 use crate::record::inputs::to_host;
 use crate::record::recorder::Recorder;
-use crate::record::session::{self, Session};
-use crate::record::values::{Run, Values};
+use crate::record::session::{self, Deed, Session};
+use crate::record::values::{Frame, Instruction, Values};
 use crate::tensor::{LazyTensor, Node, Promised, Stage, Ticket};
 use crate::threads::handover::{TrainingTurn, wait_for_turn};
 use crate::threads::loaders::{Loaded, note_reader, upload};
@@ -49,7 +49,7 @@ enum State<B: Backend> {
 
 /// A deferred call that has not been made yet.
 struct Pending<B: Backend> {
-    program: Vec<Run<B>>,
+    program: Vec<Deed<B>>,
     inputs: Vec<Input<B>>,
     /// The tensors that wait for the results.
     outputs: Vec<Promised<B>>,
@@ -256,7 +256,7 @@ impl<B: Backend> Claim<B> {
     fn run(self, pending: Pending<B>) {
         let mut values = Values::of(pending.tensors);
         pending.inputs.into_iter().for_each(|(index, input)| values.store(index, input.take()));
-        pending.program.into_iter().for_each(|run| run(&mut values));
+        perform(pending.program, &mut values);
         for (index, waiting) in pending.outputs {
             if let Some((waiting, value)) = waiting.upgrade().zip(values.remove(index)) {
                 waiting.settle(*value);
@@ -276,7 +276,7 @@ impl<B: Backend> Claim<B> {
             };
             values.store(index, value.unwrap_or_else(|| input.take()));
         }
-        pending.program.drain(..).for_each(|run| run(&mut values));
+        perform(pending.program.drain(..), &mut values);
         for (index, _) in &pending.outputs {
             if let Some(value) = values.remove(*index) {
                 known.insert(self.call.key(*index), *value);
@@ -298,7 +298,9 @@ impl<B: Backend> Claim<B> {
                 return;
             };
             host += Bytes::new(data.bytes.len() as u64);
-            pending.program.push(Box::new(move |values| values.store(index, make(data, &device))));
+            let step = Step::Upload { output: index, host };
+            let upload = move |frame: &mut Frame<'_, B>| frame.store(0, make(data, &device));
+            pending.program.push((Some(step), Instruction::Once(Box::new(upload))));
         }
         // Stop counting the old host data before the new is counted.
         drop(pending.host.take());
@@ -329,6 +331,13 @@ impl<B: Backend> Drop for Deferred<B> {
         while let Some((_, input)) = inputs.pop() {
             inputs.extend(input.unlink());
         }
+    }
+}
+
+/// Performs the program of a call.
+fn perform<B: Backend>(program: impl IntoIterator<Item = Deed<B>>, values: &mut Values<B>) {
+    for (step, instruction) in program {
+        instruction.finish(&mut Frame::of(step.as_ref(), values));
     }
 }
 

@@ -14,14 +14,13 @@ use burn_backend::ops::{
 use burn_backend::tensor::IndexingUpdateOp;
 use burn_backend::{Backend, Distribution, Scalar};
 use burn_std::{BoolDType, FloatDType, IntDType, Shape};
-use firebox_trace::{TensorIndex, Use};
 
 use crate::Lazy;
 use crate::kind::Kind;
 use crate::record::call::CallFrame;
 use crate::record::describe::Described;
 use crate::record::known::{Form, Sign};
-use crate::record::values::Values;
+use crate::record::values::Frame;
 use crate::tensor::LazyTensor;
 
 /// An argument of a backend method.
@@ -45,7 +44,7 @@ pub(crate) trait Slot<B: Backend> {
     where
         Self: 'a;
 
-    fn fetch<'a>(&'a mut self, values: &mut Values<B>) -> Self::Plain<'a>;
+    fn fetch<'a>(&'a self, frame: &mut Frame<'_, B>) -> Self::Plain<'a>;
 }
 
 /// A result of a backend method.
@@ -54,13 +53,13 @@ pub(crate) trait Returned<B: Backend>: Sized {
     type Plain;
     /// What the describing router returns.
     type Described;
-    /// Where the program stores it.
-    type Slots: Send + 'static;
+    /// Where the program stores it: positions among the results of the call.
+    type Slots: Copy + Send + 'static;
 
     fn wrap(plain: Self::Plain) -> Self;
     fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots);
     fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots);
-    fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>);
+    fn store(slots: Self::Slots, plain: Self::Plain, frame: &mut Frame<'_, B>);
 }
 
 /// The forms of the results of a known call.
@@ -68,7 +67,6 @@ pub(crate) type Results<'a> = std::slice::Iter<'a, Option<Form>>;
 
 /// The slot of a tensor.
 pub(crate) struct TensorSlot<K> {
-    pub(crate) used: Use,
     /// The tensor's position among the inputs.
     pub(crate) number: u32,
     pub(crate) kind: std::marker::PhantomData<fn() -> K>,
@@ -77,8 +75,8 @@ pub(crate) struct TensorSlot<K> {
 impl<B: Backend, K: Kind<B>> Slot<B> for TensorSlot<K> {
     type Plain<'a> = K::Primitive;
 
-    fn fetch(&mut self, values: &mut Values<B>) -> K::Primitive {
-        K::restore(values.fetch(self.used))
+    fn fetch(&self, frame: &mut Frame<'_, B>) -> K::Primitive {
+        K::restore(frame.fetch(self.number))
     }
 }
 
@@ -122,8 +120,8 @@ impl<B: Backend, K: Kind<B>> Argument<B> for Option<LazyTensor<B, K>> {
 impl<B: Backend, K: Kind<B>> Slot<B> for Option<TensorSlot<K>> {
     type Plain<'a> = Option<K::Primitive>;
 
-    fn fetch(&mut self, values: &mut Values<B>) -> Option<K::Primitive> {
-        self.as_mut().map(|slot| slot.fetch(values))
+    fn fetch(&self, frame: &mut Frame<'_, B>) -> Option<K::Primitive> {
+        self.as_ref().map(|slot| slot.fetch(frame))
     }
 }
 
@@ -152,8 +150,8 @@ pub(crate) struct Many<S>(Vec<S>);
 impl<B: Backend, K: Kind<B>> Slot<B> for Many<TensorSlot<K>> {
     type Plain<'a> = Vec<K::Primitive>;
 
-    fn fetch(&mut self, values: &mut Values<B>) -> Vec<K::Primitive> {
-        self.0.iter_mut().map(|slot| slot.fetch(values)).collect()
+    fn fetch(&self, frame: &mut Frame<'_, B>) -> Vec<K::Primitive> {
+        self.0.iter().map(|slot| slot.fetch(frame)).collect()
     }
 }
 
@@ -179,19 +177,19 @@ impl<'s, B: Backend, T: Clone + Sign + Send + 'static> Argument<B> for &'s [T] {
 impl<B: Backend, T: 'static> Slot<B> for Vec<T> {
     type Plain<'a> = &'a [T];
 
-    fn fetch<'a>(&'a mut self, _values: &mut Values<B>) -> &'a [T] {
+    fn fetch<'a>(&'a self, _frame: &mut Frame<'_, B>) -> &'a [T] {
         self
     }
 }
 
 /// The slot of a parameter that is not a tensor.
-pub(crate) struct Parameter<T>(Option<T>);
+pub(crate) struct Parameter<T>(T);
 
-impl<B: Backend, T: 'static> Slot<B> for Parameter<T> {
+impl<B: Backend, T: Clone + 'static> Slot<B> for Parameter<T> {
     type Plain<'a> = T;
 
-    fn fetch(&mut self, _values: &mut Values<B>) -> T {
-        self.0.take().expect("a call runs once")
+    fn fetch(&self, _frame: &mut Frame<'_, B>) -> T {
+        self.0.clone()
     }
 }
 
@@ -208,11 +206,11 @@ macro_rules! parameters {
 
             fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
                 frame.parameter(&self);
-                Parameter(Some(self))
+                Parameter(self)
             }
 
             fn describe(slot: &Self::Slot, _frame: &mut CallFrame<B>) -> Self {
-                slot.0.clone().expect("a call is described before it runs")
+                slot.0.clone()
             }
         }
     )*};
@@ -248,7 +246,7 @@ parameters!(
 impl<B: Backend, K: Kind<B>> Returned<B> for LazyTensor<B, K> {
     type Plain = K::Primitive;
     type Described = Described<B>;
-    type Slots = TensorIndex;
+    type Slots = u32;
 
     fn wrap(plain: Self::Plain) -> Self {
         Self::new(plain)
@@ -264,15 +262,15 @@ impl<B: Backend, K: Kind<B>> Returned<B> for LazyTensor<B, K> {
         frame.promise(form, device)
     }
 
-    fn store(slot: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
-        values.store(slot, K::erase(plain));
+    fn store(slot: Self::Slots, plain: Self::Plain, frame: &mut Frame<'_, B>) {
+        frame.store(slot, K::erase(plain));
     }
 }
 
 impl<B: Backend, K: Kind<B>> Returned<B> for Option<LazyTensor<B, K>> {
     type Plain = Option<K::Primitive>;
     type Described = Option<Described<B>>;
-    type Slots = Option<TensorIndex>;
+    type Slots = Option<u32>;
 
     fn wrap(plain: Self::Plain) -> Self {
         plain.map(LazyTensor::new)
@@ -291,9 +289,9 @@ impl<B: Backend, K: Kind<B>> Returned<B> for Option<LazyTensor<B, K>> {
         form.map(|form| frame.promise(form, device)).unzip()
     }
 
-    fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
+    fn store(slots: Self::Slots, plain: Self::Plain, frame: &mut Frame<'_, B>) {
         if let (Some(slot), Some(plain)) = (slots, plain) {
-            values.store(slot, K::erase(plain));
+            frame.store(slot, K::erase(plain));
         }
     }
 }
@@ -319,9 +317,9 @@ impl<B: Backend, R1: Returned<B>, R2: Returned<B>> Returned<B> for (R1, R2) {
         ((first, second), (first_slots, second_slots))
     }
 
-    fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
-        R1::store(slots.0, plain.0, values);
-        R2::store(slots.1, plain.1, values);
+    fn store(slots: Self::Slots, plain: Self::Plain, frame: &mut Frame<'_, B>) {
+        R1::store(slots.0, plain.0, frame);
+        R2::store(slots.1, plain.1, frame);
     }
 }
 
@@ -347,9 +345,9 @@ macro_rules! returned_struct {
                 (Self { $($field: $field.0),* }, ($($field.1,)*))
             }
 
-            fn store(slots: Self::Slots, plain: Self::Plain, values: &mut Values<B>) {
+            fn store(slots: Self::Slots, plain: Self::Plain, frame: &mut Frame<'_, B>) {
                 let ($($field,)*) = slots;
-                $(<$returned as Returned<B>>::store($field, plain.$field, values);)*
+                $(<$returned as Returned<B>>::store($field, plain.$field, frame);)*
             }
         }
     };

@@ -1,0 +1,87 @@
+//! Runs a recording in a rewritten form: some calls again, so that their results need not be kept.
+
+use std::sync::Arc;
+
+use burn_backend::Backend;
+use firebox_recompute::{Program, StepOrigin};
+use firebox_trace::{OpIndex, Step};
+
+use crate::record::recording::Recording;
+use crate::record::session::Session;
+use crate::record::values::{Frame, Instruction};
+use crate::threads::handover;
+
+impl<B: Backend, T> Recording<B, T> {
+    /// Runs `program` instead of what was recorded, once the recording runs. False, and nothing
+    /// changes, if the program is that of another recording, or parts of this one have run.
+    ///
+    /// Values are those of the recorded steps, bit for bit, unless the backend fuses operations.
+    pub fn rewrite(&mut self, program: &Arc<Program>) -> bool {
+        let Some((_, session)) = &mut self.parts else { return false };
+        let can_run = session.ran == 0 && program.is_of(&session.trace);
+        if can_run {
+            session.rewritten = Some(program.clone());
+        }
+        can_run
+    }
+}
+
+impl<B: Backend> Session<B> {
+    /// Runs the steps of a program. Calls `done` with the program's steps.
+    pub(crate) fn run_rewritten(&mut self, program: &Program, done: &mut dyn FnMut(OpIndex)) {
+        let trace = program.trace();
+        self.values.resize(trace.tensors.len());
+        let mut instructions: Vec<(OpIndex, Option<Instruction<B>>)> =
+            self.program.drain(..).map(|(at, instruction)| (at, Some(instruction))).collect();
+        let mut next = 0;
+        for ((at, step), origin) in trace.iter().zip(program.origins()) {
+            match (step, *origin) {
+                (Step::Free(tensor), _) => {
+                    handover::tick();
+                    drop(self.values.remove(*tensor));
+                }
+                (_, StepOrigin::Recorded(of)) => {
+                    while let Some((_, instruction)) =
+                        instructions.get_mut(next).filter(|(at, _)| *at <= of)
+                    {
+                        handover::tick();
+                        run(instruction, &mut Frame::of(Some(step), &mut self.values));
+                        next += 1;
+                    }
+                }
+                (_, StepOrigin::Repeated(of)) => {
+                    handover::tick();
+                    let found = instructions.partition_point(|(at, _)| *at <= of);
+                    let call = found.checked_sub(1).and_then(|last| instructions[last].1.as_ref());
+                    let Some(Instruction::Call(body)) = call else {
+                        unreachable!("only burn's own calls are repeated, after they have run");
+                    };
+                    body(&mut Frame::of(Some(step), &mut self.values));
+                }
+                (_, StepOrigin::Dropped) => unreachable!("a drop ends a tensor"),
+            }
+            if !matches!(step, Step::Mark(_)) {
+                done(at);
+            }
+        }
+        // Effects may come after the last step.
+        for (_, instruction) in &mut instructions[next..] {
+            handover::tick();
+            run(instruction, &mut Frame::of(None, &mut self.values));
+        }
+        self.ran = self.trace.steps.len();
+    }
+}
+
+/// Runs an instruction that may be asked for again.
+fn run<B: Backend>(instruction: &mut Option<Instruction<B>>, frame: &mut Frame<'_, B>) {
+    match instruction {
+        Some(Instruction::Call(body)) => body(frame),
+        Some(Instruction::Once(_)) => {
+            if let Some(once) = instruction.take() {
+                once.finish(frame);
+            }
+        }
+        None => unreachable!("what was recorded runs once"),
+    }
+}

@@ -1,0 +1,98 @@
+//! A rewritten step, ready to run instead of a recorded one.
+
+use firebox_trace::{Bytes, Call, OpIndex, Step, Trace};
+
+use crate::apply::{ApplyError, apply};
+use crate::check::{CheckError, check};
+use crate::recipe::{Recipe, Rewritten, StepOrigin};
+
+/// Why a recipe makes no program of a trace.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramError {
+    /// The recipe is one for another trace.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// The rewritten trace does not compute what the recorded one does.
+    #[error(transparent)]
+    Check(#[from] CheckError),
+    /// The trace reads values, so parts of it have run before the whole is known.
+    #[error("step {0} reads values")]
+    Reads(OpIndex),
+}
+
+/// A rewritten trace that was [verified](check), and stands for all recordings of the same step.
+#[derive(Clone, Debug)]
+pub struct Program {
+    rewritten: Rewritten,
+    steps: usize,
+    tensors: usize,
+}
+
+impl Program {
+    /// Rewrites a trace and verifies the result.
+    ///
+    /// # Errors
+    ///
+    /// If the recipe is for another trace, the result computes something else, or the trace reads
+    /// values.
+    pub fn new(trace: &Trace, recipe: &Recipe) -> Result<Self, ProgramError> {
+        if let Some(read) = trace.reads().next() {
+            return Err(ProgramError::Reads(read));
+        }
+        let rewritten = apply(trace, recipe)?;
+        check(trace, &rewritten)?;
+        Ok(Self { rewritten, steps: trace.steps.len(), tensors: trace.tensors.len() })
+    }
+
+    /// The rewritten trace.
+    pub fn trace(&self) -> &Trace {
+        &self.rewritten.trace
+    }
+
+    /// Where each of its steps comes from.
+    pub fn origins(&self) -> &[StepOrigin] {
+        &self.rewritten.origins
+    }
+
+    /// How many calls are repeated.
+    pub fn repeats(&self) -> usize {
+        self.rewritten.repeats()
+    }
+
+    /// The host memory that the program takes. Heuristic.
+    pub fn host_bytes(&self) -> Bytes {
+        let Trace { tensors, steps, .. } = self.trace();
+        let of_tensors = std::mem::size_of_val(tensors.as_slice());
+        let of_steps = steps.len() * (size_of::<Step>() + size_of::<StepOrigin>());
+        let of_calls = self.trace().calls().count() * size_of::<Call>();
+        Bytes::new((of_tensors + of_steps + of_calls) as u64)
+    }
+
+    /// Whether a recording makes the calls of the recording that was rewritten: in the same order,
+    /// with the same descriptions and flags, on as many tensors. Ends of tensors in a row may have
+    /// another order.
+    ///
+    /// The caller has looked the program up by the structure of the recording. This makes sure.
+    pub fn is_of(&self, trace: &Trace) -> bool {
+        let is_same = |(step, origin): (&Step, &StepOrigin)| {
+            let StepOrigin::Recorded(of) = *origin else { return true };
+            match (step, &trace.steps[of.0 as usize]) {
+                (Step::Call(own), Step::Call(recorded)) => {
+                    own.name == recorded.name
+                        && own.description == recorded.description
+                        && own.outputs == recorded.outputs
+                        && own.inputs.len() == recorded.inputs.len()
+                        && own.inputs.iter().zip(&recorded.inputs).all(|(a, b)| a.last == b.last)
+                }
+                (Step::Upload { output: own, .. }, Step::Upload { output: recorded, .. }) => {
+                    own == recorded
+                }
+                (Step::Free(_), Step::Free(_)) | (Step::Mark(_), Step::Mark(_)) => true,
+                _ => false,
+            }
+        };
+        trace.steps.len() == self.steps
+            && trace.tensors.len() == self.tensors
+            && self.trace().steps.iter().zip(self.origins()).all(is_same)
+    }
+}

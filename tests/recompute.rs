@@ -1,0 +1,136 @@
+//! Steps that compute tensors again end with the same bits: parameters, running statistics and
+//! optimizer state of the zoo's models, after three iterations within less and less memory.
+
+#![cfg(feature = "flex")]
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::AutodiffModule;
+use burn::optim::{AdamConfig, Optimizer};
+use burn::record::{BinBytesRecorder, FullPrecisionSettings, Record, Recorder as _};
+use burn::tensor::backend::Backend;
+use burn::train::TrainStep;
+use firebox::{Bytes, Heap, Lazy, MemoryModel, Recorder, Trace, initialize};
+use firebox_recompute::{Program, ProgramError, Rates, Selected, select};
+use firebox_testing::zoo::{self, Zoo};
+
+type B = Autodiff<Lazy<Flex>>;
+type Bytewise = BinBytesRecorder<FullPrecisionSettings>;
+
+/// Flex has one generator for the whole process.
+static GENERATOR: Mutex<()> = Mutex::new(());
+
+const ITERATIONS: usize = 3;
+const ITEMS: usize = 12;
+const SHARES: [f64; 4] = [0.75, 0.5, 0.35, 0.0];
+
+/// Trains for three iterations on the programs that `rewrite` makes of the recorded steps. Returns
+/// all state at the end.
+fn train<M>(initial: &[u8], rewrite: &dyn Fn(&Trace) -> Option<Arc<Program>>) -> serde_json::Value
+where
+    M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
+{
+    let device = Default::default();
+    <Flex as Backend>::seed(&device, 7);
+    // A clone would share the running statistics.
+    let record = Bytewise::new().load(initial.to_vec(), &device).expect("it was recorded here");
+    let mut model = M::new(&device).load_record(record);
+    let mut optimizer = AdamConfig::new().init::<B, M>();
+    for iteration in 0..ITERATIONS {
+        let items: Vec<usize> = (iteration..iteration + ITEMS).collect();
+        let batch = M::batch(&items, &device);
+        let recording = Recorder::new().record::<Flex, _>(|| model.step(batch).grads);
+        let mut recording = recording.expect("nothing else is recorded here");
+        if let Some(program) = rewrite(recording.trace()) {
+            assert!(recording.rewrite(&program), "the program is that of the recording");
+        }
+        model = optimizer.step(1e-3, model, recording.run());
+    }
+    let model = serde_json::to_value(model.into_record().into_item::<FullPrecisionSettings>());
+    let state = optimizer.to_record().into_item::<FullPrecisionSettings>();
+    serde_json::json!([model.expect("a record"), state])
+}
+
+fn existing(trace: &Trace) -> Bytes {
+    trace.existing().map(|tensor| trace.tensor(tensor).bytes()).sum()
+}
+
+/// The recipe for a share of a step's activations.
+fn within(trace: &Trace, share: f64) -> Option<Selected> {
+    let costs = Rates::RTX_4090.costs(trace);
+    let unlimited = select(trace, Bytes::MAX, &costs).expect("nothing is repeated");
+    let existing = existing(trace);
+    select(trace, existing + (unlimited.peak - existing).scale(share), &costs)
+}
+
+/// How many calls of a step are repeated at each share, and that its results are the same.
+fn same_bits<M>() -> Vec<usize>
+where
+    M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
+{
+    let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let model = M::new(&Default::default());
+    initialize(&model);
+    let initial = Bytewise::new().record(model.into_record(), ()).expect("it is recorded");
+    let as_recorded = train::<M>(&initial, &|_| None);
+    assert!(train::<M>(&initial, &|_| None) == as_recorded, "{} is repeatable", M::NAME);
+    let repeats = SHARES.into_iter().map(|share| {
+        let most = Mutex::new(0);
+        let rewritten = train::<M>(&initial, &|trace| {
+            let selected = within(trace, share)?;
+            let program = Program::new(trace, &selected.recipe).expect("it passes the checker");
+            let heap = Heap::flex();
+            let before = heap.footprint(trace).peak;
+            let after = heap.footprint(program.trace()).peak;
+            println!(
+                "{}: {share} of the activations, {} of {} calls again, heap {after} of {before}",
+                M::NAME,
+                program.repeats(),
+                trace.calls().count(),
+            );
+            let mut most = most.lock().expect("nothing panics in between");
+            *most = program.repeats().max(*most);
+            Some(Arc::new(program))
+        });
+        assert!(rewritten == as_recorded, "{} within {share} has other bits", M::NAME);
+        most.into_inner().expect("nothing panics in between")
+    });
+    repeats.collect()
+}
+
+macro_rules! models {
+    ($($test:ident: $model:ident,)*) => {$(
+        #[test]
+        fn $test() {
+            let repeats = same_bits::<zoo::$model<B>>();
+            assert!(repeats.iter().any(|repeats| *repeats > 0), "nothing was repeated");
+        }
+    )*};
+}
+
+models! {
+    mlp: Mlp,
+    cnn: Cnn,
+    resnet: ResNet,
+    unet: UNet,
+    encoder: Encoder,
+    gpt: Gpt,
+    lstm: Recurrent,
+    autoencoder: Autoencoder,
+    siamese: Siamese,
+}
+
+#[test]
+fn a_step_that_reads_is_not_rewritten() {
+    let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = Default::default();
+    let model = zoo::Reader::<B>::new(&device);
+    let batch = zoo::Reader::<B>::batch(&[0, 1, 2, 3], &device);
+    initialize(&model);
+    let recording = Recorder::new().record::<Flex, _>(|| TrainStep::step(&model, batch).grads);
+    let recording = recording.expect("nothing else is recorded here");
+    let selected = within(recording.trace(), 0.5).expect("something can be dropped");
+    let refused = Program::new(recording.trace(), &selected.recipe);
+    assert!(matches!(refused, Err(ProgramError::Reads(_))), "{refused:?}");
+}
