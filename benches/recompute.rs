@@ -12,7 +12,7 @@ use burn::train::TrainStep;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use firebox::{Bytes, Heap, Lazy, MemoryModel, Recorder, Trace, initialize};
-use firebox_recompute::{Rates, apply, check, lower_bound, select};
+use firebox_recompute::{Demand, Rates, apply, check, lower_bound, select};
 use firebox_testing::bench::{print_machine, wants};
 use firebox_testing::full_size::cnn::{Cnn, Images};
 use firebox_testing::full_size::gpt::{Gpt, Texts};
@@ -76,16 +76,16 @@ fn trace<M: TrainStep + AutodiffModule<B>>(model: &M, batch: M::Input) -> Trace 
 
 fn rows(table: &mut Table, name: &str, trace: &Trace) {
     let heap = Heap::flex();
-    let costs = Rates::RTX_4090.costs(trace);
-    let whole: f64 = costs.iter().sum();
+    let demand = Demand::of(Rates::RTX_4090.costs(trace));
+    let whole = demand.total();
     let existing: Bytes = trace.existing().map(|tensor| trace.tensor(tensor).bytes()).sum();
-    let unlimited = select(trace, Bytes::MAX, &costs).expect("nothing is repeated");
+    let unlimited = select(trace, Bytes::MAX, &demand).expect("nothing is repeated");
     let peak = unlimited.peak;
     let activations = peak - existing;
     for part in [2.0, 3.0, 5.0] {
         let limit = existing + activations.scale(1.0 / part);
         let began = Instant::now();
-        let selected = select(trace, limit, &costs);
+        let selected = select(trace, limit, &demand);
         let time = began.elapsed();
         let Some(selected) = selected else {
             table.add_row([name, "", "", &format!("1/{part}"), "nothing was found"]);
@@ -93,7 +93,7 @@ fn rows(table: &mut Table, name: &str, trace: &Trace) {
         };
         let rewritten = apply(trace, &selected.recipe).expect("it is a recipe for this trace");
         check(trace, &rewritten).expect("values stay what they are");
-        let bound = lower_bound(trace, limit, &costs);
+        let bound = lower_bound(trace, limit, &demand.time);
         let heaps = [trace, &rewritten.trace].map(|trace| heap.footprint(trace).peak);
         let percent = |cost: f64| format!("{:.1} %", 100.0 * cost / whole);
         let reached = if selected.peak <= limit { "" } else { " (not reached)" };

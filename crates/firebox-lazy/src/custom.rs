@@ -293,11 +293,7 @@ impl<B: Backend, K: Kind<B>> CustomResults<B> for LazyTensor<B, K> {
         Self::new(as_said(plain, name, forms))
     }
 
-    fn promise(
-        forms: &mut Forms<'_>,
-        device: &B::Device,
-        frame: &mut CallFrame<B>,
-    ) -> (Self, u32) {
+    fn promise(forms: &mut Forms<'_>, device: &B::Device, frame: &mut CallFrame<B>) -> (Self, u32) {
         frame.promise(next(forms).clone(), device.clone())
     }
 

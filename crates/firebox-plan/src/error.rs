@@ -7,7 +7,7 @@ use std::fmt;
 
 use firebox_trace::{Bytes, Estimate, Items};
 
-use crate::need::{Accumulating, Holding, Need, Oversized, Role};
+use crate::need::{Accumulating, Holding, Need, Oversized, RecomputedNeed, Role};
 use crate::outcome::Answer;
 
 /// Why there is no plan. `E` is the error of the function that computes footprints.
@@ -125,12 +125,13 @@ impl fmt::Display for DoesNotFit {
             _ => format!("{remedy} (up to {bytes} less)"),
         };
         match remedies.is_empty() {
-            true => write!(f, ": {}", self.remedy()),
+            true => write!(f, ": {}", self.remedy())?,
             false => {
                 let remedies: Vec<String> = remedies.iter().map(saves).collect();
-                write!(f, ": {}", remedies.join("; or "))
+                write!(f, ": {}", remedies.join("; or "))?;
             }
         }
+        Again(need.recomputed, self.budget).fmt(f)
     }
 }
 
@@ -167,7 +168,8 @@ impl fmt::Display for FixedDoesNotFit {
         } else {
             write!(f, "already {items} items need {excess}")?;
         }
-        write!(f, "; leave the size out to have it found, or set it to {fitting}, which fits")
+        write!(f, "; leave the size out to have it found, or set it to {fitting}, which fits")?;
+        Again(need.recomputed, budget).fmt(f)
     }
 }
 
@@ -231,7 +233,7 @@ impl fmt::Display for Remedy {
                 "take a smaller model, an optimizer with less state, or a card with more memory"
             }
             Self::FewerActivations => {
-                "compute activations again with `Autodiff<_, BalancedCheckpointing>`, or make each item smaller"
+                "make each item smaller, such as shorter sequences or smaller images"
             }
             Self::SmallerInputs => "set a smaller batch size in the data loader",
             Self::FewerWorkers => {
@@ -248,6 +250,20 @@ impl fmt::Display for Remedy {
                 "raise the budget, make each item smaller, or take a smaller model"
             }
         })
+    }
+}
+
+/// What was tried by computing tensors again, formatted for errors.
+struct Again(Option<RecomputedNeed>, Bytes);
+
+impl fmt::Display for Again {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(Some(RecomputedNeed { peak, percent }), budget) = self else { return Ok(()) };
+        write!(f, ". Computing tensors again was tried: ")?;
+        match peak <= budget {
+            true => write!(f, "it fits for {percent} % more time, which is more than is allowed"),
+            false => write!(f, "the least that was found is {peak}, for {percent} % more time"),
+        }
     }
 }
 

@@ -70,6 +70,17 @@ pub struct Need {
     pub holdings: Vec<Holding>,
     /// A buffer the device can never hold, however much memory is free. `None` if there is none.
     pub oversized: Option<Oversized>,
+    /// The least that was found by computing tensors again, if that was tried and is too much.
+    pub recomputed: Option<RecomputedNeed>,
+}
+
+/// What is needed if tensors are computed again instead of kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecomputedNeed {
+    /// Peak in bytes.
+    pub peak: Bytes,
+    /// The additional time, in percent of the time of forward and backward passes.
+    pub percent: u32,
 }
 
 /// A buffer above the largest size a device can hold.
@@ -99,7 +110,7 @@ impl Need {
 
     /// A peak of the given certainty, without holdings.
     pub fn new(peak: Bytes, estimate: Estimate) -> Self {
-        Self { peak, estimate, holdings: Vec::new(), oversized: None }
+        Self { peak, estimate, holdings: Vec::new(), oversized: None, recomputed: None }
     }
 
     /// Adds a holding: `bytes` of the peak under the name `label`.

@@ -299,7 +299,7 @@ fn one_item_that_does_not_fit_names_who_holds_the_most() {
         10,
         "one item needs about 150.00 MiB, 50.00 MiB more than the budget of 100.00 MiB, and the largest part is the \
          optimizer state with 90.00 MiB: take a smaller model, an optimizer with less state, or a card with more \
-         memory (up to 90.00 MiB less); or compute activations again with `Autodiff<_, BalancedCheckpointing>`, or make \
+         memory (up to 90.00 MiB less); or make \
          each item smaller (up to 50.00 MiB less)",
     );
     check(

@@ -168,6 +168,7 @@ mod tests {
 
     use super::*;
     use crate::apply::apply;
+    use crate::cost::Demand;
     use crate::graphs::{Graph, bytes_at_peak, graphs};
     use crate::select::select;
 
@@ -175,7 +176,7 @@ mod tests {
     fn rewritten(graph: Graph) -> Option<(Trace, Rewritten)> {
         let Graph { trace, costs } = graph;
         let limit = bytes_at_peak(&trace).scale(0.75);
-        let selected = select(&trace, limit, &costs)?;
+        let selected = select(&trace, limit, &Demand::of(costs))?;
         let rewritten = apply(&trace, &selected.recipe).expect("it is a recipe for this trace");
         (selected.cost > 0.0).then_some((trace, rewritten))
     }

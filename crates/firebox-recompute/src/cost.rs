@@ -1,7 +1,65 @@
 //! What calls cost, and which may be repeated.
 
 use burn_ir::OperationIr;
-use firebox_trace::{Call, Step, Trace};
+use firebox_trace::{Bytes, Call, Footprint, Step, TensorIndex, Trace};
+
+/// What each step of a trace takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Demand {
+    /// The time of each step, in any unit.
+    pub time: Vec<f64>,
+    /// The memory that each step takes beside tensors while it runs.
+    pub workspace: Vec<Bytes>,
+}
+
+impl Demand {
+    /// The demand of steps that take nothing beside tensors.
+    pub fn of(time: Vec<f64>) -> Self {
+        let workspace = vec![Bytes::ZERO; time.len()];
+        Self { time, workspace }
+    }
+
+    /// Counts as workspace what a footprint of the trace has at a step above the bytes of tensors.
+    ///
+    /// # Panics
+    ///
+    /// If the footprint has no timeline, or one of another trace.
+    pub fn with_workspace(mut self, trace: &Trace, footprint: &Footprint) -> Self {
+        assert_eq!(footprint.timeline.len(), trace.steps.len(), "each step has a moment");
+        let roots = trace.buffers();
+        let mut alive = vec![0_u32; trace.tensors.len()];
+        let mut live = Bytes::ZERO;
+        let root = |tensor: TensorIndex| roots[tensor.0 as usize];
+        let begin = |tensor: TensorIndex, alive: &mut [u32]| {
+            let alive = &mut alive[root(tensor).0 as usize];
+            *alive += 1;
+            if *alive == 1 { trace.tensor(root(tensor)).bytes() } else { Bytes::ZERO }
+        };
+        for tensor in trace.existing() {
+            live += begin(tensor, &mut alive);
+        }
+        for (at, step) in trace.steps.iter().enumerate() {
+            let (ends, begins) = step.deaths_and_births();
+            for tensor in begins {
+                live += begin(tensor, &mut alive);
+            }
+            self.workspace[at] = footprint.timeline[at].peak - live;
+            for tensor in ends {
+                let alive = &mut alive[root(tensor).0 as usize];
+                *alive -= 1;
+                if *alive == 0 {
+                    live = live - trace.tensor(root(tensor)).bytes();
+                }
+            }
+        }
+        self
+    }
+
+    /// The time of all steps.
+    pub fn total(&self) -> f64 {
+        self.time.iter().sum()
+    }
+}
 
 /// How fast a device computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +76,9 @@ impl Rates {
     /// An RTX 4090 in 32 bit: 82.6 Tflop/s and 1,008 GB/s, from NVIDIA's "Ada GPU architecture",
     /// 2022, appendix A. Five microseconds for a launch are an assumption.
     pub const RTX_4090: Self = Self { flops: 82.6e12, bandwidth: 1008e9, launch: 5e-6 };
+
+    /// A few cores of a processor. An assumption: what matters are the ratios between operations.
+    pub const CPU: Self = Self { flops: 100e9, bandwidth: 10e9, launch: 2e-6 };
 
     /// The seconds of each step of a trace: what it computes or what it reads and writes, whatever
     /// takes longer, and a launch. Views cost nothing.

@@ -24,7 +24,7 @@ mod select;
 pub use apply::{ApplyError, apply};
 pub use bound::lower_bound;
 pub use check::{CheckError, check};
-pub use cost::{Rates, is_redoable};
+pub use cost::{Demand, Rates, is_redoable};
 pub use program::{Program, ProgramError};
 pub use recipe::{Anchor, Edit, Made, Recipe, Rewritten, StepOrigin};
 pub use segment::{anchors_before, model_steps, segment};

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use firebox_trace::{Bytes, Call, OpIndex, Step, TensorIndex, Trace};
 
+use crate::cost::Demand;
 use crate::lives::{Lives, NEVER};
 use crate::recipe::{Anchor, Edit, Made, Recipe};
 
@@ -42,22 +43,24 @@ const TRIALS: (usize, usize) = (1_500_000, 400);
 pub struct Selected {
     /// What to do.
     pub recipe: Recipe,
-    /// What the repeated calls cost, in the unit of the costs.
+    /// The time of the repeated calls, in the unit of the demand.
     pub cost: f64,
-    /// The most bytes that tensors take at once, without what an allocator adds.
+    /// The most bytes that tensors and workspace take at once, without what an allocator adds.
     pub peak: Bytes,
 }
 
-/// Chooses a recipe with which the tensors of `trace` take at most `limit` at once, if one is
-/// found; otherwise the one that takes the least. None if everything that was tried repeats calls
-/// that cost more than the whole trace. `costs` are those of the steps. Within each micro-step of
-/// the trace tensors are dropped and made again; a trace without micro-steps is taken as one.
+/// Chooses a recipe with which tensors and workspace of `trace` take at most `limit` at once, if
+/// one is found; otherwise the one that takes the least. None if everything that was tried repeats
+/// calls that take more time than the whole trace. Within each micro-step of the trace tensors are
+/// dropped and made again; a trace without micro-steps is taken as one.
 ///
 /// # Panics
 ///
-/// If there is not one cost for each step.
-pub fn select(trace: &Trace, limit: Bytes, costs: &[f64]) -> Option<Selected> {
+/// If the demand is not that of the trace.
+pub fn select(trace: &Trace, limit: Bytes, demand: &Demand) -> Option<Selected> {
+    let costs = demand.time.as_slice();
     assert_eq!(trace.steps.len(), costs.len(), "each step has a cost");
+    assert_eq!(trace.steps.len(), demand.workspace.len(), "each step has a workspace");
     let lives = Lives::of(trace);
     let clock: Vec<f64> = costs
         .iter()
@@ -67,7 +70,7 @@ pub fn select(trace: &Trace, limit: Bytes, costs: &[f64]) -> Option<Selected> {
         })
         .collect();
     let walk = |weights, keeps: &[bool]| {
-        let mut walk = Walk::new(&lives, limit.get(), costs, &clock, weights, keeps);
+        let mut walk = Walk::new(&lives, limit.get(), demand, &clock, weights, keeps);
         for at in 0..trace.steps.len() {
             walk.step(at);
             if walk.spent > walk.most {
@@ -142,6 +145,7 @@ struct Walk<'a> {
     lives: &'a Lives<'a>,
     limit: u64,
     costs: &'a [f64],
+    workspace: &'a [Bytes],
     clock: &'a [f64],
     weights: (f64, f64, f64),
     /// Buffers that must stay.
@@ -171,7 +175,7 @@ impl<'a> Walk<'a> {
     fn new(
         lives: &'a Lives<'a>,
         limit: u64,
-        costs: &'a [f64],
+        demand: &'a Demand,
         clock: &'a [f64],
         weights: (f64, f64, f64),
         keeps: &'a [bool],
@@ -180,7 +184,8 @@ impl<'a> Walk<'a> {
         let mut walk = Self {
             lives,
             limit,
-            costs,
+            costs: &demand.time,
+            workspace: &demand.workspace,
             clock,
             weights,
             keeps,
@@ -272,8 +277,9 @@ impl<'a> Walk<'a> {
             Step::Call(call) => {
                 self.pin(call, 1);
                 call.inputs.iter().for_each(|input| self.need(input.tensor, at));
-                self.make_room(at, self.bytes_of(call));
+                self.make_room(at, self.bytes_of(call) + self.workspace[at].get());
                 call.outputs.iter().for_each(|output| self.begin(*output));
+                self.peak = self.peak.max(self.live + self.workspace[at].get());
                 self.pin(call, -1);
                 for input in call.inputs.iter().filter(|input| input.last) {
                     self.finish(input.tensor, State::Ended);
@@ -319,7 +325,7 @@ impl<'a> Walk<'a> {
         };
         self.pin(call, 1);
         call.inputs.iter().for_each(|input| self.need(input.tensor, before));
-        self.make_room(before, self.bytes_of(call));
+        self.make_room(before, self.bytes_of(call) + self.workspace[at].get());
         self.edits.push(Edit::Redo { before: self.anchor(before), call: self.anchor(at) });
         self.spent += self.costs[at];
         // A result that is still there is made a second time for a moment.
@@ -330,7 +336,7 @@ impl<'a> Walk<'a> {
             .filter(|output| lives.root(**output) == output.0 as usize)
             .map(|output| lives.buffers[output.0 as usize].bytes)
             .sum();
-        self.peak = self.peak.max(self.live + twice);
+        self.peak = self.peak.max(self.live + twice + self.workspace[at].get());
         for output in &call.outputs {
             if self.states[output.0 as usize] != State::Alive {
                 let root = lives.root(*output);
@@ -455,7 +461,7 @@ mod tests {
         fn the_checker_accepts_what_is_selected(graph in graphs(), share in 0.2_f64..1.0) {
             let Graph { trace, costs } = graph;
             let limit = bytes_at_peak(&trace).scale(share);
-            let Some(selected) = select(&trace, limit, &costs) else { return Ok(()) };
+            let Some(selected) = select(&trace, limit, &Demand::of(costs.clone())) else { return Ok(()) };
             let rewritten = apply(&trace, &selected.recipe).expect("it is a recipe for this trace");
             check(&trace, &rewritten).expect("values stay what they are");
             prop_assert_eq!(bytes_at_peak(&rewritten.trace), selected.peak);
@@ -465,7 +471,7 @@ mod tests {
         fn the_bound_is_below_and_the_best_is_not_above(graph in graphs(), share in 0.4_f64..1.0) {
             let Graph { trace, costs } = graph;
             let limit = bytes_at_peak(&trace).scale(share);
-            let Some(selected) = select(&trace, limit, &costs) else { return Ok(()) };
+            let Some(selected) = select(&trace, limit, &Demand::of(costs.clone())) else { return Ok(()) };
             let bound = crate::lower_bound(&trace, limit, &costs);
             if let Some(best) = cheapest(&trace, limit, &costs) {
                 let bound = bound.expect("something is feasible");
@@ -489,7 +495,9 @@ mod tests {
             let Graph { trace, costs } = tree.current();
             let limit = bytes_at_peak(&trace).scale(0.5 + 0.1 * f64::from(round % 5));
             let Some(best) = cheapest(&trace, limit, &costs) else { continue };
-            let Some(selected) = select(&trace, limit, &costs) else { continue };
+            let Some(selected) = select(&trace, limit, &Demand::of(costs.clone())) else {
+                continue;
+            };
             feasible += 1;
             if selected.peak > limit {
                 continue;

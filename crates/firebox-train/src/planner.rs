@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use firebox_lazy::remember_calls_within;
 use firebox_plan::{Cliffs, Plan, Sizing};
+use firebox_recompute::{Program, Rates};
 use firebox_trace::{Bytes, MemoryModel, StructuralHash, TensorInfo, Trace};
 
 use crate::cache::Cache;
@@ -17,6 +18,7 @@ use crate::error::Phase;
 use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
 use crate::planner::pages::{OpenPages, Pages, pages_of};
+use crate::planner::recompute::RecomputePolicy;
 use crate::planner::rehearsal::{Iterations, Rehearsed};
 use crate::planner::shape::Shape;
 
@@ -30,6 +32,7 @@ pub(crate) mod overhead;
 pub(crate) mod pages;
 pub(crate) mod pieces;
 mod prepare;
+pub(crate) mod recompute;
 mod recorders;
 pub(crate) mod rehearsal;
 mod search;
@@ -63,6 +66,9 @@ pub(crate) struct Planner {
     /// What to do where a slightly larger micro-batch needs far more memory.
     cliffs: Cliffs,
     overhead: Overhead,
+    /// When passes compute tensors again, and how fast the device computes.
+    recompute: RecomputePolicy,
+    rates: Rates,
     /// What earlier runs have found, if the user wants to know.
     cache: Option<Cache>,
     /// The pool that training uses, if it is our own.
@@ -88,7 +94,7 @@ pub(crate) struct Planner {
     /// order.
     ran: Vec<((Phase, Shape), Arc<Trace>)>,
     /// What micro-steps of known structures need in addition to what is held.
-    known: HashMap<(Phase, StructuralHash), Admitted>,
+    known: HashMap<Known, Admitted>,
     /// What micro-steps need up to a value they read, by the structure of the operations before it.
     prefixes: Arc<Mutex<HashMap<StructuralHash, Bytes>>>,
     /// The optimizer's state. Validation does not use it, but it is alive meanwhile.
@@ -142,9 +148,14 @@ impl Planned {
     }
 }
 
+/// A structure of micro-steps: its phase, its hash, and within how much it computes tensors again.
+type Known = (Phase, StructuralHash, Option<Bytes>);
+
 /// What a micro-step of a known structure needs in addition to what is held.
 #[derive(Clone, Debug)]
 struct Admitted {
+    /// What runs instead of the recorded steps.
+    program: Option<Arc<Program>>,
     needed: Bytes,
     /// What threads keep permanently after it.
     stays: Bytes,
@@ -179,6 +190,8 @@ impl Planner {
         sizing: Sizing,
         cliffs: Option<Cliffs>,
     ) -> Self {
+        // Only ratios between operations matter.
+        let rates = if memory.is_on_host() { Rates::CPU } else { Rates::RTX_4090 };
         let usual = if memory.keeps_pages() { Cliffs::Avoid } else { Cliffs::Ignore };
         Self {
             memory,
@@ -187,6 +200,8 @@ impl Planner {
             sizing,
             cliffs: cliffs.unwrap_or(usual),
             overhead: Overhead::default(),
+            recompute: RecomputePolicy::never(),
+            rates,
             cache: None,
             pool: None,
             plans: HashMap::new(),
@@ -221,6 +236,23 @@ impl Planner {
     pub(crate) fn remembering(mut self, cache: Option<Cache>) -> Self {
         self.cache = cache;
         self
+    }
+
+    /// Computes tensors again where the policy says so.
+    pub(crate) fn recomputing(mut self, policy: RecomputePolicy) -> Self {
+        self.recompute = policy;
+        self
+    }
+
+    /// Plans every batch whole from now on. False if batches of this run would not fit for sure:
+    /// nothing may be computed again.
+    pub(crate) fn keep_whole(&mut self) -> bool {
+        let may = self.recompute.if_allowed().is_some() && !self.reads;
+        if may {
+            self.sizing = Sizing::Fixed(usize::MAX.into());
+            self.plans.retain(|(phase, _), _| *phase != Phase::Training);
+        }
+        may
     }
 
     /// Counts this in plans that are made without running.

@@ -10,6 +10,7 @@ use firebox_trace::{Bytes, CategoryBytes, Estimate, ModuleBytes, Paging, PoolPag
 
 use crate::error::Phase;
 use crate::planner::overhead::OverheadBytes;
+use crate::planner::recompute::Recomputed;
 use crate::planner::{Planned, PlanningCost};
 
 /// The plan for one shape of batch: how it is split and what that needs. Displays as a table.
@@ -23,6 +24,8 @@ pub struct PlanReport {
     pub budget: Bytes,
     /// The split of the loader's batch.
     pub plan: Plan,
+    /// What is computed again instead of kept, if anything.
+    pub recomputed: Option<Recomputing>,
     /// The predicted peak, broken down by what holds it.
     pub categories: CategoryBytes,
     /// What holds the memory in use at the peak, by module, largest first. Which module an
@@ -58,6 +61,7 @@ impl PlanReport {
             phase,
             budget,
             plan: (**plan).clone(),
+            recomputed: rehearsed.recomputed.as_ref().map(Recomputed::report),
             categories: rehearsed.footprint.categories,
             modules: rehearsed.modules.clone(),
             optimizer_state: rehearsed.optimizer_state.iter().map(TensorInfo::bytes).sum(),
@@ -87,8 +91,9 @@ impl PlanReport {
         let Self { phase, plan, estimate, .. } = self;
         let peak = self.predicted();
         let tunes = if self.tunes() { "; planned again once kernels are tuned" } else { "" };
+        let again = self.recomputed.map(|again| format!(", {again}")).unwrap_or_default();
         format!(
-            "{phase} batches of {}: {plan}, predicted peak {peak} ({estimate}){tunes}",
+            "{phase} batches of {}: {plan}{again}, predicted peak {peak} ({estimate}){tunes}",
             plan.batch()
         )
     }
@@ -122,6 +127,27 @@ impl PlanReport {
             modules.join(", "),
             self.micro_batch(),
         ))
+    }
+}
+
+/// What the passes of a plan compute again instead of keeping it for the backward pass. Displays
+/// as `120 of 480 operations again (7 % more time)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recomputing {
+    /// How many operations of the rehearsed iterations are repeats.
+    pub repeats: usize,
+    /// How many operations the iterations have without repeats.
+    pub operations: usize,
+    /// The predicted time of the repeats, as a share of the time of forward and backward passes.
+    /// From the shapes of operations, see [`RecomputePolicy`](crate::RecomputePolicy).
+    pub overhead: f64,
+}
+
+impl fmt::Display for Recomputing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { repeats, operations, overhead } = self;
+        let percent = 100.0 * overhead;
+        write!(f, "{repeats} of {operations} operations again ({percent:.0} % more time)")
     }
 }
 
@@ -169,6 +195,9 @@ impl fmt::Display for PlanReport {
         table.add_row(vec!["device".to_owned(), self.device.clone()]);
         table.add_row(vec!["budget".to_owned(), self.budget.to_string()]);
         table.add_row(vec![format!("batch ({steps})"), self.plan.to_string()]);
+        if let Some(recomputed) = self.recomputed {
+            table.add_row(vec!["computed again".to_owned(), recomputed.to_string()]);
+        }
         let peak = format!("{}, {}", self.predicted(), self.estimate);
         table.add_row(vec!["predicted peak".to_owned(), peak]);
         table.add_row(vec!["  in the operation".to_owned(), self.operation.clone()]);

@@ -17,6 +17,7 @@ use crate::check::Coupling;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
 use crate::planner::growth::Growth;
+use crate::planner::recompute::RecomputePolicy;
 use crate::planner::{Planned, Planner};
 use crate::progress::Screen;
 use crate::ranks::metrics::Metrics;
@@ -30,6 +31,8 @@ use crate::whole::Joins;
 pub(crate) struct Settings {
     pub(crate) budget: Budget,
     pub(crate) sizing: Sizing,
+    /// When tensors are computed again.
+    pub(crate) recompute: RecomputePolicy,
     /// What to do at cliffs, if the user chose.
     pub(crate) cliffs: Option<Cliffs>,
     pub(crate) reduction: Reduction,
@@ -113,6 +116,7 @@ impl Settings {
         };
         let growth = memory.is_on_host().then(|| Growth::begin(parameter_bytes::<B, M>(model)));
         let planner = Planner::new(memory, budget, self.sizing, self.cliffs);
+        let planner = planner.recomputing(self.recompute);
         Ok(planner.measuring(growth.flatten()).remembering(cache))
     }
 

@@ -13,11 +13,11 @@ use std::sync::{Arc, Weak};
 use burn_backend::{Backend, TensorData, TensorMetadata};
 use burn_ir::{OperationIr, TensorId};
 use burn_std::{DType, Shape};
+use firebox_recompute::Program;
 use firebox_trace::{
     Bytes, Call, Description, DescriptionIndex, Label, OpIndex, Origin, Step, TensorIndex,
     TensorInfo, TensorType, Trace, Use,
 };
-use firebox_recompute::Program;
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::kind::Kind;

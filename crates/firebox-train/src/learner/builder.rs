@@ -18,6 +18,7 @@ use crate::device::DeviceMemory;
 #[expect(unused_imports, reason = "documentation links to it")]
 use crate::error::{FitError, TrainError};
 
+use crate::planner::recompute::RecomputePolicy;
 use crate::reduction::Reduction;
 use crate::settings::{CacheOption, Settings};
 use crate::splitter::{ByMicroBatch, Splitter};
@@ -79,6 +80,14 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// How micro-batch sizes are chosen. Default: [`Sizing::Even`].
     pub fn sizing(mut self, sizing: Sizing) -> Self {
         self.settings.sizing = sizing;
+        self
+    }
+
+    /// When training computes tensors again instead of keeping them for the backward pass.
+    ///
+    /// Default: [`RecomputePolicy::if_needed`], where a batch cannot be trained in another way.
+    pub fn recompute(mut self, policy: RecomputePolicy) -> Self {
+        self.settings.recompute = policy;
         self
     }
 

@@ -2,12 +2,16 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use std::sync::Arc;
+
+use firebox_recompute::Program;
 use firebox_trace::{Bytes, Trace};
 
 use super::{Admitted, Planned, Planner};
 use crate::error::{Phase, TrainError};
 use crate::planner::overhead::OverheadBytes;
 use crate::planner::pages::{OpenPages, pages_of};
+use crate::planner::recompute::Recomputed;
 use crate::planner::rehearsal::recording_bytes;
 use crate::planner::shape::Shape;
 
@@ -79,21 +83,54 @@ impl Planner {
     }
 
     /// Whether a micro-step fits in addition to what is held. Its need is computed once and then
-    /// looked up by its structure.
+    /// looked up by its structure. If the plan computes tensors again, the program that runs
+    /// instead of what was recorded comes with the answer.
     ///
     /// Where pages count, the standalone need of a rehearsed micro-step is the measure for later
     /// ones.
-    pub(crate) fn admit(&mut self, step: &Applicant) -> Result<Admission, TrainError> {
-        let Applicant { phase, trace, shape, held, items, rehearsed } = *step;
+    pub(crate) fn admit(
+        &mut self,
+        step: &Applicant,
+    ) -> Result<(Admission, Option<Arc<Program>>), TrainError> {
+        let admitted = self.look_up(step);
+        let program = admitted.program.clone();
+        self.admit_known(step, admitted).map(|admission| (admission, program))
+    }
+
+    /// What a micro-step needs.
+    fn look_up(&mut self, step: &Applicant) -> Admitted {
+        let Applicant { phase, trace, shape, .. } = *step;
         let memory = self.memory.as_ref();
-        let structure = (phase, trace.structural_hash());
-        let known = self.known.entry(structure).or_insert_with(|| {
-            let footprint = memory.footprint(trace);
-            let recording = recording_bytes(memory, trace, trace.calls().count());
-            let (needed, stays) = (footprint.growth() + recording, footprint.stays);
-            Admitted { needed, stays, pages: pages_of(&footprint) }
-        });
-        let Admitted { needed, stays, pages } = known.clone();
+        let planned = self.plans.get(&(phase, shape));
+        let recomputed = planned.and_then(|planned| planned.rehearsed.recomputed.as_ref());
+        let limit = recomputed.map(Recomputed::limit);
+        let structure = (phase, trace.structural_hash(), limit);
+        let is_of =
+            |known: &&Admitted| known.program.as_ref().is_none_or(|program| program.is_of(trace));
+        if let Some(known) = self.known.get(&structure).filter(is_of) {
+            return known.clone();
+        }
+        let program = recomputed.and_then(|recomputed| recomputed.program(trace, memory));
+        let runs = program.as_ref().map_or(trace, Program::trace);
+        let footprint = memory.footprint(runs);
+        let mut recording = recording_bytes(memory, trace, trace.calls().count());
+        if memory.is_on_host() {
+            recording += program.as_ref().map_or(Bytes::ZERO, Program::host_bytes);
+        }
+        let (needed, stays) = (footprint.growth() + recording, footprint.stays);
+        let program = program.map(Arc::new);
+        let admitted = Admitted { program, needed, stays, pages: pages_of(&footprint) };
+        self.known.insert(structure, admitted.clone());
+        admitted
+    }
+
+    fn admit_known(
+        &mut self,
+        step: &Applicant,
+        admitted: Admitted,
+    ) -> Result<Admission, TrainError> {
+        let Applicant { phase, shape, held, items, rehearsed, .. } = *step;
+        let Admitted { needed, stays, pages, .. } = admitted;
         // Threads keep, or will keep, more than was counted when the batch began.
         let kept = self.kept().max(stays);
         let held = held + (kept - self.kept_in_held);

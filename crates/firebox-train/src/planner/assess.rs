@@ -3,7 +3,7 @@
 
 use firebox_heap::Heap;
 use firebox_lazy::Rehearsal;
-use firebox_plan::{Need, PlanError, Role, Split};
+use firebox_plan::{Need, PlanError, RecomputedNeed, Role, Split};
 use firebox_trace::{Category, MemoryModel, Question, Trace};
 
 use crate::error::{Phase, TrainError};
@@ -49,6 +49,8 @@ fn assess_alone(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
 /// from it. A second device can learn from this trace meanwhile.
 fn lesson(rehearsal: &Rehearsal, conditions: &Conditions) -> Option<Trace> {
     let alone = conditions.memory.is_on_host() || rayon::current_num_threads() < 2;
+    // What follows then are rewritten traces, of which both would have to learn.
+    let alone = alone || conditions.recompute.is_some();
     let is_too_large = || Heap::simple().footprint(&rehearsal.trace).peak > conditions.budget;
     (!alone && is_too_large()).then(|| rehearsal.trace.clone())
 }
@@ -60,6 +62,10 @@ pub(super) fn need_of(rehearsed: &Rehearsed) -> Need {
     if let Some(paging) = footprint.paging.as_ref().filter(|paging| paging.is_refused()) {
         need = need.oversized(paging.largest_buffer, paging.largest_page);
     }
+    need.recomputed = rehearsed.least.map(|least| RecomputedNeed {
+        peak: least.peak,
+        percent: (100.0 * least.overhead).ceil() as u32,
+    });
     let overhead = &rehearsed.overhead;
     need = need.holding("batches of loader threads", Role::Loaders, overhead.queued).holding(
         "a checkpoint being written",

@@ -17,9 +17,10 @@ use firebox_lazy::{
     host_bytes_of_rehearsal, mark, rehearse,
 };
 use firebox_plan::Split;
+use firebox_recompute::Rates;
 use firebox_trace::{
     Bytes, Category, EarlierPages, Footprint, Items, Mark, MemoryModel, ModuleBytes, Modules,
-    OpIndex, Origin, Question, Step, TensorIndex, TensorInfo, Trace,
+    OpIndex, Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
 };
 
 use crate::cache::Key;
@@ -35,6 +36,7 @@ use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
 use crate::planner::pieces::{Piece, representative};
+use crate::planner::recompute::{Attempt, Least, Passes, Recomputed, time_of};
 use crate::ranks::exchange::rehearse_exchange;
 use crate::splitter::Splitter;
 use crate::whole::{Joins, add_outputs_of_others};
@@ -59,6 +61,11 @@ pub(crate) struct Conditions<'a> {
     pub(crate) kept: Bytes,
     /// Whether to note what determines the footprint.
     pub(crate) notes_key: bool,
+    /// How fast the device computes.
+    pub(crate) rates: Rates,
+    /// The share of time that may be spent on computing tensors again if the rehearsal does not fit
+    /// otherwise. `None`: nothing is computed again.
+    pub(crate) recompute: Option<f64>,
 }
 
 /// The result of a rehearsal.
@@ -67,6 +74,12 @@ pub(crate) struct Rehearsed {
     /// What determines the footprint, if that was asked for and is known.
     pub(crate) key: Option<Key>,
     pub(crate) footprint: Footprint,
+    /// What is computed again, if it does not fit otherwise.
+    pub(crate) recomputed: Option<Recomputed>,
+    /// The least that was found by computing again, if that is too much.
+    pub(crate) least: Option<Least>,
+    /// The predicted time of its iterations, in seconds.
+    pub(crate) time: f64,
     /// What holds the peak, by module.
     pub(crate) modules: Vec<ModuleBytes>,
     /// The rehearsed trace, if the memory model needs to know what ran before.
@@ -321,6 +334,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let Rehearsal { mut trace, replaced, .. } = rehearsal;
     let Conditions { memory, before, idle_state, .. } = conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
+    let operations = trace.calls().count();
     let optimizer_state = state_at_end(&trace);
     let (loader_limit, queued) = conditions.overhead.add_queue(&mut trace, memory.is_on_host());
     // On the host, the outputs of one batch less were found to be alive.
@@ -338,18 +352,23 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     trace.tensors.extend(idle_state.iter().map(idle));
     let state = if idle_state.is_empty() { &optimizer_state } else { *idle_state };
     overhead.saving = conditions.overhead.add_saved(&mut trace, state);
-    let (pages, enough) = (conditions.pages, conditions.budget);
+    let pages = conditions.pages;
+    // How much is missing decides how much is computed again.
+    let enough = conditions.recompute.map_or(conditions.budget, |_| Bytes::MAX);
     let question = Question { trace: &trace, before, pages, enough };
     let key = conditions.notes_key.then(|| Key::of(*memory, &question)).flatten();
-    let mut footprint = memory.answer(&question);
-    let in_use = footprint.paging.as_ref().map_or(footprint.peak, |paging| paging.in_use);
-    overhead.small_page = page_for_small_buffers(&footprint);
-    add_temporary(&mut footprint, overhead.small_page);
     let recording = recording_bytes(*memory, &trace, longest_micro_step(&trace));
-    add_temporary(&mut footprint, recording + loop_bytes(*memory));
-    // What threads keep because of batches of other shapes.
-    let left = conditions.kept - footprint.stays;
-    add_temporary(&mut footprint, left);
+    let answer = |trace: &Trace, programs: Bytes| {
+        let footprint = memory.answer(&Question { trace, ..question });
+        let programs = if memory.is_on_host() { programs } else { Bytes::ZERO };
+        Answered::of(footprint, recording + programs, conditions)
+    };
+    let recorded = answer(&trace, Bytes::ZERO);
+    let (answered, rewritten, recomputed, least) =
+        within_budget(&trace, recorded, conditions, answer);
+    let trace = rewritten.unwrap_or(trace);
+    let Answered { mut footprint, in_use, small_page, left } = answered;
+    overhead.small_page = small_page;
     let held = held_by(&trace, &footprint) + loop_bytes(*memory) + left;
     let planning = match memory.is_on_host() {
         true => footprint.baseline + first_batch_bytes(&trace) + host_bytes_of_rehearsal(&trace),
@@ -364,6 +383,9 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     footprint.timeline = Vec::new();
     Rehearsed {
         key,
+        recomputed,
+        least,
+        time: time_of(&trace, &conditions.rates),
         held,
         modules,
         kept: footprint.stays + left,
@@ -371,10 +393,63 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         overhead,
         loader_limit,
         optimizer_state,
-        operations: trace.calls().count(),
+        operations,
         running_state: replaced,
         trace: (footprint.paging.is_some() && memory.keeps_pages()).then(|| Arc::new(trace)),
         footprint,
+    }
+}
+
+/// A footprint with what is counted beside it.
+struct Answered {
+    footprint: Footprint,
+    /// What buffers of the step take at the peak.
+    in_use: Bytes,
+    small_page: Bytes,
+    /// What threads keep because of batches of other shapes.
+    left: Bytes,
+}
+
+impl Answered {
+    /// `recording` is what the recording and its programs take of the host's memory.
+    fn of(mut footprint: Footprint, recording: Bytes, conditions: &Conditions) -> Self {
+        let in_use = footprint.paging.as_ref().map_or(footprint.peak, |paging| paging.in_use);
+        let small_page = page_for_small_buffers(&footprint);
+        let left = conditions.kept - footprint.stays;
+        add_temporary(&mut footprint, small_page);
+        add_temporary(&mut footprint, recording + loop_bytes(conditions.memory));
+        add_temporary(&mut footprint, left);
+        Self { footprint, in_use, small_page, left }
+    }
+
+    fn is_refused(&self) -> bool {
+        self.footprint.paging.as_ref().is_some_and(Paging::is_refused)
+    }
+}
+
+/// Computes tensors again if that is allowed and makes an iteration fit. Returns what was answered
+/// at last, and the rewritten trace, or the least that was found.
+fn within_budget(
+    trace: &Trace,
+    recorded: Answered,
+    conditions: &Conditions,
+    answer: impl Fn(&Trace, Bytes) -> Answered,
+) -> (Answered, Option<Trace>, Option<Recomputed>, Option<Least>) {
+    let (budget, peak) = (conditions.budget, recorded.footprint.peak);
+    let most = conditions.recompute.filter(|_| peak > budget && !recorded.is_refused());
+    let Some(most) = most else { return (recorded, None, None, None) };
+    let Some(passes) = Passes::of(trace, conditions.memory, conditions.rates) else {
+        return (recorded, None, None, None);
+    };
+    let found = passes.within(trace, (budget, peak, most), |attempt: &Attempt| {
+        let answered = answer(&attempt.trace, attempt.programs);
+        (answered.footprint.peak, answered)
+    });
+    match found {
+        Ok((Attempt { trace, recomputed, .. }, answered)) => {
+            (answered, Some(trace), Some(recomputed), None)
+        }
+        Err(least) => (recorded, None, None, least),
     }
 }
 

@@ -17,6 +17,10 @@ use crate::error::{Phase, TrainError};
 use crate::planner::rehearsal::{Conditions, Iterations, Rehearsed, assess};
 use crate::planner::shape::Shape;
 
+/// A batch to search a plan for: its phase and items, what happens to the pages of earlier ones,
+/// and the share of time that may be spent on computing again, if any.
+type Batch = (Phase, usize, EarlierPages, Option<f64>);
+
 /// A plan, and the rehearsal of its split.
 type Found = Result<(Plan, Rehearsed), TrainError>;
 
@@ -53,9 +57,7 @@ impl Planner {
         Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
     }
 
-    /// Searches for a plan next to the open pages of earlier plans. If the batch may fit in fewer
-    /// micro-batches without them, also searches so. What ran earlier is forgotten then: its pages
-    /// are given back before the batch runs.
+    /// Searches for a plan, and where the policy says so, for one that computes tensors again.
     fn find(
         &mut self,
         phase: Phase,
@@ -64,14 +66,49 @@ impl Planner {
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
+        let found = self.find_as_recorded(phase, items, is_tuned, cost, rehearse);
+        let most = self.recompute.if_allowed();
+        let most = most.filter(|_| phase == Phase::Training && !self.reads);
+        let Some(most) = most else { return found };
+        match &found {
+            Err(TrainError::Plan { cause, .. }) if does_not_fit(cause) => {
+                let batch = (phase, items, EarlierPages::GiveBack, Some(most));
+                let again = self.search(batch, cost, rehearse);
+                if again.is_ok() {
+                    self.forget_what_ran();
+                }
+                again
+            }
+            Ok((plan, recorded)) if self.recompute.is_for_speed() && !plan.is_whole() => {
+                let batch = (phase, items, EarlierPages::Keep, Some(most));
+                match self.search(batch, cost, rehearse) {
+                    Ok((plan, again)) if again.time < recorded.time => Ok((plan, again)),
+                    _ => found,
+                }
+            }
+            _ => found,
+        }
+    }
+
+    /// Searches for a plan next to the open pages of earlier plans. If the batch may fit in fewer
+    /// micro-batches without them, also searches so. What ran earlier is forgotten then: its pages
+    /// are given back before the batch runs.
+    fn find_as_recorded(
+        &mut self,
+        phase: Phase,
+        items: usize,
+        is_tuned: bool,
+        cost: &mut PlanningCost,
+        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> Found {
         if is_tuned && !self.keep_what_is_chosen() {
-            let found = self.search(phase, items, EarlierPages::GiveBack, cost, rehearse);
+            let found = self.search((phase, items, EarlierPages::GiveBack, None), cost, rehearse);
             if found.is_ok() {
                 self.forget_what_ran();
             }
             return found;
         }
-        let found = self.search(phase, items, EarlierPages::Keep, cost, rehearse);
+        let found = self.search((phase, items, EarlierPages::Keep, None), cost, rehearse);
         let may_gain = !self.ran.is_empty()
             && match &found {
                 Ok((plan, _)) => {
@@ -84,7 +121,7 @@ impl Planner {
         if !may_gain {
             return found;
         }
-        let alone = self.search(phase, items, EarlierPages::GiveBack, cost, rehearse);
+        let alone = self.search((phase, items, EarlierPages::GiveBack, None), cost, rehearse);
         let steps = |found: &Found| found.as_ref().map_or(usize::MAX, |(plan, _)| plan.len());
         if steps(&alone) < steps(&found) {
             self.forget_what_ran();
@@ -173,17 +210,15 @@ impl Planner {
     /// What an earlier run has found counts if the split that comes of it still needs the same.
     fn search(
         &mut self,
-        phase: Phase,
-        items: usize,
-        pages: EarlierPages,
+        batch: Batch,
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
+        let (phase, _, pages, recompute) = batch;
         let mut looks = true;
         loop {
             let mut earlier = Earlier::new(self.cache.clone().filter(|_| !self.reads), looks);
             let mut too_long = None;
-            let batch = (phase, items, pages);
             let found = self.search_once(batch, &mut earlier, &mut too_long, cost, rehearse);
             let (plan, mut rehearsals) = match found {
                 Err(PlanError::Footprint {
@@ -201,7 +236,7 @@ impl Planner {
                 earlier.keep(&plan);
                 return Ok((plan, rehearsed));
             }
-            let rehearsed = self.rehearse_one(phase, split, pages, cost, rehearse)?;
+            let rehearsed = self.rehearse_one((phase, pages, recompute), split, cost, rehearse)?;
             if earlier.agrees(split, &rehearsed) {
                 return Ok((plan, rehearsed));
             }
@@ -214,7 +249,7 @@ impl Planner {
     /// made. `too_long` gets the error of a recording that was too long.
     fn search_once(
         &self,
-        (phase, items, pages): (Phase, usize, EarlierPages),
+        (phase, items, pages, recompute): Batch,
         earlier: &mut Earlier,
         too_long: &mut Option<TrainError>,
         cost: &mut PlanningCost,
@@ -223,7 +258,7 @@ impl Planner {
         let budget = self.budget.scale(self.share);
         let recorder = self.recorder(budget);
         let options = self.options();
-        let more = (phase, items, budget, options, self.overhead, self.kept());
+        let more = (phase, items, budget, options, self.overhead, self.kept(), recompute);
         let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
         let plan = plan_at_once(Items::new(items), budget, &options, |splits| {
             if let Some(needs) = earlier.needs(splits) {
@@ -232,6 +267,7 @@ impl Planner {
             cost.rehearsals += splits.len();
             let mut conditions = self.conditions(phase, budget, pages);
             conditions.notes_key = earlier.wants_key(splits);
+            conditions.recompute = recompute;
             let assessed = assess_all(splits, |split| rehearse(split, &recorder), &conditions);
             let needs = splits.iter().zip(assessed).map(|(split, assessed)| match assessed {
                 Ok(rehearsed) => {
@@ -268,16 +304,16 @@ impl Planner {
 
     fn rehearse_one(
         &self,
-        phase: Phase,
+        (phase, pages, recompute): (Phase, EarlierPages, Option<f64>),
         split: Split,
-        pages: EarlierPages,
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<Rehearsed, TrainError> {
         let budget = self.budget.scale(self.share);
         cost.rehearsals += 1;
         let rehearsal = rehearse(split, &self.recorder(budget))?;
-        let rehearsed = assess(rehearsal, &self.conditions(phase, budget, pages));
+        let conditions = Conditions { recompute, ..self.conditions(phase, budget, pages) };
+        let rehearsed = assess(rehearsal, &conditions);
         self.count_rehearsal(&rehearsed, cost);
         Ok(rehearsed)
     }
@@ -296,7 +332,8 @@ impl Planner {
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> bool {
         // A failure in this rehearsal does not stop training, because the rehearsal was not needed.
-        let rehearsed = self.rehearse_one(phase, split, EarlierPages::GiveBack, cost, rehearse);
+        let rehearsed =
+            self.rehearse_one((phase, EarlierPages::GiveBack, None), split, cost, rehearse);
         rehearsed.is_ok_and(|one| one.footprint.peak <= self.budget.scale(self.share))
     }
 
@@ -312,9 +349,24 @@ impl Planner {
         };
         let before = self.ran.iter().map(|(_, trace)| trace.as_ref()).collect();
         let memory = self.memory.as_ref();
-        let (kept, overhead, notes_key) = (self.kept(), &self.overhead, false);
-        Conditions { memory, budget, before, pages, overhead, idle_state, kept, notes_key }
+        Conditions {
+            memory,
+            budget,
+            before,
+            pages,
+            overhead: &self.overhead,
+            idle_state,
+            kept: self.kept(),
+            notes_key: false,
+            rates: self.rates,
+            recompute: None,
+        }
     }
+}
+
+/// Whether less memory in each micro-step would help.
+fn does_not_fit(cause: &PlanError<TrainError>) -> bool {
+    matches!(cause, PlanError::DoesNotFit(_) | PlanError::FixedDoesNotFit(_))
 }
 
 /// Whether a batch planned after others may run in fewer steps once their pages are given back.

@@ -120,8 +120,9 @@ where
         let recorder = self.planner.step_recorder(self.held);
         let share = items as f64 / (self.shape.items * self.ranks) as f64;
         let attempt = catch_unwind(AssertUnwindSafe(|| {
-            let recording = recorder.record::<B::Base, _>(|| with_share(share, || step(micro)))?;
-            let admission = self.planner.admit(&Applicant {
+            let mut recording =
+                recorder.record::<B::Base, _>(|| with_share(share, || step(micro)))?;
+            let (admission, program) = self.planner.admit(&Applicant {
                 phase: self.phase,
                 trace: recording.trace(),
                 shape: self.shape,
@@ -129,6 +130,10 @@ where
                 items,
                 rehearsed: self.rehearsed,
             })?;
+            if let Some(program) = program {
+                let is_its_own = recording.rewrite(&program);
+                assert!(is_its_own, "a program was made for another step: please report this");
+            }
             self.queue.prepare(admission);
             let output = recording.run();
             self.queue.drain();

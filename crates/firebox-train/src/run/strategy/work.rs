@@ -54,6 +54,30 @@ where
             planner.use_pool(pool);
         }
         self.change_shape(self.latest, shape);
+        let mut prepared = self.plan_training(planner, batch, shape)?;
+        // Several ranks split a batch, too.
+        if !prepared.plan.is_whole() || self.team.is_some() && items > 1 {
+            match self.ask_to_split(planner, batch, (items, weight), &prepared) {
+                Ok(needed) => planner.predict(needed),
+                Err(cause) => prepared = self.plan_whole(planner, batch, shape, cause)?,
+            }
+        }
+        self.make_room(planner, &prepared)?;
+        self.save_trace(batch)?;
+        self.log.add(items, prepared.plan.len());
+        self.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
+        Ok(prepared)
+    }
+
+    /// Plans a training batch, unless batches of its shape have a plan.
+    fn plan_training(
+        &mut self,
+        planner: &mut Planner,
+        batch: &TrainBatch<LC>,
+        shape: Shape,
+    ) -> Result<Prepared, TrainError> {
+        let (phase, items, splitter) =
+            (Phase::Training, shape.items, &self.strategy.train_splitter);
         let again = self.accumulation > 1 || self.latest == Some(shape);
         let to_run = BatchToRun { phase, shape, again };
         let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
@@ -78,26 +102,47 @@ where
         }
         self.report(planner, phase, &prepared);
         self.latest = Some(shape);
-        // Several ranks split a batch, too.
-        if !prepared.plan.is_whole() || self.team.is_some() && items > 1 {
-            if self.pool.is_some() && self.known.asks(items, weight) {
-                // The twin knows of no outputs where a check begins.
-                sender(&mut self.processor, &self.training, &self.gate).done_with_all();
-            }
-            let settings = &self.strategy.settings;
-            let micro_batch = match prepared.plan.is_whole() {
-                true => items.div_ceil(2),
-                false => prepared.plan.split().largest().get(),
-            };
-            let to_split = ToSplit { batch, items, weight, micro_batch, splitter, settings };
-            let means = Means::of(planner, prepared.held);
-            planner.predict(means.ask(&mut self.known, &self.learner, &to_split)?);
-        }
-        self.make_room(planner, &prepared)?;
-        self.save_trace(batch)?;
-        self.log.add(items, prepared.plan.len());
-        self.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
         Ok(prepared)
+    }
+
+    /// Asks whether a batch that is about to be split may be. Returns the memory that it took.
+    fn ask_to_split(
+        &mut self,
+        planner: &Planner,
+        batch: &TrainBatch<LC>,
+        (items, weight): (usize, f64),
+        prepared: &Prepared,
+    ) -> Result<Bytes, TrainError> {
+        if self.pool.is_some() && self.known.asks(items, weight) {
+            // The twin knows of no outputs where a check begins.
+            sender(&mut self.processor, &self.training, &self.gate).done_with_all();
+        }
+        let (settings, splitter) = (&self.strategy.settings, &self.strategy.train_splitter);
+        let micro_batch = match prepared.plan.is_whole() {
+            true => items.div_ceil(2),
+            false => prepared.plan.split().largest().get(),
+        };
+        let to_split = ToSplit { batch, items, weight, micro_batch, splitter, settings };
+        Means::of(planner, prepared.held).ask(&mut self.known, &self.learner, &to_split)
+    }
+
+    /// Plans a batch whole that must not be split because of `cause`. It then computes tensors
+    /// again, if that is allowed and enough.
+    fn plan_whole(
+        &mut self,
+        planner: &mut Planner,
+        batch: &TrainBatch<LC>,
+        shape: Shape,
+        cause: TrainError,
+    ) -> Result<Prepared, TrainError> {
+        let is_coupled = matches!(cause, TrainError::Coupled { .. });
+        if !is_coupled || self.team.is_some() || !planner.keep_whole() {
+            return Err(cause);
+        }
+        self.plan_training(planner, batch, shape).map_err(|error| {
+            self.strategy.settings.warn(&format!("a batch that must not be split: {error}"));
+            cause
+        })
     }
 
     /// Saves a trace of the step before the first batch runs, if the user asked for it.

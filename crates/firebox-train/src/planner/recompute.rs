@@ -1,0 +1,334 @@
+//! Rewrites rehearsed iterations so that each pass of the model computes tensors again instead of
+//! keeping them, within a budget. The same is done to each pass that runs.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use firebox_recompute::{
+    Demand, Program, Rates, Recipe, Selected, anchors_before, apply, model_steps, segment, select,
+};
+use firebox_trace::{Bytes, Mark, MemoryModel, Step, StructuralHash, Trace};
+
+use crate::report::Recomputing;
+
+/// How often a memory model is asked about rewritten iterations.
+const ANSWERS: usize = 4;
+
+/// How often a limit is tried for which nothing is found, or nothing that is cheap enough.
+const SELECTIONS: usize = 8;
+
+/// A choice that leaves less of the budget than this is good enough.
+const SLACK: f64 = 0.02;
+
+/// When training computes tensors again that it would otherwise keep, and how much time that may
+/// take.
+///
+/// Values are the same, bit for bit, on the CPU and on GPUs whose backend does not fuse operations.
+/// Default: [`if_needed`](Self::if_needed), at most 30 % more time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecomputePolicy {
+    when: When,
+    most: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum When {
+    Never,
+    IfNeeded,
+    IfFaster,
+}
+
+impl Default for RecomputePolicy {
+    fn default() -> Self {
+        Self::if_needed()
+    }
+}
+
+impl RecomputePolicy {
+    /// Where a batch cannot be trained in another way: one item does not fit, the micro-batch size
+    /// that was asked for does not fit, or the batch must not be split.
+    pub const fn if_needed() -> Self {
+        Self { when: When::IfNeeded, most: 0.3 }
+    }
+
+    /// Also where a batch fits in several micro-batches, and larger ones that compute tensors again
+    /// are predicted to be faster.
+    pub const fn if_faster() -> Self {
+        Self { when: When::IfFaster, most: 0.3 }
+    }
+
+    /// Never.
+    pub const fn never() -> Self {
+        Self { when: When::Never, most: 0.0 }
+    }
+
+    /// The most time that may be spent on computing again, as a share of the time of forward and
+    /// backward passes. Default: 0.3. A prediction, from the shapes of the operations.
+    ///
+    /// # Panics
+    ///
+    /// If the share is negative or not a number.
+    pub fn at_most(mut self, share: f64) -> Self {
+        assert!(share >= 0.0, "a share of time is not negative: {share}");
+        self.most = share;
+        self
+    }
+
+    /// The most time that may be spent, if anything may.
+    pub(crate) fn if_allowed(self) -> Option<f64> {
+        (self.when != When::Never).then_some(self.most)
+    }
+
+    pub(crate) fn is_for_speed(self) -> bool {
+        self.when == When::IfFaster
+    }
+}
+
+/// What the passes of a plan compute again.
+#[derive(Clone, Debug)]
+pub(crate) struct Recomputed {
+    /// The most bytes that tensors and workspace of a pass take.
+    limit: Bytes,
+    recipes: Arc<Vec<(Size, Recipe)>>,
+    rates: Rates,
+    /// The time of repeated calls, as a share of the time of all passes.
+    overhead: f64,
+    /// How many calls of an iteration are repeats, and how many were recorded.
+    repeats: usize,
+    calls: usize,
+}
+
+/// The least that was found by computing tensors again, if that is too much.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Least {
+    pub(crate) peak: Bytes,
+    pub(crate) overhead: f64,
+}
+
+/// What tells passes of different sizes apart: the number of calls, and the bytes that they make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size(usize, Bytes);
+
+impl Size {
+    fn of(trace: &Trace) -> Self {
+        let made = trace.calls().flat_map(|(_, call)| &call.outputs);
+        let bytes = made.map(|tensor| trace.tensor(*tensor).bytes()).sum();
+        Self(trace.calls().count(), bytes)
+    }
+}
+
+impl Recomputed {
+    pub(crate) fn limit(&self) -> Bytes {
+        self.limit
+    }
+
+    pub(crate) fn report(&self) -> Recomputing {
+        let Self { repeats, calls, overhead, .. } = *self;
+        Recomputing { repeats, operations: calls, overhead }
+    }
+
+    /// The program for a pass that was recorded. None if it cannot be rewritten.
+    pub(crate) fn program(&self, trace: &Trace, memory: &dyn MemoryModel) -> Option<Program> {
+        let size = Size::of(trace);
+        let rehearsed = self.recipes.iter().find(|(of, _)| *of == size);
+        let rehearsed = rehearsed.and_then(|(_, recipe)| Program::new(trace, recipe).ok());
+        rehearsed.or_else(|| {
+            let pass = Pass::of(trace.clone(), memory, &self.rates)?;
+            let selected = pass.select(self.limit)?;
+            Program::new(trace, &selected.recipe)
+                .inspect_err(|error| log::debug!("a pass runs as it was recorded: {error}"))
+                .ok()
+        })
+    }
+}
+
+/// A forward and backward pass on its own.
+struct Pass {
+    trace: Trace,
+    demand: Demand,
+    /// What tensors and workspace take.
+    peak: Bytes,
+}
+
+impl Pass {
+    /// None if the pass reads values: parts of it run before it is known.
+    fn of(trace: Trace, memory: &dyn MemoryModel, rates: &Rates) -> Option<Self> {
+        if trace.reads().next().is_some() {
+            return None;
+        }
+        let mut demand = Demand::of(rates.costs(&trace));
+        // On a device it is not known which part of a moment is workspace.
+        if memory.is_on_host() {
+            demand = demand.with_workspace(&trace, &memory.footprint(&trace));
+        }
+        let peak = select(&trace, Bytes::MAX, &demand)?.peak;
+        Some(Self { trace, demand, peak })
+    }
+
+    fn select(&self, limit: Bytes) -> Option<Selected> {
+        select(&self.trace, limit, &self.demand)
+    }
+}
+
+/// The passes of a rehearsed iteration.
+pub(crate) struct Passes {
+    /// One of each kind.
+    kinds: Vec<(StructuralHash, Pass)>,
+    /// The steps of each, its kind, and how often it is run.
+    all: Vec<(Range<usize>, usize, f64)>,
+    rates: Rates,
+}
+
+/// An iteration with a recipe for its passes.
+pub(crate) struct Attempt {
+    pub(crate) trace: Trace,
+    /// The host memory that its programs take.
+    pub(crate) programs: Bytes,
+    pub(crate) recomputed: Recomputed,
+    /// What tensors and workspace of the largest pass take.
+    peak: Bytes,
+}
+
+impl Passes {
+    /// None if there are none that can be rewritten.
+    pub(crate) fn of(trace: &Trace, memory: &dyn MemoryModel, rates: Rates) -> Option<Self> {
+        let (mut kinds, mut all): (Vec<(StructuralHash, Pass)>, _) = (Vec::new(), Vec::new());
+        for steps in model_steps(trace) {
+            let pass = segment(trace, steps.clone());
+            let hash = pass.structural_hash();
+            let kind = match kinds.iter().position(|(known, _)| *known == hash) {
+                Some(kind) => kind,
+                None => {
+                    kinds.push((hash, Pass::of(pass, memory, &rates)?));
+                    kinds.len() - 1
+                }
+            };
+            let more = trace.steps[steps.end..].iter().find_map(|step| match step {
+                Step::Mark(Mark::MicroStepEnd(more)) => Some(*more),
+                _ => None,
+            });
+            all.push((steps, kind, 1.0 + f64::from(more.unwrap_or_default())));
+        }
+        (!all.is_empty()).then_some(Self { kinds, all, rates })
+    }
+
+    fn peak(&self) -> Bytes {
+        self.kinds.iter().map(|(_, pass)| pass.peak).max().unwrap_or_default()
+    }
+
+    /// The iteration with passes that take at most `limit`, or what was found to be closest to it.
+    fn attempt(&self, trace: &Trace, limit: Bytes) -> Option<Attempt> {
+        let chosen: Option<Vec<Selected>> =
+            self.kinds.iter().map(|(_, pass)| pass.select(limit)).collect();
+        let chosen = chosen?;
+        let (mut time, mut again) = (0.0, 0.0);
+        let mut recipe = Recipe::default();
+        for (steps, kind, times) in &self.all {
+            time += self.kinds[*kind].1.demand.total() * times;
+            again += chosen[*kind].cost * times;
+            let behind = chosen[*kind].recipe.behind(anchors_before(trace, steps.start));
+            recipe.edits.extend(behind.edits);
+        }
+        let rewritten = apply(trace, &recipe)
+            .inspect_err(|error| log::warn!("an iteration is not rewritten: {error}"))
+            .ok()?;
+        debug_assert_eq!(firebox_recompute::check(trace, &rewritten), Ok(()));
+        let mut programs = Bytes::ZERO;
+        for ((_, pass), selected) in self.kinds.iter().zip(&chosen) {
+            programs += Program::new(&pass.trace, &selected.recipe).ok()?.host_bytes();
+        }
+        let peak = chosen.iter().map(|selected| selected.peak).max().unwrap_or_default();
+        let recipes = self.kinds.iter().zip(chosen);
+        let recipes = recipes.map(|((_, pass), chosen)| (Size::of(&pass.trace), chosen.recipe));
+        let recomputed = Recomputed {
+            limit,
+            recipes: Arc::new(recipes.collect()),
+            rates: self.rates,
+            overhead: if time > 0.0 { again / time } else { 0.0 },
+            repeats: rewritten.repeats(),
+            calls: trace.calls().count(),
+        };
+        Some(Attempt { trace: rewritten.trace, programs, recomputed, peak })
+    }
+
+    /// Searches the largest limit of a pass with which an iteration that needs `peak` as recorded
+    /// stays within the budget, and spends at most `most` of its time on repeats. `answer` tells
+    /// what an attempt needs.
+    ///
+    /// Peaks of iterations follow those of their passes more or less. The search moves along that
+    /// line, and halves what is left where it leads out.
+    pub(crate) fn within<A>(
+        &self,
+        trace: &Trace,
+        (budget, peak, most): (Bytes, Bytes, f64),
+        mut answer: impl FnMut(&Attempt) -> (Bytes, A),
+    ) -> Result<(Attempt, A), Option<Least>> {
+        // Below the first, nothing is found or it is too slow; above the second, it is too large.
+        let (mut low, mut high) = (Bytes::ZERO, self.peak());
+        let (mut best, mut least): (Option<(Attempt, A)>, Option<Least>) = (None, None);
+        let mut limit = high - (peak - budget);
+        let mut answers = 0;
+        for _ in 0..SELECTIONS {
+            if limit <= low || limit >= high {
+                limit = low + (high - low).scale(0.5);
+            }
+            if (high - low) <= self.peak().scale(SLACK) || answers == ANSWERS {
+                break;
+            }
+            let attempt = self.attempt(trace, limit);
+            let attempt = attempt.filter(|attempt| {
+                // What comes close is as good as nothing: less is found for a larger limit.
+                attempt.peak <= limit || least.is_none()
+            });
+            let Some(attempt) = attempt else {
+                low = limit;
+                continue;
+            };
+            let overhead = attempt.recomputed.overhead;
+            answers += 1;
+            let (needed, more) = answer(&attempt);
+            log::debug!(
+                "passes within {limit} (found {}): {needed} at {overhead:.3}",
+                attempt.peak
+            );
+            if least.is_none_or(|least| needed < least.peak) {
+                least = Some(Least { peak: needed, overhead });
+            }
+            if overhead > most || attempt.peak > limit {
+                low = limit;
+                continue;
+            }
+            if needed > budget {
+                high = limit;
+                limit = limit - (needed - budget);
+                continue;
+            }
+            let left = budget - needed;
+            best = Some((attempt, more));
+            if left <= budget.scale(SLACK) {
+                break;
+            }
+            low = limit;
+            limit += left;
+        }
+        best.ok_or(least)
+    }
+}
+
+/// The predicted time of an iteration, in seconds, with the micro-steps that its trace leaves out.
+pub(crate) fn time_of(trace: &Trace, rates: &Rates) -> f64 {
+    let (mut time, mut of_micro_step, mut begun) = (0.0, 0.0, false);
+    for (step, cost) in trace.steps.iter().zip(rates.costs(trace)) {
+        match step {
+            Step::Mark(Mark::MicroStep) => (of_micro_step, begun) = (0.0, true),
+            Step::Mark(Mark::MicroStepEnd(more)) if begun => {
+                time += of_micro_step * f64::from(*more);
+                begun = false;
+            }
+            _ => {}
+        }
+        time += cost;
+        of_micro_step += cost;
+    }
+    time
+}
