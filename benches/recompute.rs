@@ -1,9 +1,12 @@
 //! What recomputation costs: a step within a half, a third and a fifth of its activations, by the
-//! cost model of an RTX 4090, against a lower bound; and how long choosing takes.
+//! cost model of an RTX 4090, against a lower bound; how long choosing takes; and, in the part
+//! `clock`, what it costs on the CPU by the clock.
 //!
 //! Activations are what the step takes at its peak above what existed before it. The peaks are
-//! those of tensors, and of the CPU's memory model on the rewritten trace, which is verified.
+//! those of tensors, and of the CPU's memory model on the rewritten trace, which is verified. By
+//! the clock, workspace counts as well, and steps are run as recorded and rewritten in turn.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use burn::backend::{Autodiff, Flex};
@@ -12,10 +15,12 @@ use burn::train::TrainStep;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use firebox::{Bytes, Heap, Lazy, MemoryModel, Recorder, Trace, initialize};
-use firebox_recompute::{Demand, Rates, apply, check, lower_bound, select};
-use firebox_testing::bench::{print_machine, wants};
+use firebox_recompute::{Demand, Program, Rates, apply, check, lower_bound, select};
+use firebox_testing::bench::paired::{measure, time};
+use firebox_testing::bench::{print_machine, rounds, wants};
 use firebox_testing::full_size::cnn::{Cnn, Images};
 use firebox_testing::full_size::gpt::{Gpt, Texts};
+use firebox_testing::full_size::resnet::{Photos, ResNet50};
 use firebox_testing::zoo::{self, Zoo};
 
 type B = Autodiff<Lazy<Flex>>;
@@ -36,13 +41,20 @@ fn main() {
         "heap",
         "chosen in",
     ]);
-    let gpt = |layers, width, length, items| {
-        let model = Gpt::<B>::new(layers, width, length, &device);
+    let gpt = |dropout, layers, width, length, items| {
+        let model = Gpt::<B>::with_dropout(dropout, layers, width, length, &device);
         trace(&model, Texts::new(items, length, &device))
     };
     if wants("gpt") {
-        rows(&mut table, "GPT 12 x 768, 4 x 512 tokens", &gpt(12, 768, 512, 4));
-        rows(&mut table, "GPT 48 x 512, 2 x 512 tokens", &gpt(48, 512, 512, 2));
+        rows(&mut table, "GPT 12 x 768, 4 x 512 tokens", &gpt(0.0, 12, 768, 512, 4));
+        rows(&mut table, "  with dropout", &gpt(0.1, 12, 768, 512, 4));
+        rows(&mut table, "GPT 48 x 512, 2 x 512 tokens", &gpt(0.0, 48, 512, 512, 2));
+        rows(&mut table, "  with dropout", &gpt(0.1, 48, 512, 512, 2));
+    }
+    if wants("resnet50") {
+        let model = ResNet50::<B>::new(&device);
+        let photos = Photos::new(32, 224, &device);
+        rows(&mut table, "ResNet-50, 32 x 224 x 224", &trace(&model, photos));
     }
     if wants("cnn") {
         let images = Images::new(256, &device);
@@ -57,6 +69,74 @@ fn main() {
         column.set_cell_alignment(CellAlignment::Right);
     });
     println!("{table}");
+    if wants("clock") {
+        clock();
+    }
+}
+
+/// Times steps on the CPU, as they are recorded and within parts of their activations.
+fn clock() {
+    let device = Default::default();
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN);
+    table.set_header(["step", "seconds", "within", "heap", "predicted", "more time"]);
+    let gpt = Gpt::<B>::with_dropout(0.0, 4, 128, 256, &device);
+    timed(&mut table, "GPT 4 x 128, 2 x 256 tokens", &gpt, || Texts::new(2, 256, &device));
+    let resnet = ResNet50::<B>::new(&device);
+    timed(&mut table, "ResNet-50, 4 x 64 x 64", &resnet, || Photos::new(4, 64, &device));
+    println!("{table}");
+}
+
+fn timed<M: TrainStep + AutodiffModule<B>>(
+    table: &mut Table,
+    name: &str,
+    model: &M,
+    batch: impl Fn() -> M::Input,
+) {
+    let heap = Heap::flex();
+    let recorded = trace(model, batch());
+    let footprint = heap.footprint(&recorded);
+    let demand = Demand::of(Rates::CPU.costs(&recorded)).with_workspace(&recorded, &footprint);
+    let existing: Bytes = recorded.existing().map(|of| recorded.tensor(of).bytes()).sum();
+    let peak = select(&recorded, Bytes::MAX, &demand).expect("nothing is repeated").peak;
+    let run = |program: Option<&Arc<Program>>| {
+        let batch = batch();
+        let step = || {
+            let recording = Recorder::new().record::<Flex, _>(|| model.step(batch).grads);
+            let mut recording = recording.expect("recordings do not nest here");
+            assert!(program.is_none_or(|program| recording.rewrite(program)));
+            recording.run()
+        };
+        time(step).1
+    };
+    for part in [2.0, 3.0] {
+        let limit = existing + (peak - existing).scale(1.0 / part);
+        let within = format!("1/{part}");
+        let selected = select(&recorded, limit, &demand).filter(|found| found.peak <= limit);
+        let Some(selected) = selected else {
+            table.add_row([name, "", &within, "nothing was found", "", ""]);
+            continue;
+        };
+        let program = Program::new(&recorded, &selected.recipe).expect("it passes the checker");
+        let program = Arc::new(program);
+        let (mut as_recorded, mut again) = (|| run(None), || run(Some(&program)));
+        let rounds = measure(rounds(21), &mut [&mut as_recorded, &mut again]);
+        let more = rounds.ratio(1, 0);
+        let percent = |ratio: f64| 100.0 * (ratio - 1.0);
+        table.add_row([
+            name.to_owned(),
+            format!("{:.3}", rounds.seconds(0).median),
+            within,
+            format!("{} of {}", heap.footprint(program.trace()).peak, footprint.peak),
+            format!("{:.1} %", 100.0 * selected.cost / demand.total()),
+            format!(
+                "{:.1} % ({:.1} to {:.1})",
+                percent(more.median),
+                percent(more.low),
+                percent(more.high)
+            ),
+        ]);
+    }
 }
 
 fn of_zoo<M>(items: usize) -> Trace

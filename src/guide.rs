@@ -18,6 +18,9 @@ mod does_not_fit {}
 #[doc = include_str!("../docs/guide/src/results.md")]
 mod results {}
 
+#[doc = include_str!("../docs/guide/src/recompute.md")]
+mod recompute {}
+
 #[doc = include_str!("../docs/guide/src/prediction.md")]
 mod prediction {}
 

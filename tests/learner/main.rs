@@ -20,6 +20,7 @@ mod micro_batch;
 mod op;
 mod places;
 mod planning;
+mod recompute;
 mod rehearsals;
 mod shapes;
 mod sizes;

@@ -3,6 +3,7 @@
 //! Values must equal those on burn's backend, wherever buffers lie. Without a Vulkan device each
 //! test prints one line that says what was not run.
 
+mod again;
 mod devices;
 mod moves;
 

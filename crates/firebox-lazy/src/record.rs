@@ -11,6 +11,6 @@ pub(crate) mod limits;
 pub(crate) mod recorder;
 pub(crate) mod recording;
 pub(crate) mod rehearsing;
-pub(crate) mod rewritten;
+pub(crate) mod running;
 pub(crate) mod session;
 pub(crate) mod values;

@@ -307,6 +307,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_tried_by_computing_again_is_told() {
+        let mut error = error(Bytes::mib(80));
+        error.need.recomputed = Some(RecomputedNeed { peak: Bytes::mib(85), percent: 40 });
+        let text = error.to_string();
+        assert!(
+            text.ends_with("the least that was found is 85.00 MiB, for 40 % more time"),
+            "{text}"
+        );
+        error.need.recomputed = Some(RecomputedNeed { peak: Bytes::mib(70), percent: 40 });
+        let text = error.to_string();
+        assert!(
+            text.ends_with("it fits for 40 % more time, which is more than is allowed"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn what_lives_beside_the_step_is_named_where_it_is_enough_to_do_without() {
         let remedies = [80, 90, 70].map(|budget| error(Bytes::mib(budget)).remedy());
         assert_eq!(
@@ -315,7 +332,7 @@ mod tests {
         );
         let text = error(Bytes::mib(80)).to_string();
         assert!(text.contains("the largest part is activations with 60.00 MiB, with 25.00 MiB for batches of loader threads"), "{text}");
-        assert!(text.contains("`num_workers(0)` (up to 25.00 MiB less); or compute"), "{text}");
+        assert!(text.contains("`num_workers(0)` (up to 25.00 MiB less); or make"), "{text}");
         assert!(text.ends_with("(up to 60.00 MiB less)"), "{text}");
         let mut small_queue = error(Bytes::mib(90));
         small_queue.need.holdings[1].bytes = Bytes::mib(5);

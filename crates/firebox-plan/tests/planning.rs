@@ -299,8 +299,8 @@ fn one_item_that_does_not_fit_names_who_holds_the_most() {
         10,
         "one item needs about 150.00 MiB, 50.00 MiB more than the budget of 100.00 MiB, and the largest part is the \
          optimizer state with 90.00 MiB: take a smaller model, an optimizer with less state, or a card with more \
-         memory (up to 90.00 MiB less); or make \
-         each item smaller (up to 50.00 MiB less)",
+         memory (up to 90.00 MiB less); or make each item smaller, such as shorter sequences or smaller images (up to \
+         50.00 MiB less)",
     );
     check(
         64,
@@ -308,9 +308,8 @@ fn one_item_that_does_not_fit_names_who_holds_the_most() {
         110,
         0,
         "one item needs about 120.00 MiB with the gradients of the batch held, 20.00 MiB more than the budget of \
-         100.00 MiB, and the largest part is activations of `encoder` with 110.00 MiB: compute activations again with \
-         `Autodiff<_, BalancedCheckpointing>`, or make each item smaller (up to 110.00 MiB less); or take a smaller model, \
-         an optimizer with less state, or a card with more memory (up to 10.00 MiB less)",
+         100.00 MiB, and the largest part is activations of `encoder` with 110.00 MiB: make each item smaller, \
+         such as shorter sequences or smaller images (up to 110.00 MiB less); or take a smaller model, an optimizer with less state, or a card with more memory (up to 10.00 MiB less)",
     );
     check(
         64,

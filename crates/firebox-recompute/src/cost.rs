@@ -48,7 +48,7 @@ impl Demand {
                 let alive = &mut alive[root(tensor).0 as usize];
                 *alive -= 1;
                 if *alive == 0 {
-                    live = live - trace.tensor(root(tensor)).bytes();
+                    live -= trace.tensor(root(tensor)).bytes();
                 }
             }
         }

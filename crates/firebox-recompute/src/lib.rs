@@ -18,8 +18,10 @@ mod graphs;
 mod lives;
 mod program;
 mod recipe;
+mod seeds;
 mod segment;
 mod select;
+mod walk;
 
 pub use apply::{ApplyError, apply};
 pub use bound::lower_bound;
@@ -28,4 +30,5 @@ pub use cost::{Demand, Rates, is_redoable};
 pub use program::{Program, ProgramError};
 pub use recipe::{Anchor, Edit, Made, Recipe, Rewritten, StepOrigin};
 pub use segment::{anchors_before, model_steps, segment};
-pub use select::{Selected, select};
+pub use select::select;
+pub use walk::Selected;

@@ -5,49 +5,36 @@
 //! the buffer goes that is cheap to make again, large, and not needed for long. Unlike there, the
 //! time of the next use is known.
 
-use std::cell::RefCell;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 
-use firebox_trace::{Bytes, Call, OpIndex, Step, TensorIndex, Trace};
+use firebox_trace::{Bytes, Step, Trace};
 
 use crate::cost::Demand;
-use crate::lives::{Lives, NEVER};
-use crate::recipe::{Anchor, Edit, Made, Recipe};
+use crate::lives::Lives;
+use crate::recipe::Edit;
+use crate::seeds::Seeds;
+use crate::walk::{Selected, Walk, Weights};
 
 /// How losses are weighed, in walks of which the best is taken: the exponents of the cost of a
 /// buffer and of the time to its next use, and the share of what is missing for it in its cost.
-const WEIGHTS: [(f64, f64, f64); 27] = {
-    const OF_COST: [f64; 3] = [0.5, 1.0, 2.0];
-    const OF_TIME: [f64; 3] = [0.0, 0.5, 1.0];
-    const OF_MISSING: [f64; 3] = [1.0, 0.2, 0.05];
-    let mut all = [(0.0, 0.0, 0.0); 27];
-    let mut at = 0;
-    while at < all.len() {
-        all[at] = (OF_COST[at / 9], OF_TIME[at / 3 % 3], OF_MISSING[at % 3]);
-        at += 1;
-    }
-    all
-};
+const WEIGHTS: [Weights; 6] = [
+    (1.0, 1.0, 1.0),
+    (1.0, 1.0, 0.2),
+    (0.5, 1.0, 1.0),
+    (1.0, 0.5, 0.2),
+    (2.0, 1.0, 0.2),
+    (2.0, 0.5, 0.05),
+];
 
-/// A walk that repeats more than this share of all calls' costs is given up: near the least memory,
-/// tensors are made again over and over.
-const MOST_REPEATED: f64 = 1.0;
+/// How many times what must go at the peak seeds drop: other moments may need more.
+const MORE: [f64; 8] = [1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5];
+
+/// The weights where a seed is not enough.
+const SEEDED: [Weights; 2] = [(1.0, 1.0, 0.2), (1.0, 0.5, 1.0)];
 
 /// How many walks try to keep a buffer that is made again: as many as together have this many
 /// steps, and no more than the second number.
 const TRIALS: (usize, usize) = (1_500_000, 400);
-
-/// A choice.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Selected {
-    /// What to do.
-    pub recipe: Recipe,
-    /// The time of the repeated calls, in the unit of the demand.
-    pub cost: f64,
-    /// The most bytes that tensors and workspace take at once, without what an allocator adds.
-    pub peak: Bytes,
-}
 
 /// Chooses a recipe with which tensors and workspace of `trace` take at most `limit` at once, if
 /// one is found; otherwise the one that takes the least. None if everything that was tried repeats
@@ -62,48 +49,70 @@ pub fn select(trace: &Trace, limit: Bytes, demand: &Demand) -> Option<Selected> 
     assert_eq!(trace.steps.len(), costs.len(), "each step has a cost");
     assert_eq!(trace.steps.len(), demand.workspace.len(), "each step has a workspace");
     let lives = Lives::of(trace);
-    let clock: Vec<f64> = costs
-        .iter()
-        .scan(0.0, |sum, cost| {
-            *sum += cost;
-            Some(*sum)
-        })
-        .collect();
-    let walk = |weights, keeps: &[bool]| {
-        let mut walk = Walk::new(&lives, limit.get(), demand, &clock, weights, keeps);
-        for at in 0..trace.steps.len() {
-            walk.step(at);
-            if walk.spent > walk.most {
-                return None;
-            }
-        }
-        Some(walk.end())
+    let scan = |sum: &mut f64, cost: &f64| {
+        *sum += cost;
+        Some(*sum)
     };
-    let mut keeps = vec![false; trace.tensors.len()];
-    let choices = WEIGHTS.into_iter();
-    let choices = choices.filter_map(|weights| Some((walk(weights, &keeps)?, weights)));
-    let (mut best, weights) = choices
+    let clock: Vec<f64> = costs.iter().scan(0.0, scan).collect();
+    let seeds = Seeds::of(&lives, demand, &clock);
+    let walk = |begin: &Begin, keeps: &[bool]| {
+        let mut walk = Walk::new(&lives, limit.get(), demand, &clock, begin.weights, keeps);
+        walk.drop_after_gaps(&begin.seed, &seeds.gap);
+        walk.run()
+    };
+    let nothing_kept = vec![false; trace.tensors.len()];
+    let begins = begins(&seeds, limit).into_iter();
+    let choices = begins.filter_map(|begin| Some((walk(&begin, &nothing_kept)?, begin)));
+    let (best, begin) = choices
         .reduce(|best, other| if other.0.is_better(&best.0, limit) { other } else { best })?;
-    let mut trials = (TRIALS.0 / trace.steps.len().max(1)).min(TRIALS.1);
+    let repeats = |best: &Selected| most_repeated(&lives, best, costs);
+    let trials = (TRIALS.0 / trace.steps.len().max(1)).min(TRIALS.1);
+    Some(keep(best, limit, nothing_kept, trials, repeats, |keeps| walk(&begin, keeps)))
+}
+
+/// How a walk begins.
+struct Begin {
+    /// The buffers that go in any case.
+    seed: Vec<usize>,
+    weights: Weights,
+}
+
+fn begins(seeds: &Seeds, limit: Bytes) -> Vec<Begin> {
+    let unseeded = WEIGHTS.into_iter().map(|weights| Begin { seed: Vec::new(), weights });
+    let mut begins: Vec<Begin> = unseeded.collect();
+    for seed in MORE.into_iter().filter_map(|more| seeds.enough(limit.get(), more)) {
+        let seeded = SEEDED.into_iter().map(|weights| Begin { seed: seed.clone(), weights });
+        begins.extend(seeded);
+    }
+    begins
+}
+
+/// Keeps buffers that were made again, one after the other, as long as that is better.
+fn keep(
+    mut best: Selected,
+    limit: Bytes,
+    mut keeps: Vec<bool>,
+    mut trials: usize,
+    repeats: impl Fn(&Selected) -> Vec<usize>,
+    walk: impl Fn(&[bool]) -> Option<Selected>,
+) -> Selected {
     loop {
         let before = best.cost;
-        let repeated = most_repeated(&lives, &best, costs);
-        for root in repeated {
+        for root in repeats(&best) {
             if trials == 0 || keeps[root] {
                 continue;
             }
             trials -= 1;
             keeps[root] = true;
-            match walk(weights, &keeps).filter(|other| other.is_better(&best, limit)) {
+            match walk(&keeps).filter(|other| other.is_better(&best, limit)) {
                 Some(other) => best = other,
                 None => keeps[root] = false,
             }
         }
         if trials == 0 || best.cost >= before {
-            break;
+            return best;
         }
     }
-    Some(best)
 }
 
 impl Selected {
@@ -131,316 +140,6 @@ fn most_repeated(lives: &Lives<'_>, selected: &Selected, costs: &[f64]) -> Vec<u
     let mut roots: Vec<(usize, f64)> = spent.into_iter().collect();
     roots.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     roots.into_iter().map(|(root, _)| root).collect()
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Unborn,
-    Alive,
-    Dropped,
-    Ended,
-}
-
-struct Walk<'a> {
-    lives: &'a Lives<'a>,
-    limit: u64,
-    costs: &'a [f64],
-    workspace: &'a [Bytes],
-    clock: &'a [f64],
-    weights: (f64, f64, f64),
-    /// Buffers that must stay.
-    keeps: &'a [bool],
-    states: Vec<State>,
-    /// How many tensors of each buffer are alive.
-    alive: Vec<u32>,
-    /// The buffers that may go, by what is known to be lost with them, as bits.
-    losses: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Whether each buffer is among them.
-    queued: Vec<bool>,
-    /// Whether each buffer is there only because it was made again.
-    repeated: Vec<bool>,
-    /// How often each buffer must stay.
-    pins: Vec<u32>,
-    live: u64,
-    peak: u64,
-    edits: Vec<Edit>,
-    /// What the repeats cost so far, and what they may cost.
-    spent: f64,
-    most: f64,
-    /// For each step the number of the search that has seen it, and that of the latest search.
-    seen: RefCell<(Vec<u32>, u32)>,
-}
-
-impl<'a> Walk<'a> {
-    fn new(
-        lives: &'a Lives<'a>,
-        limit: u64,
-        demand: &'a Demand,
-        clock: &'a [f64],
-        weights: (f64, f64, f64),
-        keeps: &'a [bool],
-    ) -> Self {
-        let count = lives.trace.tensors.len();
-        let mut walk = Self {
-            lives,
-            limit,
-            costs: &demand.time,
-            workspace: &demand.workspace,
-            clock,
-            weights,
-            keeps,
-            states: vec![State::Unborn; count],
-            alive: vec![0; count],
-            losses: BinaryHeap::new(),
-            queued: vec![false; count],
-            repeated: vec![false; count],
-            pins: vec![0; count],
-            live: 0,
-            peak: 0,
-            edits: Vec::new(),
-            spent: 0.0,
-            most: MOST_REPEATED * clock.last().copied().unwrap_or_default(),
-            seen: RefCell::new((vec![0; lives.trace.steps.len()], 0)),
-        };
-        lives.trace.existing().for_each(|tensor| walk.begin(tensor));
-        walk
-    }
-
-    fn end(self) -> Selected {
-        let recipe = Recipe { edits: self.edits };
-        Selected { recipe, cost: self.spent, peak: Bytes::new(self.peak) }
-    }
-
-    fn begin(&mut self, tensor: TensorIndex) {
-        let root = self.lives.root(tensor);
-        self.states[tensor.0 as usize] = State::Alive;
-        self.alive[root] += 1;
-        if self.alive[root] == 1 {
-            let buffer = &self.lives.buffers[root];
-            self.live += buffer.bytes;
-            let may_go = buffer.is_redoable && !buffer.survives && buffer.bytes > 0;
-            if may_go && !self.keeps[root] {
-                self.queue(0, root);
-            }
-        }
-        self.peak = self.peak.max(self.live);
-    }
-
-    fn finish(&mut self, tensor: TensorIndex, state: State) {
-        let root = self.lives.root(tensor);
-        if std::mem::replace(&mut self.states[tensor.0 as usize], state) != State::Alive {
-            return;
-        }
-        self.alive[root] -= 1;
-        if self.alive[root] == 0 {
-            self.live -= self.lives.buffers[root].bytes;
-            self.repeated[root] = false;
-        }
-    }
-
-    fn drop_buffer(&mut self, before: usize, root: usize) {
-        let before = self.anchor(before);
-        self.edits.push(Edit::Drop { before, buffer: self.made(root) });
-        for at in 0..self.lives.buffers[root].tensors.len() {
-            let tensor = self.lives.buffers[root].tensors[at];
-            if self.states[tensor.0 as usize] == State::Alive {
-                self.finish(tensor, State::Dropped);
-            }
-        }
-    }
-
-    fn anchor(&self, step: usize) -> Anchor {
-        self.lives.anchors.from(OpIndex(step as u32))
-    }
-
-    /// What makes the owner of a buffer.
-    fn made(&self, root: usize) -> Made {
-        let at = self.lives.made[root];
-        let result = match &self.lives.trace.steps[at] {
-            Step::Call(call) => call.outputs.iter().position(|output| output.0 as usize == root),
-            _ => None,
-        };
-        Made { by: self.anchor(at), result: result.expect("what is dropped was made") as u32 }
-    }
-
-    fn pin(&mut self, call: &Call, by: i32) {
-        let inputs = call.inputs.iter().map(|input| input.tensor);
-        for tensor in inputs.chain(call.outputs.iter().copied()) {
-            let pins = &mut self.pins[self.lives.root(tensor)];
-            *pins = pins.saturating_add_signed(by);
-        }
-    }
-
-    fn step(&mut self, at: usize) {
-        let lives = self.lives;
-        match &lives.trace.steps[at] {
-            Step::Call(call) => {
-                self.pin(call, 1);
-                call.inputs.iter().for_each(|input| self.need(input.tensor, at));
-                self.make_room(at, self.bytes_of(call) + self.workspace[at].get());
-                call.outputs.iter().for_each(|output| self.begin(*output));
-                self.peak = self.peak.max(self.live + self.workspace[at].get());
-                self.pin(call, -1);
-                for input in call.inputs.iter().filter(|input| input.last) {
-                    self.finish(input.tensor, State::Ended);
-                }
-                call.inputs.iter().for_each(|input| self.drop_repeat(input.tensor, at + 1));
-            }
-            Step::Upload { output, .. } => {
-                let root = lives.root(*output);
-                self.make_room(at, lives.buffers[root].bytes);
-                self.begin(*output);
-            }
-            Step::Read(read) => {
-                self.need(read.tensor, at);
-                if read.last {
-                    self.finish(read.tensor, State::Ended);
-                }
-                self.drop_repeat(read.tensor, at + 1);
-            }
-            Step::Free(tensor) => self.finish(*tensor, State::Ended),
-            Step::Mark(_) => {}
-        }
-    }
-
-    /// The bytes of the buffers that a call makes.
-    fn bytes_of(&self, call: &Call) -> u64 {
-        let made = call.outputs.iter().filter(|tensor| {
-            let root = self.lives.root(**tensor);
-            root == tensor.0 as usize
-        });
-        made.map(|tensor| self.lives.buffers[tensor.0 as usize].bytes).sum()
-    }
-
-    /// Makes a tensor again before a step, if it is not there.
-    fn need(&mut self, tensor: TensorIndex, before: usize) {
-        // A walk that has spent too much is given up after this step.
-        if self.states[tensor.0 as usize] == State::Alive || self.spent > self.most {
-            return;
-        }
-        let lives = self.lives;
-        let at = lives.made[tensor.0 as usize];
-        let Some(Step::Call(call)) = lives.trace.steps.get(at) else {
-            unreachable!("only what a call has made is dropped");
-        };
-        self.pin(call, 1);
-        call.inputs.iter().for_each(|input| self.need(input.tensor, before));
-        self.make_room(before, self.bytes_of(call) + self.workspace[at].get());
-        self.edits.push(Edit::Redo { before: self.anchor(before), call: self.anchor(at) });
-        self.spent += self.costs[at];
-        // A result that is still there is made a second time for a moment.
-        let twice: u64 = call
-            .outputs
-            .iter()
-            .filter(|output| self.states[output.0 as usize] == State::Alive)
-            .filter(|output| lives.root(**output) == output.0 as usize)
-            .map(|output| lives.buffers[output.0 as usize].bytes)
-            .sum();
-        self.peak = self.peak.max(self.live + twice + self.workspace[at].get());
-        for output in &call.outputs {
-            if self.states[output.0 as usize] != State::Alive {
-                let root = lives.root(*output);
-                self.repeated[root] |= self.alive[root] == 0;
-                self.begin(*output);
-            }
-        }
-        self.pin(call, -1);
-        for input in call.inputs.iter().filter(|input| input.last) {
-            self.finish(input.tensor, State::Dropped);
-        }
-        self.pins[lives.root(tensor)] += 1;
-        let others = call.inputs.iter().map(|input| input.tensor);
-        others.chain(call.outputs.iter().copied()).for_each(|of| self.drop_repeat(of, before));
-        self.pins[lives.root(tensor)] -= 1;
-    }
-
-    /// Drops what was made again and is not used by any later step.
-    fn drop_repeat(&mut self, tensor: TensorIndex, before: usize) {
-        let root = self.lives.root(tensor);
-        let is_done = self.repeated[root] && self.alive[root] > 0 && self.pins[root] == 0;
-        if is_done && before < self.costs.len() && self.lives.next_use(root, before) == NEVER {
-            self.drop_buffer(before, root);
-        }
-    }
-
-    /// Drops buffers before a step until `bytes` more fit, or nothing is left to drop.
-    ///
-    /// What is lost with a buffer mostly grows: its next use comes closer, and what it is made from
-    /// goes. So the least known loss is found out anew, and counts if it is still the least.
-    fn make_room(&mut self, before: usize, bytes: u64) {
-        let mut stay = Vec::new();
-        while self.live + bytes > self.limit {
-            let Some(Reverse((known, root))) = self.losses.pop() else { break };
-            self.queued[root] = false;
-            if self.alive[root] == 0 {
-                continue;
-            }
-            match self.loss(root, before).map(f64::to_bits) {
-                None => stay.push((known, root)),
-                Some(loss) if self.losses.peek().is_some_and(|Reverse((next, _))| loss > *next) => {
-                    self.queue(loss, root);
-                }
-                Some(_) => self.drop_buffer(before, root),
-            }
-        }
-        stay.into_iter().for_each(|(known, root)| self.queue(known, root));
-    }
-
-    fn queue(&mut self, loss: u64, root: usize) {
-        if !std::mem::replace(&mut self.queued[root], true) {
-            self.losses.push(Reverse((loss, root)));
-        }
-    }
-
-    /// What is lost with a buffer: not negative, so that its bits have its order. None if it must
-    /// stay for now.
-    fn loss(&self, root: usize, before: usize) -> Option<f64> {
-        let lives = self.lives;
-        let buffer = &lives.buffers[root];
-        let horizon = lives.horizon[before];
-        if self.pins[root] > 0 {
-            return None;
-        }
-        let next = lives.next_use(root, before);
-        if next != NEVER && next >= horizon {
-            return None;
-        }
-        let tensors =
-            || buffer.tensors.iter().filter(|t| self.states[t.0 as usize] == State::Alive);
-        let until = next.min(horizon);
-        if !tensors().all(|tensor| lives.remade_until[tensor.0 as usize] >= until) {
-            return None;
-        }
-        if next == NEVER {
-            return Some(0.0);
-        }
-        let (of_cost, of_time, of_missing) = self.weights;
-        let own: f64 = tensors().map(|tensor| self.costs[lives.made[tensor.0 as usize]]).sum();
-        let all: f64 = tensors().map(|tensor| self.chain(*tensor)).sum();
-        let cost = own + (all - own).max(0.0) * of_missing;
-        let time = self.clock[next] - self.clock[before];
-        Some(cost.powf(of_cost) / (buffer.bytes as f64 * time.max(f64::MIN_POSITIVE).powf(of_time)))
-    }
-
-    /// What it costs to make a tensor again, with all that is missing for it.
-    fn chain(&self, tensor: TensorIndex) -> f64 {
-        let mut seen = self.seen.borrow_mut();
-        let (stamps, stamp) = &mut *seen;
-        *stamp += 1;
-        let mut cost = 0.0;
-        let mut missing = vec![tensor];
-        while let Some(tensor) = missing.pop() {
-            let at = self.lives.made[tensor.0 as usize];
-            let Some(Step::Call(call)) = self.lives.trace.steps.get(at) else { continue };
-            if std::mem::replace(&mut stamps[at], *stamp) == *stamp {
-                continue;
-            }
-            cost += self.costs[at];
-            let inputs = call.inputs.iter().map(|input| input.tensor);
-            missing.extend(inputs.filter(|input| self.states[input.0 as usize] != State::Alive));
-        }
-        cost
-    }
 }
 
 #[cfg(test)]

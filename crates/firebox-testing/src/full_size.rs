@@ -3,4 +3,5 @@
 pub mod cnn;
 pub mod encoder;
 pub mod gpt;
+pub mod resnet;
 pub mod stack;

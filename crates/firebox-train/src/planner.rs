@@ -19,7 +19,8 @@ use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
 use crate::planner::pages::{OpenPages, Pages, pages_of};
 use crate::planner::recompute::RecomputePolicy;
-use crate::planner::rehearsal::{Iterations, Rehearsed};
+use crate::planner::rehearsal::Iterations;
+use crate::planner::rehearsed::Rehearsed;
 use crate::planner::shape::Shape;
 
 mod admission;
@@ -35,6 +36,7 @@ mod prepare;
 pub(crate) mod recompute;
 mod recorders;
 pub(crate) mod rehearsal;
+pub(crate) mod rehearsed;
 mod search;
 pub(crate) mod shape;
 #[cfg(test)]
@@ -69,6 +71,8 @@ pub(crate) struct Planner {
     /// When passes compute tensors again, and how fast the device computes.
     recompute: RecomputePolicy,
     rates: Rates,
+    /// Whether batches are split although that changes the statistics that a model normalizes by.
+    splits_statistics: bool,
     /// What earlier runs have found, if the user wants to know.
     cache: Option<Cache>,
     /// The pool that training uses, if it is our own.
@@ -202,6 +206,7 @@ impl Planner {
             overhead: Overhead::default(),
             recompute: RecomputePolicy::never(),
             rates,
+            splits_statistics: false,
             cache: None,
             pool: None,
             plans: HashMap::new(),
@@ -238,16 +243,19 @@ impl Planner {
         self
     }
 
-    /// Computes tensors again where the policy says so.
-    pub(crate) fn recomputing(mut self, policy: RecomputePolicy) -> Self {
+    /// Computes tensors again where the policy says so. Batches of models with running statistics
+    /// are then rather kept whole, unless those may be split.
+    pub(crate) fn recomputing(mut self, policy: RecomputePolicy, splits_statistics: bool) -> Self {
         self.recompute = policy;
+        self.splits_statistics = splits_statistics;
         self
     }
 
-    /// Plans every batch whole from now on. False if batches of this run would not fit for sure:
-    /// nothing may be computed again.
+    /// Plans every training batch whole from now on. False if the user has chosen the size of
+    /// micro-batches, or nothing may be computed again.
     pub(crate) fn keep_whole(&mut self) -> bool {
-        let may = self.recompute.if_allowed().is_some() && !self.reads;
+        let is_free = !matches!(self.sizing, Sizing::Fixed(_));
+        let may = is_free && self.recompute.if_allowed().is_some() && !self.reads;
         if may {
             self.sizing = Sizing::Fixed(usize::MAX.into());
             self.plans.retain(|(phase, _), _| *phase != Phase::Training);

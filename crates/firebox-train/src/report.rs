@@ -10,7 +10,7 @@ use firebox_trace::{Bytes, CategoryBytes, Estimate, ModuleBytes, Paging, PoolPag
 
 use crate::error::Phase;
 use crate::planner::overhead::OverheadBytes;
-use crate::planner::recompute::Recomputed;
+use crate::planner::recompute::{Recomputed, Recomputing};
 use crate::planner::{Planned, PlanningCost};
 
 /// The plan for one shape of batch: how it is split and what that needs. Displays as a table.
@@ -127,27 +127,6 @@ impl PlanReport {
             modules.join(", "),
             self.micro_batch(),
         ))
-    }
-}
-
-/// What the passes of a plan compute again instead of keeping it for the backward pass. Displays
-/// as `120 of 480 operations again (7 % more time)`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Recomputing {
-    /// How many operations of the rehearsed iterations are repeats.
-    pub repeats: usize,
-    /// How many operations the iterations have without repeats.
-    pub operations: usize,
-    /// The predicted time of the repeats, as a share of the time of forward and backward passes.
-    /// From the shapes of operations, see [`RecomputePolicy`](crate::RecomputePolicy).
-    pub overhead: f64,
-}
-
-impl fmt::Display for Recomputing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { repeats, operations, overhead } = self;
-        let percent = 100.0 * overhead;
-        write!(f, "{repeats} of {operations} operations again ({percent:.0} % more time)")
     }
 }
 

@@ -116,7 +116,7 @@ impl Settings {
         };
         let growth = memory.is_on_host().then(|| Growth::begin(parameter_bytes::<B, M>(model)));
         let planner = Planner::new(memory, budget, self.sizing, self.cliffs);
-        let planner = planner.recomputing(self.recompute);
+        let planner = planner.recomputing(self.recompute, self.pools_statistics.is_some());
         Ok(planner.measuring(growth.flatten()).remembering(cache))
     }
 

@@ -28,7 +28,6 @@ use crate::record::recorder::{AtMarks, ReadLimit, RecordError, Recorder};
 use crate::record::values::{Frame, Instruction, Values, push};
 use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
 use crate::threads::deferred::{Awaited, Deferred};
-use crate::threads::handover::{self, TrainingTurn};
 use crate::threads::progress;
 
 thread_local! {
@@ -137,7 +136,7 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) existing: Bytes,
     /// See the fields of [`Recorder`].
     pub(crate) looks: bool,
-    never_runs: bool,
+    pub(crate) never_runs: bool,
     salvage: bool,
     rows: Option<Arc<Rows>>,
     /// Host data that became tensors. `None` if it is not kept.
@@ -418,42 +417,6 @@ impl<B: Backend> Session<B> {
         let later = before.take_while(|step| matches!(step, Step::Free(t) if *t > tensor)).count();
         let from = steps.len() - 1 - later;
         steps[from..].rotate_right(1);
-    }
-
-    /// Runs all steps that have not run yet.
-    pub(crate) fn run(&mut self) {
-        self.run_observed(&mut |_| ());
-    }
-
-    /// Runs all steps that have not run yet. Calls `done` after each that does something.
-    pub(crate) fn run_observed(&mut self, done: &mut dyn FnMut(OpIndex)) {
-        if self.never_runs {
-            return;
-        }
-        let _turn = TrainingTurn::take();
-        if let Some(program) = self.rewritten.take() {
-            return self.run_rewritten(&program, done);
-        }
-        let steps = &self.trace.steps;
-        let mut program = self.program.drain(..).peekable();
-        // Effects may come after the last step.
-        for at in self.ran..=steps.len() {
-            let step = steps.get(at);
-            while let Some((_, instruction)) = program.next_if(|(of, _)| of.0 as usize <= at) {
-                handover::tick();
-                instruction.finish(&mut Frame::of(step, &mut self.values));
-            }
-            match step {
-                Some(Step::Free(tensor)) => {
-                    handover::tick();
-                    drop(self.values.remove(*tensor));
-                }
-                Some(Step::Call(_) | Step::Upload { .. }) => {}
-                Some(Step::Read(_) | Step::Mark(_)) | None => continue,
-            }
-            done(OpIndex(at as u32));
-        }
-        self.ran = steps.len();
     }
 
     /// Hands the values to the tensors that wait for them.

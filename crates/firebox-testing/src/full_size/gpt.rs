@@ -45,11 +45,23 @@ impl<B: Backend> Texts<B> {
 impl<B: Backend> Gpt<B> {
     /// Creates `layers` layers of `width` features, for texts of up to `length` tokens.
     pub fn new(layers: usize, width: usize, length: usize, device: &B::Device) -> Self {
+        Self::with_dropout(0.1, layers, width, length, device)
+    }
+
+    /// The same with another probability of dropout.
+    pub fn with_dropout(
+        dropout: f64,
+        layers: usize,
+        width: usize,
+        length: usize,
+        device: &B::Device,
+    ) -> Self {
         Self {
             tokens: EmbeddingConfig::new(VOCABULARY, width).init(device),
             positions: EmbeddingConfig::new(length, width).init(device),
             blocks: TransformerEncoderConfig::new(width, 4 * width, width / 64, layers)
                 .with_norm_first(true)
+                .with_dropout(dropout)
                 .init(device),
             norm: LayerNormConfig::new(width).init(device),
             head: LinearConfig::new(width, VOCABULARY).with_bias(false).init(device),

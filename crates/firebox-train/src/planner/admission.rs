@@ -12,7 +12,7 @@ use crate::error::{Phase, TrainError};
 use crate::planner::overhead::OverheadBytes;
 use crate::planner::pages::{OpenPages, pages_of};
 use crate::planner::recompute::Recomputed;
-use crate::planner::rehearsal::recording_bytes;
+use crate::planner::rehearsed::recording_bytes;
 use crate::planner::shape::Shape;
 
 /// A micro-step that asks to run.

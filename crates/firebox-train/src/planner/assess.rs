@@ -7,7 +7,7 @@ use firebox_plan::{Need, PlanError, RecomputedNeed, Role, Split};
 use firebox_trace::{Category, MemoryModel, Question, Trace};
 
 use crate::error::{Phase, TrainError};
-use crate::planner::rehearsal::{Conditions, Rehearsed, assess};
+use crate::planner::rehearsed::{Conditions, Rehearsed, assess};
 
 /// Rehearses the splits one after the other, and assesses each while the next is rehearsed.
 pub(super) fn assess_all(

@@ -8,7 +8,7 @@ use firebox_plan::{Need, Plan, Split};
 
 use super::assess::need_of;
 use crate::cache::{Cache, Key};
-use crate::planner::rehearsal::Rehearsed;
+use crate::planner::rehearsed::Rehearsed;
 
 /// What an earlier search has found.
 #[derive(Debug, Default)]

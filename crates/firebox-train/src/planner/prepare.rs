@@ -12,7 +12,8 @@ use super::{Planned, Planner};
 use crate::error::{Phase, TrainError};
 use crate::planner::admission::Admission;
 use crate::planner::overhead::Overhead;
-use crate::planner::rehearsal::{Iterations, assess};
+use crate::planner::rehearsal::Iterations;
+use crate::planner::rehearsed::assess;
 use crate::planner::shape::Shape;
 
 /// A batch that is about to run.

@@ -1,6 +1,7 @@
 //! Rewrites rehearsed iterations so that each pass of the model computes tensors again instead of
 //! keeping them, within a budget. The same is done to each pass that runs.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,8 +9,6 @@ use firebox_recompute::{
     Demand, Program, Rates, Recipe, Selected, anchors_before, apply, model_steps, segment, select,
 };
 use firebox_trace::{Bytes, Mark, MemoryModel, Step, StructuralHash, Trace};
-
-use crate::report::Recomputing;
 
 /// How often a memory model is asked about rewritten iterations.
 const ANSWERS: usize = 4;
@@ -46,7 +45,9 @@ impl Default for RecomputePolicy {
 
 impl RecomputePolicy {
     /// Where a batch cannot be trained in another way: one item does not fit, the micro-batch size
-    /// that was asked for does not fit, or the batch must not be split.
+    /// that was asked for does not fit, or the batch must not be split. A model with running
+    /// statistics, such as batch normalization, counts as one whose batches must not be split, as
+    /// long as the whole batch fits this way.
     pub const fn if_needed() -> Self {
         Self { when: When::IfNeeded, most: 0.3 }
     }
@@ -81,6 +82,27 @@ impl RecomputePolicy {
 
     pub(crate) fn is_for_speed(self) -> bool {
         self.when == When::IfFaster
+    }
+}
+
+/// What the passes of a plan compute again instead of keeping it for the backward pass. Displays
+/// as `120 of 480 operations again (7 % more time)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recomputing {
+    /// How many operations of the rehearsed iterations are repeats.
+    pub repeats: usize,
+    /// How many operations the iterations have without repeats.
+    pub operations: usize,
+    /// The predicted time of the repeats, as a share of the time of forward and backward passes.
+    /// From the shapes of operations, see [`RecomputePolicy`].
+    pub overhead: f64,
+}
+
+impl fmt::Display for Recomputing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { repeats, operations, overhead } = self;
+        let percent = 100.0 * overhead;
+        write!(f, "{repeats} of {operations} operations again ({percent:.0} % more time)")
     }
 }
 
@@ -300,7 +322,7 @@ impl Passes {
             }
             if needed > budget {
                 high = limit;
-                limit = limit - (needed - budget);
+                limit -= needed - budget;
                 continue;
             }
             let left = budget - needed;

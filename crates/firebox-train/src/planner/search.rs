@@ -14,12 +14,21 @@ use super::earlier::Earlier;
 use super::tuning::Tuning;
 use super::{AT_ONCE, MOST_REMEMBERED, Planned, Planner, PlanningCost, REMEMBERED};
 use crate::error::{Phase, TrainError};
-use crate::planner::rehearsal::{Conditions, Iterations, Rehearsed, assess};
+use crate::planner::rehearsal::Iterations;
+use crate::planner::rehearsed::{Conditions, Rehearsed, assess};
 use crate::planner::shape::Shape;
 
-/// A batch to search a plan for: its phase and items, what happens to the pages of earlier ones,
-/// and the share of time that may be spent on computing again, if any.
-type Batch = (Phase, usize, EarlierPages, Option<f64>);
+/// A batch to search a plan for.
+#[derive(Clone, Copy)]
+struct Wanted {
+    phase: Phase,
+    items: usize,
+    sizing: Sizing,
+    /// What happens to the pages of earlier batches.
+    pages: EarlierPages,
+    /// The share of time that may be spent on computing again, if any.
+    recompute: Option<f64>,
+}
 
 /// A plan, and the rehearsal of its split.
 type Found = Result<(Plan, Rehearsed), TrainError>;
@@ -70,24 +79,40 @@ impl Planner {
         let most = self.recompute.if_allowed();
         let most = most.filter(|_| phase == Phase::Training && !self.reads);
         let Some(most) = most else { return found };
+        let wanted = Wanted { recompute: Some(most), ..self.wanted(phase, items) };
         match &found {
             Err(TrainError::Plan { cause, .. }) if does_not_fit(cause) => {
-                let batch = (phase, items, EarlierPages::GiveBack, Some(most));
-                let again = self.search(batch, cost, rehearse);
+                let wanted = Wanted { pages: EarlierPages::GiveBack, ..wanted };
+                let again = self.search(wanted, cost, rehearse);
                 if again.is_ok() {
                     self.forget_what_ran();
                 }
                 again
             }
-            Ok((plan, recorded)) if self.recompute.is_for_speed() && !plan.is_whole() => {
-                let batch = (phase, items, EarlierPages::Keep, Some(most));
-                match self.search(batch, cost, rehearse) {
+            // A whole batch has the statistics of a whole batch.
+            Ok((plan, recorded)) if !plan.is_whole() && self.prefers_whole(recorded) => {
+                let sizing = Sizing::Fixed(items.into());
+                self.search(Wanted { sizing, ..wanted }, cost, rehearse).or(found)
+            }
+            Ok((plan, recorded)) if !plan.is_whole() && self.recompute.is_for_speed() => {
+                match self.search(wanted, cost, rehearse) {
                     Ok((plan, again)) if again.time < recorded.time => Ok((plan, again)),
                     _ => found,
                 }
             }
             _ => found,
         }
+    }
+
+    /// Whether a split changes what the model computes, and the user has not asked for one.
+    fn prefers_whole(&self, rehearsed: &Rehearsed) -> bool {
+        let is_free = !matches!(self.sizing, Sizing::Fixed(_)) && !self.splits_statistics;
+        is_free && !rehearsed.running_state.is_empty()
+    }
+
+    /// A batch as it is recorded, next to the pages of earlier ones.
+    fn wanted(&self, phase: Phase, items: usize) -> Wanted {
+        Wanted { phase, items, sizing: self.sizing, pages: EarlierPages::Keep, recompute: None }
     }
 
     /// Searches for a plan next to the open pages of earlier plans. If the batch may fit in fewer
@@ -101,14 +126,16 @@ impl Planner {
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
+        let wanted = self.wanted(phase, items);
+        let given_back = Wanted { pages: EarlierPages::GiveBack, ..wanted };
         if is_tuned && !self.keep_what_is_chosen() {
-            let found = self.search((phase, items, EarlierPages::GiveBack, None), cost, rehearse);
+            let found = self.search(given_back, cost, rehearse);
             if found.is_ok() {
                 self.forget_what_ran();
             }
             return found;
         }
-        let found = self.search((phase, items, EarlierPages::Keep, None), cost, rehearse);
+        let found = self.search(wanted, cost, rehearse);
         let may_gain = !self.ran.is_empty()
             && match &found {
                 Ok((plan, _)) => {
@@ -121,7 +148,7 @@ impl Planner {
         if !may_gain {
             return found;
         }
-        let alone = self.search((phase, items, EarlierPages::GiveBack, None), cost, rehearse);
+        let alone = self.search(given_back, cost, rehearse);
         let steps = |found: &Found| found.as_ref().map_or(usize::MAX, |(plan, _)| plan.len());
         if steps(&alone) < steps(&found) {
             self.forget_what_ran();
@@ -210,16 +237,16 @@ impl Planner {
     /// What an earlier run has found counts if the split that comes of it still needs the same.
     fn search(
         &mut self,
-        batch: Batch,
+        wanted: Wanted,
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
-        let (phase, _, pages, recompute) = batch;
+        let phase = wanted.phase;
         let mut looks = true;
         loop {
             let mut earlier = Earlier::new(self.cache.clone().filter(|_| !self.reads), looks);
             let mut too_long = None;
-            let found = self.search_once(batch, &mut earlier, &mut too_long, cost, rehearse);
+            let found = self.search_once(wanted, &mut earlier, &mut too_long, cost, rehearse);
             let (plan, mut rehearsals) = match found {
                 Err(PlanError::Footprint {
                     cause: TrainError::Record(RecordError::ReadTooLarge { .. }),
@@ -236,7 +263,7 @@ impl Planner {
                 earlier.keep(&plan);
                 return Ok((plan, rehearsed));
             }
-            let rehearsed = self.rehearse_one((phase, pages, recompute), split, cost, rehearse)?;
+            let rehearsed = self.rehearse_one(wanted, split, cost, rehearse)?;
             if earlier.agrees(split, &rehearsed) {
                 return Ok((plan, rehearsed));
             }
@@ -249,7 +276,7 @@ impl Planner {
     /// made. `too_long` gets the error of a recording that was too long.
     fn search_once(
         &self,
-        (phase, items, pages, recompute): Batch,
+        wanted: Wanted,
         earlier: &mut Earlier,
         too_long: &mut Option<TrainError>,
         cost: &mut PlanningCost,
@@ -257,7 +284,8 @@ impl Planner {
     ) -> Result<(Plan, HashMap<Split, Rehearsed>), PlanError<TrainError>> {
         let budget = self.budget.scale(self.share);
         let recorder = self.recorder(budget);
-        let options = self.options();
+        let Wanted { phase, items, sizing, pages, recompute } = wanted;
+        let options = self.options(sizing);
         let more = (phase, items, budget, options, self.overhead, self.kept(), recompute);
         let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
         let plan = plan_at_once(Items::new(items), budget, &options, |splits| {
@@ -293,18 +321,18 @@ impl Planner {
         Ok((plan, rehearsals))
     }
 
-    fn options(&self) -> PlanOptions {
+    fn options(&self, sizing: Sizing) -> PlanOptions {
         let probing = if self.reads { Probing::FromOne } else { Probing::FromWhole };
         // On the host, a footprint is computed faster than the step is recorded. With reads, a
         // rehearsal takes the memory that it measures.
         let alone = self.reads || self.memory.is_on_host();
-        let options = PlanOptions::new().sizing(self.sizing).probing(probing);
+        let options = PlanOptions::new().sizing(sizing).probing(probing);
         options.cliffs(self.cliffs).at_once(if alone { 1 } else { AT_ONCE })
     }
 
     fn rehearse_one(
         &self,
-        (phase, pages, recompute): (Phase, EarlierPages, Option<f64>),
+        wanted: Wanted,
         split: Split,
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
@@ -312,6 +340,7 @@ impl Planner {
         let budget = self.budget.scale(self.share);
         cost.rehearsals += 1;
         let rehearsal = rehearse(split, &self.recorder(budget))?;
+        let Wanted { phase, pages, recompute, .. } = wanted;
         let conditions = Conditions { recompute, ..self.conditions(phase, budget, pages) };
         let rehearsed = assess(rehearsal, &conditions);
         self.count_rehearsal(&rehearsed, cost);
@@ -332,8 +361,8 @@ impl Planner {
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> bool {
         // A failure in this rehearsal does not stop training, because the rehearsal was not needed.
-        let rehearsed =
-            self.rehearse_one((phase, EarlierPages::GiveBack, None), split, cost, rehearse);
+        let wanted = Wanted { pages: EarlierPages::GiveBack, ..self.wanted(phase, 0) };
+        let rehearsed = self.rehearse_one(wanted, split, cost, rehearse);
         rehearsed.is_ok_and(|one| one.footprint.peak <= self.budget.scale(self.share))
     }
 

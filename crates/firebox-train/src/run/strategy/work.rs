@@ -7,6 +7,7 @@ use firebox_trace::Bytes;
 
 use super::coupled::{Means, ToSplit};
 use super::{MEASURED_BATCHES, Run, queue, sender};
+use crate::check::Coupling;
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
@@ -54,12 +55,14 @@ where
             planner.use_pool(pool);
         }
         self.change_shape(self.latest, shape);
-        let mut prepared = self.plan_training(planner, batch, shape)?;
+        let mut prepared = self.plan_batch(planner, batch, shape)?;
         // Several ranks split a batch, too.
         if !prepared.plan.is_whole() || self.team.is_some() && items > 1 {
             match self.ask_to_split(planner, batch, (items, weight), &prepared) {
                 Ok(needed) => planner.predict(needed),
-                Err(cause) => prepared = self.plan_whole(planner, batch, shape, cause)?,
+                Err(cause) => {
+                    prepared = self.plan_whole(planner, batch, (shape, cause), prepared)?;
+                }
             }
         }
         self.make_room(planner, &prepared)?;
@@ -70,7 +73,7 @@ where
     }
 
     /// Plans a training batch, unless batches of its shape have a plan.
-    fn plan_training(
+    fn plan_batch(
         &mut self,
         planner: &mut Planner,
         batch: &TrainBatch<LC>,
@@ -126,20 +129,26 @@ where
         Means::of(planner, prepared.held).ask(&mut self.known, &self.learner, &to_split)
     }
 
-    /// Plans a batch whole that must not be split because of `cause`. It then computes tensors
-    /// again, if that is allowed and enough.
+    /// Plans a batch whole that must not be split because of `cause`: its loss is a function of all
+    /// its items. It then computes tensors again, if that is allowed and enough. A loss that only
+    /// needs to be declared otherwise stays an error.
     fn plan_whole(
         &mut self,
         planner: &mut Planner,
         batch: &TrainBatch<LC>,
-        shape: Shape,
-        cause: TrainError,
+        (shape, cause): (Shape, TrainError),
+        refused: Prepared,
     ) -> Result<Prepared, TrainError> {
-        let is_coupled = matches!(cause, TrainError::Coupled { .. });
+        let is_coupled = matches!(cause, TrainError::Coupled { coupling: Coupling::Items, .. });
         if !is_coupled || self.team.is_some() || !planner.keep_whole() {
             return Err(cause);
         }
-        self.plan_training(planner, batch, shape).map_err(|error| {
+        let settings = &self.strategy.settings;
+        settings.say(log::Level::Info, "batches are kept whole: their items are coupled");
+        if refused.made.is_some() {
+            self.strategy.outcome().plans.pop();
+        }
+        self.plan_batch(planner, batch, shape).map_err(|error| {
             self.strategy.settings.warn(&format!("a batch that must not be split: {error}"));
             cause
         })

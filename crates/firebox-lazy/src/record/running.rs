@@ -1,4 +1,5 @@
-//! Runs a recording in a rewritten form: some calls again, so that their results need not be kept.
+//! Runs a recording: the steps of its trace, or those of a program that computes tensors again
+//! instead of keeping them.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use firebox_trace::{OpIndex, Step};
 use crate::record::recording::Recording;
 use crate::record::session::Session;
 use crate::record::values::{Frame, Instruction};
-use crate::threads::handover;
+use crate::threads::handover::{self, TrainingTurn};
 
 impl<B: Backend, T> Recording<B, T> {
     /// Runs `program` instead of what was recorded, once the recording runs. False, and nothing
@@ -27,8 +28,44 @@ impl<B: Backend, T> Recording<B, T> {
 }
 
 impl<B: Backend> Session<B> {
+    /// Runs all steps that have not run yet.
+    pub(crate) fn run(&mut self) {
+        self.run_observed(&mut |_| ());
+    }
+
+    /// Runs all steps that have not run yet. Calls `done` after each that does something.
+    pub(crate) fn run_observed(&mut self, done: &mut dyn FnMut(OpIndex)) {
+        if self.never_runs {
+            return;
+        }
+        let _turn = TrainingTurn::take();
+        if let Some(program) = self.rewritten.take() {
+            return self.run_rewritten(&program, done);
+        }
+        let steps = &self.trace.steps;
+        let mut program = self.program.drain(..).peekable();
+        // Effects may come after the last step.
+        for at in self.ran..=steps.len() {
+            let step = steps.get(at);
+            while let Some((_, instruction)) = program.next_if(|(of, _)| of.0 as usize <= at) {
+                handover::tick();
+                instruction.finish(&mut Frame::of(step, &mut self.values));
+            }
+            match step {
+                Some(Step::Free(tensor)) => {
+                    handover::tick();
+                    drop(self.values.remove(*tensor));
+                }
+                Some(Step::Call(_) | Step::Upload { .. }) => {}
+                Some(Step::Read(_) | Step::Mark(_)) | None => continue,
+            }
+            done(OpIndex(at as u32));
+        }
+        self.ran = steps.len();
+    }
+
     /// Runs the steps of a program. Calls `done` with the program's steps.
-    pub(crate) fn run_rewritten(&mut self, program: &Program, done: &mut dyn FnMut(OpIndex)) {
+    fn run_rewritten(&mut self, program: &Program, done: &mut dyn FnMut(OpIndex)) {
         let trace = program.trace();
         self.values.resize(trace.tensors.len());
         let mut instructions: Vec<(OpIndex, Option<Instruction<B>>)> =
