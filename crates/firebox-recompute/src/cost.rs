@@ -1,7 +1,9 @@
 //! What calls cost, and which may be repeated.
 
+use std::collections::HashSet;
+
 use burn_ir::OperationIr;
-use firebox_trace::{Bytes, Call, Footprint, Step, TensorIndex, Trace};
+use firebox_trace::{Bytes, Call, Footprint, OpIndex, Step, TensorIndex, Trace};
 
 /// What each step of a trace takes.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,6 +70,8 @@ pub struct Rates {
     pub flops: f64,
     /// Bytes read and written in a second.
     pub bandwidth: f64,
+    /// The same where an operation takes tensors of different shapes, one of which is repeated.
+    pub mixed_bandwidth: f64,
     /// Seconds for a call that does nothing.
     pub launch: f64,
 }
@@ -75,47 +79,99 @@ pub struct Rates {
 impl Rates {
     /// An RTX 4090 in 32 bit: 82.6 Tflop/s and 1,008 GB/s, from NVIDIA's "Ada GPU architecture",
     /// 2022, appendix A. Five microseconds for a launch are an assumption.
-    pub const RTX_4090: Self = Self { flops: 82.6e12, bandwidth: 1008e9, launch: 5e-6 };
+    pub const RTX_4090: Self =
+        Self { flops: 82.6e12, bandwidth: 1008e9, mixed_bandwidth: 1008e9, launch: 5e-6 };
 
-    /// A few cores of a processor. An assumption: what matters are the ratios between operations.
-    pub const CPU: Self = Self { flops: 100e9, bandwidth: 10e9, launch: 2e-6 };
+    /// burn's Flex on two cores of a server, in round numbers, measured on operations of a GPT and of
+    /// ResNet-50. What matters are the ratios between operations.
+    pub const CPU: Self =
+        Self { flops: 120e9, bandwidth: 10e9, mixed_bandwidth: 1.5e9, launch: 2e-6 };
 
     /// The seconds of each step of a trace: what it computes or what it reads and writes, whatever
-    /// takes longer, and a launch. Views cost nothing.
+    /// takes longer, and a launch. Views cost nothing unless they are copies.
     pub fn costs(&self, trace: &Trace) -> Vec<f64> {
-        let cost = |step: &Step| match step {
-            Step::Call(call) if !call.is_view() => {
+        let copies = Copies::of(trace);
+        let cost = |(at, step): (OpIndex, &Step)| match step {
+            Step::Call(call) if !call.is_view() || copies.0.contains(&at) => {
                 let inputs = call.inputs.iter().map(|input| input.tensor);
                 let bytes: u64 = inputs
                     .chain(call.outputs.iter().copied())
                     .map(|tensor| trace.tensor(tensor).bytes().get())
                     .sum();
+                let is_mixed = is_elementwise(call) && has_several_shapes(trace, call);
+                let bandwidth = if is_mixed { self.mixed_bandwidth } else { self.bandwidth };
                 let computes = flops(trace, call) / self.flops;
-                computes.max(bytes as f64 / self.bandwidth) + self.launch
+                computes.max(bytes as f64 / bandwidth) + self.launch
             }
             _ => 0.0,
         };
-        trace.steps.iter().map(cost).collect()
+        trace.iter().map(cost).collect()
     }
 }
 
+/// The views of a trace that copy: a tensor whose elements do not lie in order gets another shape.
+struct Copies(HashSet<OpIndex>);
+
+impl Copies {
+    fn of(trace: &Trace) -> Self {
+        let mut in_order = vec![true; trace.tensors.len()];
+        let mut copies = HashSet::new();
+        for (at, call) in trace.calls().filter(|(_, call)| call.is_view()) {
+            let (Some(input), Some(output)) = (call.inputs.first(), call.outputs.first()) else {
+                continue;
+            };
+            let was_in_order = in_order[input.tensor.0 as usize];
+            let reshapes = call.name.ends_with("_reshape");
+            if reshapes && !was_in_order {
+                copies.insert(at);
+            }
+            let moves = ["_transpose", "_swap_dims", "_permute", "_expand"];
+            let moves = moves.iter().any(|view| call.name.ends_with(view));
+            in_order[output.0 as usize] = reshapes || was_in_order && !moves;
+        }
+        Self(copies)
+    }
+}
+
+fn is_elementwise(call: &Call) -> bool {
+    const BINARY: [&str; 6] = ["_add", "_sub", "_mul", "_div", "_powf", "_mask_where"];
+    BINARY.iter().any(|name| call.name.ends_with(name))
+}
+
+fn has_several_shapes(trace: &Trace, call: &Call) -> bool {
+    let mut shapes = call.inputs.iter().map(|input| &trace.tensor(input.tensor).shape);
+    let first = shapes.next();
+    shapes.any(|shape| Some(shape) != first)
+}
+
+/// What a function such as an exponential counts for each element, in floating-point operations. A
+/// processor takes two nanoseconds.
+const FUNCTION: f64 = 240.0;
+
 /// The floating-point operations of a call. One for each element of its results, where it is no
-/// product and no convolution.
+/// product, no convolution and no function.
 fn flops(trace: &Trace, call: &Call) -> f64 {
     let shape = |at: usize| call.inputs.get(at).map(|input| &trace.tensor(input.tensor).shape);
-    let elements = |tensor| trace.tensor(tensor).shape.num_elements() as f64;
-    let made: f64 = call.outputs.iter().map(|tensor| elements(*tensor)).sum();
+    let elements = |at: usize| shape(at).map_or(0.0, |shape| shape.num_elements() as f64);
+    let made = call.outputs.iter().map(|tensor| trace.tensor(*tensor).shape.num_elements() as f64);
+    let made: f64 = made.sum();
     let last = |at: usize| shape(at).and_then(|shape| shape.last().copied()).unwrap_or(1) as f64;
+    let first = |at: usize| shape(at).and_then(|shape| shape.first().copied()).unwrap_or(1) as f64;
     match &*call.name {
         "float_matmul" | "linear" => 2.0 * made * last(0),
-        name if name.starts_with("conv") || name.contains("_conv") => {
-            // Each element of the activations' side meets one filter of the weight.
-            let weight = shape(1).map_or(1.0, |shape| shape.num_elements() as f64);
-            let filters = shape(1).and_then(|shape| shape.first().copied()).unwrap_or(1) as f64;
-            let side = shape(0).map_or(0.0, |shape| shape.num_elements() as f64);
-            2.0 * made.max(if name.contains("backward") { side } else { 0.0 }) * weight / filters
+        // (weight, gradient of the output) and (input, gradient of the output)
+        "linear_x_backward" => 2.0 * made * last(1),
+        "linear_weight_backward" => 2.0 * elements(0) * last(1),
+        // (input, weight, gradient of the output): each element of the output has met one filter.
+        name if name.starts_with("conv") && name.ends_with("bias_backward") => elements(2),
+        name if name.starts_with("conv") && name.ends_with("_backward") => {
+            2.0 * elements(2) * elements(1) / first(1)
         }
+        name if name.starts_with("conv") => 2.0 * made * elements(1) / first(1),
         "attention" => 4.0 * made * shape(1).map_or(1.0, |keys| keys[keys.len() - 2] as f64),
+        "gelu" | "gelu_backward" => 2.0 * FUNCTION * made,
+        "float_exp" | "float_log" | "float_tanh" | "float_erf" | "float_sin" | "float_cos"
+        | "float_powf" | "sigmoid" | "softmax" | "log_softmax" => FUNCTION * made,
         _ => made,
     }
 }
