@@ -12,7 +12,7 @@ use burn::prelude::*;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use clap::Args;
-use firebox::{Budget, Bytes, Lazy, Learner, MicroBatch};
+use firebox::{Budget, Bytes, Lazy, Learner, MicroBatch, RecomputePolicy};
 
 use crate::model::{self, FromNumbers, Subject};
 use crate::real::{self, Device, Real};
@@ -80,6 +80,8 @@ impl Trial {
         let ready = real::driver_used();
         let numbers = |items: usize| InMemDataset::new((0..items).collect::<Vec<usize>>());
         let mut builder = Learner::builder().auto_batch().memory(self.memory);
+        // What fits as it is.
+        builder = builder.recompute(RecomputePolicy::never());
         if let Some(items) = self.micro_batch {
             builder = builder.micro_batch(items);
         }

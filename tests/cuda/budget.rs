@@ -83,6 +83,38 @@ fn counts(pools: Pools, name: &'static str, completions: Completions) -> Result<
     ensure(accuracy.contains(&ratio), || left.complaint(&format!("{ratio:.3} was predicted")))
 }
 
+/// A batch that must stay whole computes tensors again where it would not fit. The driver gives out
+/// what was predicted.
+fn computes_again(pools: Pools, model: &'static str, items: usize) -> Result<(), Failed> {
+    let kernels = tempfile::tempdir()?;
+    let folder = kernels.path().to_owned();
+    let job =
+        Job { pools, micro_batch: Some(items), recompute: true, ..Job::new(model, items, folder) };
+    // Until all kernels are chosen, more is counted.
+    run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?.fitted()?;
+    let whole = run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?;
+    let whole = whole.fitted()?.predicted.ok_or("nothing was predicted")?;
+    for share in [0.85, 0.7] {
+        let memory = whole.scale(share);
+        let job = Job { memory: Some(memory), ..job.clone() };
+        let left = run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?;
+        let ended = left.fitted()?;
+        let again = ended.again.unwrap_or_default();
+        ensure(again > 0, || left.complaint("nothing was computed again"))?;
+        let predicted = ended.predicted.unwrap_or_default();
+        let ratio = predicted.ratio(left.peak());
+        println!("{model}: {again} again, predicted {ratio:.4} of {} of {memory}", left.peak());
+        let accuracy = match pools {
+            Pools::Burns => ACCURACY,
+            Pools::Ours => 1.0..=1.0,
+        };
+        ensure(accuracy.contains(&ratio) && left.peak() <= memory, || {
+            left.complaint(&format!("{predicted} was predicted within {memory}"))
+        })?;
+    }
+    Ok(())
+}
+
 /// firebox's pool launches the same number of kernels as burn's pools, once kernels are chosen.
 fn launches() -> Result<(), Failed> {
     let launches_on = |pools| {
@@ -240,5 +272,10 @@ fn tests_on(pools: Pools) -> Vec<Trial> {
         let is_long = model == "resnet";
         test(name, move || goes_on(pools, model, items)).with_ignored_flag(is_long)
     });
-    tight.into_iter().chain(cards).chain(going_on).chain(rest).collect()
+    let again = [("gpt", 60), ("resnet", 12)].map(|(model, items)| {
+        let name = name(&format!("what_is_computed_again_is_predicted_{model}"));
+        let is_long = model == "resnet" || pools == Pools::Burns;
+        test(name, move || computes_again(pools, model, items)).with_ignored_flag(is_long)
+    });
+    tight.into_iter().chain(cards).chain(going_on).chain(again).chain(rest).collect()
 }

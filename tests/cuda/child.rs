@@ -25,7 +25,9 @@ use cubecl::cuda::CudaRuntime;
 use cubecl_runtime::config::cache::CacheConfig;
 use cubecl_runtime::config::memory::PersistentMemory;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
-use firebox::{Budget, Bytes, DeviceMemory, FitError, LastState, Lazy, Learner, TrainError};
+use firebox::{
+    Budget, Bytes, DeviceMemory, FitError, LastState, Lazy, Learner, RecomputePolicy, TrainError,
+};
 use firebox_blank::Books;
 use firebox_pool::Control;
 use firebox_testing::lengths;
@@ -83,6 +85,8 @@ pub struct Job {
     /// Bytes that training may use. `None` means what is free.
     pub memory: Option<Bytes>,
     pub micro_batch: Option<usize>,
+    /// Whether tensors may be computed again.
+    pub recompute: bool,
     pub epochs: usize,
     /// Batches per epoch. If `uneven`, one more item makes the last one a different size.
     pub batches: usize,
@@ -115,6 +119,7 @@ impl Job {
             items,
             memory: None,
             micro_batch: None,
+            recompute: false,
             epochs: 2,
             batches: 2,
             uneven: false,
@@ -204,7 +209,8 @@ impl Job {
         let budget = self.memory.expect("a budget that sizes are found for");
         let fits = |items: usize| {
             let batch = M::batch(&(0..items).collect::<Vec<_>>(), &device);
-            let learner = Learner::builder().auto_batch().memory(budget).micro_batch(items).quiet();
+            let builder = Learner::builder().auto_batch().memory(budget).micro_batch(items);
+            let learner = builder.recompute(RecomputePolicy::never()).quiet();
             match learner.build(model.clone(), AdamConfig::new().init(), 1e-3).plan(&batch) {
                 Ok(_) => true,
                 Err(TrainError::Plan { .. }) => false,
@@ -277,6 +283,9 @@ impl Job {
         }
         let budget = self.memory.map_or(Budget::free(), Budget::Bytes);
         let mut builder = Learner::builder().auto_batch().memory(budget).quiet();
+        if !self.recompute {
+            builder = builder.recompute(RecomputePolicy::never());
+        }
         if let Some(items) = self.micro_batch {
             builder = builder.micro_batch(items);
         }
@@ -290,6 +299,11 @@ impl Job {
             Ok(fitted) => Ended {
                 predicted: fitted.memory.map(|memory| memory.predicted),
                 measured: fitted.memory.and_then(|memory| memory.measured),
+                again: fitted
+                    .report
+                    .as_ref()
+                    .and_then(|report| report.recomputed)
+                    .map(|r| r.repeats),
                 plan: fitted.report.map(|report| report.plan.to_string()),
                 ..Ended::default()
             },
@@ -310,6 +324,8 @@ pub struct Ended {
     /// The most bytes that buffers took at once, if they lay on a pool of ours.
     pub most_in_use: Option<Bytes>,
     pub plan: Option<String>,
+    /// How many operations the plan repeats, if it computes tensors again.
+    pub again: Option<usize>,
     /// The largest batch planned to run unsplit, if asked for.
     pub largest: Option<usize>,
     /// Number of optimizer steps of a single parameter.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use firebox::Bytes;
 
@@ -42,7 +42,8 @@ Examples:
     /// The largest batch that fits each card without being split.
     #[command(after_help = "\
 Examples:
-  firebox largest step.trace --card rtx-3060 --card rtx-4090")]
+  firebox largest step.trace --card rtx-3060 --card rtx-4090
+  firebox largest step.trace --card rtx-3060 --recompute     also by computing activations again")]
     Largest(LargestOptions),
     /// Draws where the memory of a step goes.
     #[command(after_help = "\
@@ -117,6 +118,20 @@ pub struct StepOptions {
     /// Items of a micro-batch. Default: as many as fit.
     #[arg(long, value_name = "ITEMS", value_parser = items)]
     pub micro_batch: Option<usize>,
+    /// When activations are computed again instead of kept.
+    #[arg(long, value_enum, default_value_t)]
+    pub recompute: Recompute,
+}
+
+/// When activations are computed again.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum Recompute {
+    Never,
+    /// Where a batch cannot be trained in another way.
+    #[default]
+    IfNeeded,
+    /// Also where that is predicted to be faster than a split.
+    IfFaster,
 }
 
 #[derive(Args, Debug)]
@@ -140,6 +155,9 @@ pub struct LargestOptions {
     pub trace: PathBuf,
     #[command(flatten)]
     pub on: On,
+    /// Also compute activations again, for at most 30 % more time.
+    #[arg(long)]
+    pub recompute: bool,
     /// As JSON, one object.
     #[arg(long)]
     pub json: bool,

@@ -105,7 +105,7 @@ fn plans_table(found: &[Found<'_>]) -> Table {
         let start = [target.name.clone(), target.budget().to_string()];
         let rest = match plan {
             Ok(report) => [
-                report.plan.split().to_string(),
+                split_of(report),
                 report.predicted().to_string(),
                 in_use(report).to_string(),
                 report.estimate.to_string(),
@@ -115,6 +115,15 @@ fn plans_table(found: &[Found<'_>]) -> Table {
         table.add_row(start.into_iter().chain(rest));
     }
     table
+}
+
+/// How a batch is split, and what computing again costs.
+fn split_of(report: &PlanReport) -> String {
+    let split = report.plan.split();
+    match report.recomputed {
+        Some(again) => format!("{split}, recompute +{:.0} %", 100.0 * again.overhead),
+        None => split.to_string(),
+    }
 }
 
 /// The bytes in use at the peak.
@@ -138,6 +147,13 @@ fn json(target: &Target, plan: &Result<PlanReport, String>, advice: &[Advice]) -
             value["split"] = json!(report.plan.split().to_string());
             value["micro_batches"] = json!(report.plan.len());
             value["micro_batch"] = json!(report.micro_batch());
+            if let Some(again) = report.recomputed {
+                value["recompute"] = json!({
+                    "repeats": again.repeats,
+                    "operations": again.operations,
+                    "overhead": again.overhead,
+                });
+            }
             value["peak"] = json!(report.predicted());
             value["in_use"] = json!(in_use(report));
             value["estimate"] = json!(report.estimate);
@@ -161,7 +177,10 @@ fn json(target: &Target, plan: &Result<PlanReport, String>, advice: &[Advice]) -
 pub fn largest(options: &LargestOptions) -> anyhow::Result<Outcome> {
     let trace = load(&options.trace)?;
     let targets = targets(&options.on, &trace)?;
-    let found = for_all(&targets, |target| target.planner.largest_batch(&trace))?;
+    let found = for_all(&targets, |target| match options.recompute {
+        true => target.planner.largest_batch_recomputed(&trace),
+        false => target.planner.largest_batch(&trace),
+    })?;
     let found: Vec<usize> = found.into_iter().collect::<Result<_, _>>()?;
     let outcome = if found.contains(&0) { Outcome::DoesNotFit } else { Outcome::Done };
     if options.json {
@@ -177,7 +196,8 @@ pub fn largest(options: &LargestOptions) -> anyhow::Result<Outcome> {
     for (target, items) in targets.iter().zip(&found) {
         table.add_row([target.name.clone(), target.budget().to_string(), items.to_string()]);
     }
-    println!("{}, not split:", about(&trace));
+    let how = if options.recompute { "not split, with recomputation" } else { "not split" };
+    println!("{}, {how}:", about(&trace));
     println!("{table}");
     Ok(outcome)
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use firebox::dry::{Card, Dry, DryCuda, DryPooledCuda};
 use firebox::{
-    Budget, Bytes, Heap, MemoryInfo, MemoryModel, PlanReport, SavedPlanner, SavedTrace, Sizing,
-    TrainError, host_memory,
+    Budget, Bytes, Heap, MemoryInfo, MemoryModel, PlanReport, RecomputePolicy, SavedPlanner,
+    SavedTrace, Sizing, TrainError, host_memory,
 };
 
-use crate::args::{On, StepOptions};
+use crate::args::{On, Recompute, StepOptions};
 use crate::wrong_use;
 
 /// The name of this machine's processor among cards.
@@ -39,13 +39,21 @@ pub fn targets(on: &On, trace: &SavedTrace) -> anyhow::Result<Vec<Target>> {
     on.card.iter().map(named).collect()
 }
 
-/// The devices of a step, with the micro-batch that the user chose.
+/// The devices of a step, with the options that the user chose.
 pub fn targets_of(step: &StepOptions, trace: &SavedTrace) -> anyhow::Result<Vec<Target>> {
     let mut targets = targets(&step.on, trace)?;
     if let Some(items) = step.micro_batch {
         for target in &mut targets {
             target.planner = target.planner.clone().sizing(Sizing::Fixed(items.into()));
         }
+    }
+    let policy = match step.recompute {
+        Recompute::Never => RecomputePolicy::never(),
+        Recompute::IfNeeded => RecomputePolicy::if_needed(),
+        Recompute::IfFaster => RecomputePolicy::if_faster(),
+    };
+    for target in &mut targets {
+        target.planner = target.planner.clone().recompute(policy);
     }
     Ok(targets)
 }

@@ -88,7 +88,10 @@ impl DeviceReport {
             plan => (Some(plan?), None),
         };
         let split = plan.as_ref().map_or(Split::whole(items), |report| report.plan.split());
-        let (steps, footprint) = planner.footprint(trace, split)?;
+        let (steps, footprint) = match &plan {
+            Some(plan) => planner.footprint_of(trace, plan)?,
+            None => planner.footprint(trace, split)?,
+        };
         let is_gpu = footprint.paging.is_some();
         let bytes = |tensor| bytes(&steps, tensor, is_gpu);
         let planned = footprint.paging.as_ref().and_then(|paging| paging.pool);

@@ -35,7 +35,7 @@ impl SavedPlanner {
     /// What would need less memory than `plan` for `items` items, or than the whole batch if
     /// nothing fits, the most first.
     ///
-    /// The saving of a smaller batch is that of another prediction. Others are what the peak holds
+    /// The savings of a smaller batch and of computing again are those of other predictions. Others are what the peak holds
     /// for it, which is an upper bound but for the ends of pages.
     ///
     /// # Errors
@@ -75,6 +75,15 @@ impl SavedPlanner {
             let held: Bytes = of.into_iter().map(|of| categories.get(of)).sum();
             let what = "16-bit parameters, gradients and optimizer state";
             add(what.into(), (held + state).scale(0.5));
+        }
+        let split = plan.map_or(Split::whole(items), |report| report.plan.split());
+        if plan.is_none_or(|report| report.recomputed.is_none())
+            && let Some((least, overhead)) = self.least(trace, split)?
+        {
+            let (_, recorded) = self.footprint(trace, split)?;
+            let percent = 100.0 * overhead;
+            let what = format!("activations computed again, for {percent:.0} % more time");
+            add(what, recorded.peak - least);
         }
         plan.into_iter().flat_map(without).for_each(|(what, saves)| add(what, saves));
         advice.sort_by(|one, other| other.saves.cmp(&one.saves).then(one.what.cmp(&other.what)));

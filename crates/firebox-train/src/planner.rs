@@ -194,8 +194,7 @@ impl Planner {
         sizing: Sizing,
         cliffs: Option<Cliffs>,
     ) -> Self {
-        // Only ratios between operations matter.
-        let rates = if memory.is_on_host() { Rates::CPU } else { Rates::RTX_4090 };
+        let rates = Self::rates_of(&*memory);
         let usual = if memory.keeps_pages() { Cliffs::Avoid } else { Cliffs::Ignore };
         Self {
             memory,
@@ -229,6 +228,11 @@ impl Planner {
             growth: None,
             rehearsed: Arc::default(),
         }
+    }
+
+    /// How fast a device computes. Only ratios between operations matter.
+    pub(crate) fn rates_of(memory: &dyn MemoryModel) -> Rates {
+        if memory.is_on_host() { Rates::CPU } else { Rates::RTX_4090 }
     }
 
     /// Compares the process's growth with plans, where the budget is host memory.

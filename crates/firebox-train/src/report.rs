@@ -26,6 +26,7 @@ pub struct PlanReport {
     pub plan: Plan,
     /// What is computed again instead of kept, if anything.
     pub recomputed: Option<Recomputing>,
+    pub(crate) recipes: Option<Recomputed>,
     /// The predicted peak, broken down by what holds it.
     pub categories: CategoryBytes,
     /// What holds the memory in use at the peak, by module, largest first. Which module an
@@ -62,6 +63,7 @@ impl PlanReport {
             budget,
             plan: (**plan).clone(),
             recomputed: rehearsed.recomputed.as_ref().map(Recomputed::report),
+            recipes: rehearsed.recomputed.clone(),
             categories: rehearsed.footprint.categories,
             modules: rehearsed.modules.clone(),
             optimizer_state: rehearsed.optimizer_state.iter().map(TensorInfo::bytes).sum(),

@@ -15,6 +15,7 @@ use crate::components::{LazyComponents, TrainBatch};
 use crate::error::{Phase, TrainError};
 use crate::planner::Planner;
 use crate::planner::overhead::Overhead;
+use crate::planner::recompute::{Attempt, Passes, RecomputePolicy};
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::report::PlanReport;
@@ -109,6 +110,7 @@ pub struct SavedPlanner {
     budget: Bytes,
     sizing: Sizing,
     cliffs: Option<Cliffs>,
+    recompute: RecomputePolicy,
     overhead: Overhead,
 }
 
@@ -131,6 +133,7 @@ impl SavedPlanner {
             budget,
             sizing: Sizing::default(),
             cliffs: None,
+            recompute: RecomputePolicy::default(),
             overhead: Overhead::default(),
         }
     }
@@ -147,6 +150,14 @@ impl SavedPlanner {
     #[must_use]
     pub fn cliffs(mut self, cliffs: Cliffs) -> Self {
         self.cliffs = Some(cliffs);
+        self
+    }
+
+    /// When tensors are computed again instead of kept. Default: as in
+    /// [`LearnerBuilder::recompute`](crate::LearnerBuilder::recompute).
+    #[must_use]
+    pub fn recompute(mut self, policy: RecomputePolicy) -> Self {
+        self.recompute = policy;
         self
     }
 
@@ -197,8 +208,45 @@ impl SavedPlanner {
         Ok((trace, footprint))
     }
 
+    /// The iterations that a plan runs, with what it computes again, and the memory they need at
+    /// each step.
+    ///
+    /// # Errors
+    ///
+    /// If the trace says nothing about such a batch.
+    pub fn footprint_of(
+        &self,
+        trace: &SavedTrace,
+        plan: &PlanReport,
+    ) -> Result<(Trace, Footprint), TrainError> {
+        let recorded = trace.sample(plan.plan.split())?.trace;
+        let recipes = plan.recipes.as_ref();
+        let trace = recipes.and_then(|recipes| recipes.rewrite(&recorded)).unwrap_or(recorded);
+        let footprint = self.memory.footprint(&trace);
+        Ok((trace, footprint))
+    }
+
+    /// The least that a batch needs if tensors are computed again, for at most the policy's share
+    /// of time: bytes, and the share. `None` if nothing can be computed again.
+    pub(crate) fn least(
+        &self,
+        trace: &SavedTrace,
+        split: Split,
+    ) -> Result<Option<(Bytes, f64)>, TrainError> {
+        let most = self.recompute.if_allowed().unwrap_or(MOST_OVERHEAD);
+        let trace = trace.sample(split)?.trace;
+        let memory = &*self.memory;
+        let passes = Passes::of(&trace, memory, Planner::rates_of(memory));
+        let least = passes.and_then(|passes| passes.least(&trace, most));
+        let answer = |attempt: Attempt| {
+            (memory.footprint(&attempt.trace).peak, attempt.recomputed.report().overhead)
+        };
+        Ok(least.map(answer))
+    }
+
     fn planner(&self) -> Planner {
-        let mut planner = Planner::new(self.memory.clone(), self.budget, self.sizing, self.cliffs);
+        let planner = Planner::new(self.memory.clone(), self.budget, self.sizing, self.cliffs);
+        let mut planner = planner.recomputing(self.recompute, false);
         planner.count(self.overhead);
         planner
     }
@@ -213,8 +261,21 @@ impl SavedPlanner {
     ///
     /// As [`footprint`](Self::footprint).
     pub fn largest_batch(&self, trace: &SavedTrace) -> Result<usize, TrainError> {
+        self.largest(trace, None)
+    }
+
+    /// The same if tensors may be computed again, for at most the policy's share of time.
+    ///
+    /// # Errors
+    ///
+    /// As [`footprint`](Self::footprint).
+    pub fn largest_batch_recomputed(&self, trace: &SavedTrace) -> Result<usize, TrainError> {
+        self.largest(trace, self.recompute.if_allowed())
+    }
+
+    fn largest(&self, trace: &SavedTrace, recompute: Option<f64>) -> Result<usize, TrainError> {
         let planner = self.planner();
-        let fits = |items: usize| planner.fits(|| rehearsed(trace, Split::whole(items)));
+        let fits = |items: usize| planner.fits(recompute, || rehearsed(trace, Split::whole(items)));
         let (mut fitting, mut too_large) = (0, 1);
         while fits(too_large)? {
             fitting = too_large;
@@ -239,6 +300,9 @@ fn rehearsed(trace: &SavedTrace, split: Split) -> Result<Rehearsal, TrainError> 
     let Sample { trace, replaced } = trace.sample(split)?;
     Ok(Rehearsal { trace, survivors: Vec::new(), replaced })
 }
+
+/// The share of time that advice may cost where a policy says nothing.
+const MOST_OVERHEAD: f64 = 0.3;
 
 /// The largest batch that [`SavedPlanner::largest_batch`] tries.
 const MOST_ITEMS: usize = 1 << 24;

@@ -13,7 +13,7 @@ use crate::error::{Phase, TrainError};
 use crate::planner::admission::Admission;
 use crate::planner::overhead::Overhead;
 use crate::planner::rehearsal::Iterations;
-use crate::planner::rehearsed::assess;
+use crate::planner::rehearsed::{Conditions, assess};
 use crate::planner::shape::Shape;
 
 /// A batch that is about to run.
@@ -85,16 +85,19 @@ impl Planner {
         self.plan(Phase::Training, shape, iterations, rehearse).cloned()
     }
 
-    /// Whether one split of a training batch fits, without a search.
+    /// Whether one split of a training batch fits, without a search. `recompute` is the share of
+    /// time that may be spent on computing tensors again, if any.
     ///
     /// # Errors
     ///
     /// Those of `rehearse`.
     pub(crate) fn fits(
         &self,
+        recompute: Option<f64>,
         rehearse: impl FnOnce() -> Result<Rehearsal, TrainError>,
     ) -> Result<bool, TrainError> {
         let conditions = self.conditions(Phase::Training, self.budget, EarlierPages::Keep);
+        let conditions = Conditions { recompute, ..conditions };
         Ok(assess(rehearse()?, &conditions).footprint.peak <= self.budget)
     }
 

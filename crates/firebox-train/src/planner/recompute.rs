@@ -149,6 +149,17 @@ impl Recomputed {
         Recomputing { repeats, operations: calls, overhead }
     }
 
+    /// An iteration like the one that was planned, with the same recipes.
+    pub(crate) fn rewrite(&self, trace: &Trace) -> Option<Trace> {
+        let mut recipe = Recipe::default();
+        for steps in model_steps(trace) {
+            let size = Size::of(&segment(trace, steps.clone()));
+            let (_, of_pass) = self.recipes.iter().find(|(of, _)| *of == size)?;
+            recipe.edits.extend(of_pass.behind(anchors_before(trace, steps.start)).edits);
+        }
+        apply(trace, &recipe).ok().map(|rewritten| rewritten.trace)
+    }
+
     /// The program for a pass that was recorded. None if it cannot be rewritten.
     pub(crate) fn program(&self, trace: &Trace, memory: &dyn MemoryModel) -> Option<Program> {
         let size = Size::of(trace);
@@ -271,6 +282,22 @@ impl Passes {
             calls: trace.calls().count(),
         };
         Some(Attempt { trace: rewritten.trace, programs, recomputed, peak })
+    }
+
+    /// The iteration within the least that is found for at most `most` of its time.
+    pub(crate) fn least(&self, trace: &Trace, most: f64) -> Option<Attempt> {
+        let (mut low, mut high, mut best) = (Bytes::ZERO, self.peak(), None);
+        for _ in 0..SELECTIONS {
+            let limit = low + (high - low).scale(0.5);
+            let attempt = self.attempt(trace, limit);
+            let is_good =
+                |found: &Attempt| found.peak <= limit && found.recomputed.overhead <= most;
+            match attempt.filter(is_good) {
+                Some(attempt) => (high, best) = (limit, Some(attempt)),
+                None => low = limit,
+            }
+        }
+        best
     }
 
     /// Searches the largest limit of a pass with which an iteration that needs `peak` as recorded
