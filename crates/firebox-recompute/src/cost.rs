@@ -82,8 +82,8 @@ impl Rates {
     pub const RTX_4090: Self =
         Self { flops: 82.6e12, bandwidth: 1008e9, mixed_bandwidth: 1008e9, launch: 5e-6 };
 
-    /// burn's Flex on two cores of a server, in round numbers, measured on operations of a GPT and of
-    /// ResNet-50. What matters are the ratios between operations.
+    /// burn's Flex on two cores of a server, in round numbers, measured on operations of a GPT and
+    /// of ResNet-50. What matters are the ratios between operations.
     pub const CPU: Self =
         Self { flops: 120e9, bandwidth: 10e9, mixed_bandwidth: 1.5e9, launch: 2e-6 };
 

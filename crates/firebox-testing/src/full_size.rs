@@ -5,3 +5,4 @@ pub mod encoder;
 pub mod gpt;
 pub mod resnet;
 pub mod stack;
+pub mod towers;

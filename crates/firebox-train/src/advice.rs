@@ -35,8 +35,8 @@ impl SavedPlanner {
     /// What would need less memory than `plan` for `items` items, or than the whole batch if
     /// nothing fits, the most first.
     ///
-    /// The savings of a smaller batch and of computing again are those of other predictions. Others are what the peak holds
-    /// for it, which is an upper bound but for the ends of pages.
+    /// The savings of a smaller batch and of computing again are those of other predictions. Others
+    /// are what the peak holds for it, which is an upper bound but for the ends of pages.
     ///
     /// # Errors
     ///
