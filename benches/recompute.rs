@@ -106,7 +106,7 @@ fn timed<M: TrainStep + AutodiffModule<B>>(
     let recorded = recording.trace().clone();
     recording.run();
     let footprint = heap.footprint(&recorded);
-    let demand = Demand::of(Rates::CPU.costs(&recorded));
+    let demand = Demand::new(&recorded, &Rates::CPU);
     let existing: Bytes = recorded.existing().map(|of| recorded.tensor(of).bytes()).sum();
     let peak = select(&recorded, Bytes::MAX, &demand).expect("nothing is repeated").peak;
     let run = |program: Option<&Arc<Program>>| {
@@ -164,7 +164,7 @@ fn trace<M: TrainStep + AutodiffModule<B>>(model: &M, batch: M::Input) -> Trace 
 
 fn rows(table: &mut Table, name: &str, trace: &Trace) {
     let heap = Heap::flex();
-    let demand = Demand::of(Rates::RTX_4090.costs(trace));
+    let demand = Demand::new(trace, &Rates::RTX_4090);
     let whole = demand.total();
     let existing: Bytes = trace.existing().map(|tensor| trace.tensor(tensor).bytes()).sum();
     let unlimited = select(trace, Bytes::MAX, &demand).expect("nothing is repeated");
@@ -181,7 +181,7 @@ fn rows(table: &mut Table, name: &str, trace: &Trace) {
         };
         let rewritten = apply(trace, &selected.recipe).expect("it is a recipe for this trace");
         check(trace, &rewritten).expect("values stay what they are");
-        let bound = lower_bound(trace, limit, &demand.time);
+        let bound = lower_bound(trace, limit, &demand);
         let heaps = [trace, &rewritten.trace].map(|trace| heap.footprint(trace).peak);
         let percent = |cost: f64| format!("{:.1} %", 100.0 * cost / whole);
         let reached = if selected.peak <= limit { "" } else { " (not reached)" };

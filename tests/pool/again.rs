@@ -43,7 +43,7 @@ where
     let mut recording = recording.expect("nothing else is recorded here");
     let program = share.and_then(|share| {
         let trace = recording.trace();
-        let demand = Demand::of(Rates::RTX_4090.costs(trace));
+        let demand = Demand::new(trace, &Rates::RTX_4090);
         let peak = select(trace, Bytes::MAX, &demand)?.peak;
         let selected = select(trace, peak.scale(share), &demand)?;
         Some(Arc::new(Program::new(trace, &selected.recipe).expect("it passes the checker")))

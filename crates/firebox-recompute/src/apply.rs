@@ -1,9 +1,15 @@
 //! Applies a recipe to a trace.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use firebox_trace::{Call, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace, Use};
+use burn_std::DType;
+use firebox_trace::{
+    Call, Description, DescriptionIndex, OpIndex, Origin, Step, TensorIndex, TensorInfo,
+    TensorType, Trace, Use,
+};
 
+use crate::masks::{PACK, UNPACK, makes_mask, packs, unpacks};
 use crate::recipe::{Anchor, Anchors, Edit, Recipe, Rewritten, StepOrigin};
 
 /// Why a recipe does not fit a trace.
@@ -31,6 +37,8 @@ enum Version {
     Unborn,
     /// Alive, as this tensor of the rewritten trace.
     Is(TensorIndex),
+    /// A mask that this tensor holds in bytes.
+    Packed(TensorIndex),
     /// A recipe dropped it, or used up a repeat.
     Dropped,
     /// It has ended where it was recorded to.
@@ -55,6 +63,7 @@ pub fn apply(trace: &Trace, recipe: &Recipe) -> Result<Rewritten, ApplyError> {
         tensors: trace.tensors.clone(),
         steps: Vec::with_capacity(trace.steps.len() + recipe.edits.len()),
         origins: Vec::with_capacity(trace.steps.len() + recipe.edits.len()),
+        more: Vec::new(),
     };
     let mut edits = recipe.edits.iter().copied().enumerate().peekable();
     let mut anchor = Anchor(0);
@@ -75,8 +84,8 @@ pub fn apply(trace: &Trace, recipe: &Recipe) -> Result<Rewritten, ApplyError> {
     if let Some((number, _)) = edits.next() {
         return Err(ApplyError::Misplaced(number));
     }
-    let Rewriting { tensors, steps, origins, .. } = rewriting;
-    let descriptions = trace.descriptions.clone();
+    let Rewriting { tensors, steps, origins, more, .. } = rewriting;
+    let descriptions = trace.descriptions.iter().cloned().chain(more).collect();
     Ok(Rewritten { trace: Trace { tensors, steps, descriptions }, origins })
 }
 
@@ -98,6 +107,8 @@ struct Rewriting<'a> {
     tensors: Vec<TensorInfo>,
     steps: Vec<Step>,
     origins: Vec<StepOrigin>,
+    /// Descriptions that the recorded trace does not have.
+    more: Vec<Description>,
 }
 
 impl Rewriting<'_> {
@@ -118,11 +129,74 @@ impl Rewriting<'_> {
                 self.drop_buffer(root);
                 Ok(())
             }
+            Edit::Pack { mask, dtype, .. } => {
+                let step = self.anchors.step(mask.by).map(|at| &self.trace.steps[at.0 as usize]);
+                let Some(Step::Call(call)) = step else { return Err(misplaced) };
+                let mask = call.outputs.get(mask.result as usize).copied();
+                let mask = mask.filter(|_| makes_mask(self.trace, call));
+                mask.and_then(|mask| self.pack(mask, dtype)).ok_or(misplaced)
+            }
+            Edit::Unpack { mask, .. } => {
+                let mask = Rewritten::made(self.trace, &self.anchors, mask);
+                mask.and_then(|mask| self.unpack(mask)).ok_or(misplaced)
+            }
             Edit::Redo { call, .. } => {
                 let call = self.anchors.step(call).filter(|call| *call < at);
                 self.redo(call.ok_or(misplaced.clone())?, misplaced)
             }
         }
+    }
+
+    /// None if the tensor is not there.
+    fn pack(&mut self, mask: TensorIndex, dtype: DType) -> Option<()> {
+        let trace = self.trace;
+        let Version::Is(is) = *self.version(mask) else { return None };
+        let shape = trace.tensor(mask).shape.clone();
+        let ty = TensorType { shape, dtype }.into();
+        let does = packs(trace, mask, dtype);
+        let packed = self.convert(PACK, is, ty, does, StepOrigin::Packed);
+        *self.version(mask) = Version::Packed(packed);
+        Some(())
+    }
+
+    /// None if the tensor is not packed.
+    fn unpack(&mut self, mask: TensorIndex) -> Option<()> {
+        let trace = self.trace;
+        let Version::Packed(packed) = *self.version(mask) else { return None };
+        let ty = trace.tensor(mask).ty.clone();
+        let does = unpacks(trace, mask, self.tensors[packed.0 as usize].dtype);
+        let new = self.convert(UNPACK, packed, ty, does, StepOrigin::Unpacked);
+        *self.version(mask) = Version::Is(new);
+        Some(())
+    }
+
+    /// Adds a call that uses up a tensor and makes another one of it.
+    fn convert(
+        &mut self,
+        name: &'static str,
+        from: TensorIndex,
+        ty: Arc<TensorType>,
+        does: Description,
+        origin: StepOrigin,
+    ) -> TensorIndex {
+        let known = self.more.iter().position(|known| *known == does);
+        let more = known.unwrap_or_else(|| {
+            self.more.push(does);
+            self.more.len() - 1
+        });
+        let made = Origin::Made(OpIndex(self.steps.len() as u32));
+        let new = TensorIndex(self.tensors.len() as u32);
+        let mut info = TensorInfo::new(ty, made);
+        info.label = self.tensors[from.0 as usize].label.clone();
+        self.tensors.push(info);
+        let call = Call {
+            name: name.into(),
+            inputs: [Use { tensor: from, last: true }].into_iter().collect(),
+            outputs: [new].into_iter().collect(),
+            description: DescriptionIndex((self.trace.descriptions.len() + more) as u32),
+        };
+        self.push(Step::Call(Box::new(call)), origin);
+        new
     }
 
     fn drop_buffer(&mut self, root: TensorIndex) {
@@ -196,7 +270,7 @@ impl Rewriting<'_> {
                 Step::Upload { output: *output, host: *host }
             }
             Step::Free(tensor) => match *self.version(*tensor) {
-                Version::Is(is) => {
+                Version::Is(is) | Version::Packed(is) => {
                     *self.version(*tensor) = Version::Ended;
                     Step::Free(is)
                 }

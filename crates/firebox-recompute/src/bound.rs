@@ -2,6 +2,7 @@
 
 use firebox_trace::{Bytes, Step, Trace};
 
+use crate::cost::Demand;
 use crate::lives::{Lives, NEVER};
 
 /// A lower bound of what any recipe costs with which the tensors of `trace` take at most `limit`.
@@ -10,8 +11,8 @@ use crate::lives::{Lives, NEVER};
 /// At every step, what is too much must have been dropped, of buffers that this step does not use.
 /// Each of them costs at least its own call. The bound is the fractional knapsack of costs against
 /// bytes, at the worst step.
-pub fn lower_bound(trace: &Trace, limit: Bytes, costs: &[f64]) -> Option<f64> {
-    let lives = Lives::of(trace);
+pub fn lower_bound(trace: &Trace, limit: Bytes, demand: &Demand) -> Option<f64> {
+    let lives = Lives::of(trace, demand.bools);
     let mut alive = vec![0_u32; trace.tensors.len()];
     let mut live = 0;
     let begin = |root: usize, alive: &mut Vec<u32>| {
@@ -29,7 +30,7 @@ pub fn lower_bound(trace: &Trace, limit: Bytes, costs: &[f64]) -> Option<f64> {
             live += begin(lives.root(tensor), &mut alive);
         }
         if live > limit.get() {
-            bound = bound.max(knapsack(&lives, at, &alive, live - limit.get(), costs)?);
+            bound = bound.max(knapsack(&lives, at, &alive, live - limit.get(), demand)?);
         }
         for root in ends {
             alive[root] -= 1;
@@ -42,7 +43,13 @@ pub fn lower_bound(trace: &Trace, limit: Bytes, costs: &[f64]) -> Option<f64> {
 }
 
 /// The least cost of dropping `bytes` at a step.
-fn knapsack(lives: &Lives<'_>, at: usize, alive: &[u32], bytes: u64, costs: &[f64]) -> Option<f64> {
+fn knapsack(
+    lives: &Lives<'_>,
+    at: usize,
+    alive: &[u32],
+    bytes: u64,
+    demand: &Demand,
+) -> Option<f64> {
     let used = |root: usize| match &lives.trace.steps[at] {
         Step::Call(call) => {
             let inputs = call.inputs.iter().map(|input| input.tensor);
@@ -54,17 +61,19 @@ fn knapsack(lives: &Lives<'_>, at: usize, alive: &[u32], bytes: u64, costs: &[f6
     };
     let can_go = |root: &usize| {
         let buffer = &lives.buffers[*root];
-        alive[*root] > 0
-            && buffer.bytes > 0
-            && buffer.is_redoable
-            && !buffer.survives
-            && !used(*root)
+        alive[*root] > 0 && buffer.may_go() && !used(*root)
     };
     let mut droppable: Vec<(f64, u64)> = (0..alive.len())
         .filter(can_go)
         .map(|root| {
-            let is_needed = lives.next_use(root, at) != NEVER;
-            (if is_needed { costs[lives.made[root]] } else { 0.0 }, lives.buffers[root].bytes)
+            let buffer = &lives.buffers[root];
+            if lives.next_use(root, at) == NEVER {
+                return (0.0, buffer.bytes);
+            }
+            match buffer.packed {
+                Some(packed) => (2.0 * demand.conversion(buffer.bytes, packed), buffer.freed()),
+                None => (demand.time[lives.made[root]], buffer.bytes),
+            }
         })
         .collect();
     droppable.sort_by(|(a, of_a), (b, of_b)| (a / *of_a as f64).total_cmp(&(b / *of_b as f64)));

@@ -1,7 +1,11 @@
 //! Verifies a rewritten trace against the recorded one. Shares no code with what made it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use burn_backend::Distribution;
+use burn_ir::{
+    BoolOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, RandomOpIr, ScalarIr,
+};
 use firebox_trace::{Call, OpIndex, Origin, Step, TensorIndex, Trace, TraceError, Use};
 
 use crate::cost::is_redoable;
@@ -30,6 +34,9 @@ pub enum CheckError {
     /// A call is repeated that must not be.
     #[error("step {0} must not be repeated")]
     Repeated(OpIndex),
+    /// A step says that it packs or unpacks a mask, and does not.
+    #[error("step {0} packs or unpacks no mask")]
+    Mask(OpIndex),
     /// Other tensors are alive at the end.
     #[error("other tensors are alive at the end")]
     Survivors,
@@ -46,10 +53,12 @@ pub enum CheckError {
 pub fn check(trace: &Trace, rewritten: &Rewritten) -> Result<(), CheckError> {
     let Rewritten { trace: new, origins } = rewritten;
     new.check()?;
-    if new.steps.len() != origins.len() || new.descriptions != trace.descriptions {
+    let has_its_own = new.descriptions.starts_with(&trace.descriptions);
+    if new.steps.len() != origins.len() || !has_its_own {
         return Err(CheckError::Origins);
     }
-    let mut checker = Checker { trace, new, of: HashMap::new() };
+    let mut checker =
+        Checker { trace, new, of: HashMap::new(), draws: HashSet::new(), packed: HashMap::new() };
     for (index, tensor) in trace.tensors.iter().enumerate() {
         if tensor.origin == Origin::Existing {
             checker.of.insert(TensorIndex(index as u32), TensorIndex(index as u32));
@@ -65,6 +74,8 @@ pub fn check(trace: &Trace, rewritten: &Rewritten) -> Result<(), CheckError> {
                 next += 1;
             }
             StepOrigin::Repeated(of) => checker.repeat(at, step, of)?,
+            StepOrigin::Packed => checker.packed(step).ok_or(CheckError::Mask(at))?,
+            StepOrigin::Unpacked => checker.unpacked(step).ok_or(CheckError::Mask(at))?,
             StepOrigin::Dropped if matches!(step, Step::Free(_)) => {}
             StepOrigin::Dropped => return Err(CheckError::Origins),
         }
@@ -78,6 +89,10 @@ struct Checker<'a> {
     new: &'a Trace,
     /// Of which recorded tensor each tensor is a version.
     of: HashMap<TensorIndex, TensorIndex>,
+    /// Recorded tensors that were drawn from zero and one.
+    draws: HashSet<TensorIndex>,
+    /// Of which recorded mask each tensor holds the bytes.
+    packed: HashMap<TensorIndex, TensorIndex>,
 }
 
 impl Checker<'_> {
@@ -114,16 +129,40 @@ impl Checker<'_> {
         is_same
     }
 
+    fn note_draw(&mut self, recorded: &Call) {
+        let operations = &self.trace.description(recorded).operations;
+        let draws = |operation: &OperationIr| {
+            matches!(
+                operation,
+                OperationIr::Float(
+                    _,
+                    FloatOperationIr::Random(RandomOpIr {
+                        distribution: Distribution::Bernoulli(_),
+                        ..
+                    })
+                )
+            )
+        };
+        if operations.len() == 1 && operations.iter().all(draws) {
+            self.draws.extend(&recorded.outputs);
+        }
+    }
+
     fn same(&mut self, at: OpIndex, step: &Step, of: OpIndex) -> Result<(), CheckError> {
         let trace = self.trace;
         let other = CheckError::Other { at, of };
         let is_same = match (step, trace.steps.get(of.0 as usize).ok_or(other.clone())?) {
-            (Step::Call(new), Step::Call(recorded)) => self.same_call(new, recorded),
+            (Step::Call(new), Step::Call(recorded)) => {
+                self.note_draw(recorded);
+                self.same_call(new, recorded)
+            }
             (Step::Upload { output, host }, Step::Upload { output: recorded, host: bytes }) => {
                 self.of.insert(*output, *recorded);
                 host == bytes
             }
-            (Step::Free(new), Step::Free(recorded)) => self.is_version(*new, *recorded),
+            (Step::Free(new), Step::Free(recorded)) => {
+                self.is_version(*new, *recorded) || self.packed.get(new) == Some(recorded)
+            }
             (Step::Read(new), Step::Read(recorded)) => self.same_inputs(&[*new], &[*recorded]),
             (Step::Mark(new), Step::Mark(recorded)) => new == recorded,
             _ => false,
@@ -141,6 +180,47 @@ impl Checker<'_> {
             return Err(CheckError::Repeated(of));
         }
         if self.same_call(new, recorded) { Ok(()) } else { Err(CheckError::Other { at, of }) }
+    }
+
+    /// The only input and output of a call that has one operation and uses its input up, and the
+    /// operation.
+    fn conversion(&self, step: &Step) -> Option<(TensorIndex, TensorIndex, &OperationIr)> {
+        let Step::Call(call) = step else { return None };
+        let ([input], [output]) = (&call.inputs[..], &call.outputs[..]) else { return None };
+        let [operation] = self.new.description(call).operations.as_slice() else { return None };
+        input.last.then_some((input.tensor, *output, operation))
+    }
+
+    /// Verifies that a step asks of each element of a mask whether it is greater than a half. A
+    /// mask has drawn its elements from zero and one.
+    fn packed(&mut self, step: &Step) -> Option<()> {
+        let (mask, bytes, operation) = self.conversion(step)?;
+        let recorded = *self.of.get(&mask)?;
+        let OperationIr::NumericFloat(dtype, NumericOperationIr::GreaterElem(does)) = operation
+        else {
+            return None;
+        };
+        let (of_mask, of_bytes) = (&self.new.tensor(mask).ty, &self.new.tensor(bytes).ty);
+        let is_right = self.draws.contains(&recorded)
+            && *dtype == of_mask.dtype
+            && does.rhs == ScalarIr::Float(0.5)
+            && (&does.lhs.shape, does.lhs.dtype) == (&of_mask.shape, of_mask.dtype)
+            && (&does.out.shape, does.out.dtype) == (&of_bytes.shape, of_bytes.dtype)
+            && of_bytes.dtype.is_bool();
+        self.packed.insert(bytes, recorded);
+        is_right.then_some(())
+    }
+
+    /// Verifies that a step makes zeros and ones of the bytes of a mask.
+    fn unpacked(&mut self, step: &Step) -> Option<()> {
+        let (bytes, mask, operation) = self.conversion(step)?;
+        let recorded = *self.packed.get(&bytes)?;
+        let OperationIr::Bool(BoolOperationIr::IntoFloat(does)) = operation else { return None };
+        let (of_bytes, of_mask) = (&self.new.tensor(bytes).ty, &self.trace.tensor(recorded).ty);
+        let is_right = (&does.input.shape, does.input.dtype) == (&of_bytes.shape, of_bytes.dtype)
+            && (&does.out.shape, does.out.dtype) == (&of_mask.shape, of_mask.dtype);
+        self.of.insert(mask, recorded);
+        is_right.then_some(())
     }
 
     fn survivors(&self, origins: &[StepOrigin]) -> Result<(), CheckError> {

@@ -3,7 +3,10 @@
 use std::collections::HashSet;
 
 use burn_ir::OperationIr;
+use burn_std::DType;
 use firebox_trace::{Bytes, Call, Footprint, OpIndex, Step, TensorIndex, Trace};
+
+use crate::masks::{bytes_of, is_byte};
 
 /// What each step of a trace takes.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,13 +15,40 @@ pub struct Demand {
     pub time: Vec<f64>,
     /// The memory that each step takes beside tensors while it runs.
     pub workspace: Vec<Bytes>,
+    /// The time of a call that does nothing, and of each byte that a call reads or writes, for
+    /// calls that the trace does not have.
+    pub launch: f64,
+    /// See [`launch`](Self::launch).
+    pub per_byte: f64,
+    /// The type of the device's booleans, if they take a byte: masks are packed in it.
+    pub bools: Option<DType>,
 }
 
 impl Demand {
-    /// The demand of steps that take nothing beside tensors.
+    /// The demand of steps that take nothing beside tensors. Other calls take no time.
     pub fn of(time: Vec<f64>) -> Self {
         let workspace = vec![Bytes::ZERO; time.len()];
-        Self { time, workspace }
+        Self { time, workspace, launch: 0.0, per_byte: 0.0, bools: None }
+    }
+
+    /// The demand of a trace on a device, without workspace. The type of booleans is that of the
+    /// trace's, if it has any that take a byte.
+    pub fn new(trace: &Trace, rates: &Rates) -> Self {
+        let (launch, per_byte) = (rates.launch, 1.0 / rates.bandwidth);
+        Self { launch, per_byte, bools: bytes_of(trace), ..Self::of(rates.costs(trace)) }
+    }
+
+    /// Sets the type of the device's booleans. One that takes more than a byte changes nothing.
+    pub fn with_bools(mut self, dtype: DType) -> Self {
+        if is_byte(dtype) {
+            self.bools = Some(dtype);
+        }
+        self
+    }
+
+    /// The time of packing or unpacking a mask of `bytes` bytes that takes `packed` then.
+    pub(crate) fn conversion(&self, bytes: u64, packed: u64) -> f64 {
+        self.launch + (bytes + packed) as f64 * self.per_byte
     }
 
     /// Counts as workspace what a footprint of the trace has at a step above the bytes of tensors.

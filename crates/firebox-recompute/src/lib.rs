@@ -16,6 +16,7 @@ mod cost;
 #[cfg(test)]
 mod graphs;
 mod lives;
+mod masks;
 mod program;
 mod recipe;
 mod seeds;

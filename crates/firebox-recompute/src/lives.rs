@@ -1,8 +1,10 @@
 //! The lives of a trace's tensors and buffers, as the selector and the lower bound see them.
 
-use firebox_trace::{Mark, Origin, Step, TensorIndex, Trace};
+use burn_std::DType;
+use firebox_trace::{Bytes, Mark, Origin, Step, TensorIndex, Trace};
 
 use crate::cost::is_redoable;
+use crate::masks::masks;
 use crate::recipe::Anchors;
 
 /// No step.
@@ -17,8 +19,22 @@ pub(crate) struct Buffer {
     pub(crate) uses: Vec<usize>,
     /// Whether calls make all of its tensors that may be repeated.
     pub(crate) is_redoable: bool,
+    /// The bytes that it takes in packed form, if it is a mask.
+    pub(crate) packed: Option<u64>,
     /// Whether one of its tensors is alive at the end.
     pub(crate) survives: bool,
+}
+
+impl Buffer {
+    /// Whether it can be given up in the middle of its life, one way or the other.
+    pub(crate) fn may_go(&self) -> bool {
+        (self.is_redoable || self.packed.is_some()) && !self.survives && self.bytes > 0
+    }
+
+    /// The bytes that it leaves while it is given up.
+    pub(crate) fn freed(&self) -> u64 {
+        self.bytes - self.packed.unwrap_or(0)
+    }
 }
 
 /// What is known about a trace before it is rewritten.
@@ -39,7 +55,8 @@ pub(crate) struct Lives<'a> {
 }
 
 impl<'a> Lives<'a> {
-    pub(crate) fn of(trace: &'a Trace) -> Self {
+    /// `bools` is the type that masks are packed in, if any.
+    pub(crate) fn of(trace: &'a Trace, bools: Option<DType>) -> Self {
         let count = trace.tensors.len();
         let roots = trace.buffers();
         let mut buffers = vec![Buffer::default(); count];
@@ -80,6 +97,13 @@ impl<'a> Lives<'a> {
                 if uses.last() != Some(&at) {
                     uses.push(at);
                 }
+            }
+        }
+        if let Some(dtype) = bools {
+            for mask in masks(trace, &roots) {
+                let shape = &trace.tensor(TensorIndex(mask as u32)).shape;
+                let packed = Bytes::of_elements(shape, dtype).get();
+                buffers[mask].packed = Some(packed).filter(|packed| *packed < buffers[mask].bytes);
             }
         }
         let remade_until = remade_until(trace, &ended);

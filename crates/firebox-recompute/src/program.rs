@@ -59,6 +59,11 @@ impl Program {
         self.rewritten.repeats()
     }
 
+    /// How many masks are packed.
+    pub fn packed(&self) -> usize {
+        self.rewritten.packed()
+    }
+
     /// The host memory that the program takes. Heuristic.
     pub fn host_bytes(&self) -> Bytes {
         let Trace { tensors, steps, .. } = self.trace();

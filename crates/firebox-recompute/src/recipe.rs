@@ -1,5 +1,6 @@
 //! What a rewrite is: edits of a trace, and the trace that they give.
 
+use burn_std::DType;
 use firebox_trace::{OpIndex, Step, TensorIndex, Trace};
 
 /// A step of a trace that is not the end of a tensor: its number among those, from zero. The number
@@ -28,6 +29,22 @@ pub enum Edit {
         /// The tensor that owns the buffer.
         buffer: Made,
     },
+    /// Keeps a mask in a byte for each element, from before a recorded step on.
+    Pack {
+        /// The step.
+        before: Anchor,
+        /// The mask.
+        mask: Made,
+        /// The type of the bytes: booleans.
+        dtype: DType,
+    },
+    /// Makes a mask of its bytes again before a recorded step.
+    Unpack {
+        /// The step.
+        before: Anchor,
+        /// The mask.
+        mask: Made,
+    },
     /// Repeats a recorded call before a later recorded step. Results of which there still is one
     /// end at once.
     Redo {
@@ -42,16 +59,26 @@ impl Edit {
     /// The recorded step before which the edit takes place.
     pub fn before(self) -> Anchor {
         match self {
-            Self::Drop { before, .. } | Self::Redo { before, .. } => before,
+            Self::Drop { before, .. }
+            | Self::Pack { before, .. }
+            | Self::Unpack { before, .. }
+            | Self::Redo { before, .. } => before,
         }
     }
 
     /// The edit in a trace that has `steps` more steps in front.
     fn behind(self, steps: u32) -> Self {
         let behind = |Anchor(at): Anchor| Anchor(at + steps);
+        let made = |Made { by, result }: Made| Made { by: behind(by), result };
         match self {
-            Self::Drop { before, buffer: Made { by, result } } => {
-                Self::Drop { before: behind(before), buffer: Made { by: behind(by), result } }
+            Self::Drop { before, buffer } => {
+                Self::Drop { before: behind(before), buffer: made(buffer) }
+            }
+            Self::Pack { before, mask, dtype } => {
+                Self::Pack { before: behind(before), mask: made(mask), dtype }
+            }
+            Self::Unpack { before, mask } => {
+                Self::Unpack { before: behind(before), mask: made(mask) }
             }
             Self::Redo { before, call } => {
                 Self::Redo { before: behind(before), call: behind(call) }
@@ -104,6 +131,10 @@ pub enum StepOrigin {
     Repeated(OpIndex),
     /// It frees what was dropped.
     Dropped,
+    /// It packs a mask: each element becomes whether it is greater than a half.
+    Packed,
+    /// It makes a mask of its bytes again.
+    Unpacked,
 }
 
 /// A rewritten trace.
@@ -120,6 +151,11 @@ impl Rewritten {
     pub fn repeats(&self) -> usize {
         let repeated = |origin: &&StepOrigin| matches!(origin, StepOrigin::Repeated(_));
         self.origins.iter().filter(repeated).count()
+    }
+
+    /// How many masks are packed.
+    pub fn packed(&self) -> usize {
+        self.origins.iter().filter(|origin| **origin == StepOrigin::Packed).count()
     }
 
     /// The result of a step, if the step of the trace is that of a recorded tensor.

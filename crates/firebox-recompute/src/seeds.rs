@@ -39,7 +39,12 @@ impl Seeds {
         for (root, buffer) in lives.buffers.iter().enumerate() {
             let Some((begin, end)) = gaps[root] else { continue };
             let lies_in = begin < at && at < end;
-            if !alive[root] || !lies_in || !buffer.is_redoable || buffer.survives {
+            if !alive[root] || !lies_in || !buffer.may_go() {
+                continue;
+            }
+            if let Some(packed) = buffer.packed {
+                let ratio = 2.0 * demand.conversion(buffer.bytes, packed) / buffer.freed() as f64;
+                candidates.push(Candidate { root, bytes: buffer.freed(), ratio });
                 continue;
             }
             let can = end < lives.horizon[at]
@@ -47,7 +52,7 @@ impl Seeds {
                     let tensor = tensor.0 as usize;
                     lives.made[tensor] > begin || lives.remade_until[tensor] >= end
                 });
-            if can && buffer.bytes > 0 {
+            if can {
                 let cost = chain(lives, costs, &ends, (root, end), &mut seen);
                 let ratio = cost / buffer.bytes as f64;
                 candidates.push(Candidate { root, bytes: buffer.bytes, ratio });

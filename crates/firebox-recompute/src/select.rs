@@ -48,7 +48,7 @@ pub fn select(trace: &Trace, limit: Bytes, demand: &Demand) -> Option<Selected> 
     let costs = demand.time.as_slice();
     assert_eq!(trace.steps.len(), costs.len(), "each step has a cost");
     assert_eq!(trace.steps.len(), demand.workspace.len(), "each step has a workspace");
-    let lives = Lives::of(trace);
+    let lives = Lives::of(trace, demand.bools);
     let scan = |sum: &mut f64, cost: &f64| {
         *sum += cost;
         Some(*sum)
@@ -171,7 +171,7 @@ mod tests {
             let Graph { trace, costs } = graph;
             let limit = bytes_at_peak(&trace).scale(share);
             let Some(selected) = select(&trace, limit, &Demand::of(costs.clone())) else { return Ok(()) };
-            let bound = crate::lower_bound(&trace, limit, &costs);
+            let bound = crate::lower_bound(&trace, limit, &Demand::of(costs.clone()));
             if let Some(best) = cheapest(&trace, limit, &costs) {
                 let bound = bound.expect("something is feasible");
                 prop_assert!(bound <= best + 1e-9, "{bound} is no lower bound of {best}");

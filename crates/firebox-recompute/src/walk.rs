@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use burn_std::DType;
 use firebox_trace::{Bytes, Call, OpIndex, Step, TensorIndex};
 
 use crate::cost::Demand;
@@ -35,12 +36,14 @@ enum State {
     Unborn,
     Alive,
     Dropped,
+    Packed,
     Ended,
 }
 
 pub(crate) struct Walk<'a> {
     lives: &'a Lives<'a>,
     limit: u64,
+    demand: &'a Demand,
     costs: &'a [f64],
     workspace: &'a [Bytes],
     clock: &'a [f64],
@@ -83,6 +86,7 @@ impl<'a> Walk<'a> {
         let mut walk = Self {
             lives,
             limit,
+            demand,
             costs: &demand.time,
             workspace: &demand.workspace,
             clock,
@@ -116,7 +120,7 @@ impl<'a> Walk<'a> {
     fn drop_seeds(&mut self, at: usize) {
         while let Some((_, root)) = self.seed.pop_if(|(after, _)| *after <= at) {
             if self.alive[root] > 0 && self.loss(root, at + 1).is_some() {
-                self.drop_buffer(at + 1, root);
+                self.give_up(at + 1, root);
             }
         }
     }
@@ -140,8 +144,7 @@ impl<'a> Walk<'a> {
         if self.alive[root] == 1 {
             let buffer = &self.lives.buffers[root];
             self.live += buffer.bytes;
-            let may_go = buffer.is_redoable && !buffer.survives && buffer.bytes > 0;
-            if may_go && !self.keeps[root] {
+            if buffer.may_go() && !self.keeps[root] {
                 self.queue(0, root);
             }
         }
@@ -150,14 +153,47 @@ impl<'a> Walk<'a> {
 
     fn finish(&mut self, tensor: TensorIndex, state: State) {
         let root = self.lives.root(tensor);
-        if std::mem::replace(&mut self.states[tensor.0 as usize], state) != State::Alive {
-            return;
+        match std::mem::replace(&mut self.states[tensor.0 as usize], state) {
+            State::Alive => {}
+            State::Packed => {
+                self.live -= self.lives.buffers[root].packed.unwrap_or_default();
+                return;
+            }
+            State::Unborn | State::Dropped | State::Ended => return,
         }
         self.alive[root] -= 1;
         if self.alive[root] == 0 {
             self.live -= self.lives.buffers[root].bytes;
             self.repeated[root] = false;
         }
+    }
+
+    /// Gives up a buffer before a step: packs a mask that is used again, and drops anything else.
+    fn give_up(&mut self, before: usize, root: usize) {
+        let is_used = self.lives.next_use(root, before) != NEVER;
+        match self.lives.buffers[root].packed.filter(|_| is_used).zip(self.demand.bools) {
+            Some((packed, dtype)) => self.pack(before, root, (packed, dtype)),
+            None => self.drop_buffer(before, root),
+        }
+    }
+
+    fn pack(&mut self, before: usize, root: usize, (packed, dtype): (u64, DType)) {
+        self.edits.push(Edit::Pack { before: self.anchor(before), mask: self.made(root), dtype });
+        self.spent += self.demand.conversion(self.lives.buffers[root].bytes, packed);
+        self.live += packed;
+        self.peak = self.peak.max(self.live);
+        self.finish(TensorIndex(root as u32), State::Packed);
+    }
+
+    fn unpack(&mut self, before: usize, root: usize) {
+        let bytes = self.lives.buffers[root].bytes;
+        let packed = self.lives.buffers[root].packed.unwrap_or_default();
+        self.make_room(before, bytes);
+        self.edits.push(Edit::Unpack { before: self.anchor(before), mask: self.made(root) });
+        self.spent += self.demand.conversion(bytes, packed);
+        self.begin(TensorIndex(root as u32));
+        self.live -= packed;
+        self.repeated[root] = true;
     }
 
     fn drop_buffer(&mut self, before: usize, root: usize) {
@@ -243,6 +279,9 @@ impl<'a> Walk<'a> {
         if self.states[tensor.0 as usize] == State::Alive || self.spent > self.most {
             return;
         }
+        if self.states[tensor.0 as usize] == State::Packed {
+            return self.unpack(before, self.lives.root(tensor));
+        }
         let lives = self.lives;
         let at = lives.made[tensor.0 as usize];
         let Some(Step::Call(call)) = lives.trace.steps.get(at) else {
@@ -305,7 +344,7 @@ impl<'a> Walk<'a> {
                 Some(loss) if self.losses.peek().is_some_and(|Reverse((next, _))| loss > *next) => {
                     self.queue(loss, root);
                 }
-                Some(_) => self.drop_buffer(before, root),
+                Some(_) => self.give_up(before, root),
             }
         }
         stay.into_iter().for_each(|(known, root)| self.queue(known, root));
@@ -330,6 +369,19 @@ impl<'a> Walk<'a> {
         if next != NEVER && next >= horizon {
             return None;
         }
+        let (of_cost, of_time, of_missing) = self.weights;
+        let weigh = |cost: f64, bytes: u64| {
+            let time = self.clock[next] - self.clock[before];
+            cost.powf(of_cost) / (bytes as f64 * time.max(f64::MIN_POSITIVE).powf(of_time))
+        };
+        if let Some(packed) = buffer.packed {
+            // For a moment there are both.
+            if next != NEVER && self.live + packed > self.limit {
+                return None;
+            }
+            let cost = 2.0 * self.demand.conversion(buffer.bytes, packed);
+            return Some(if next == NEVER { 0.0 } else { weigh(cost, buffer.freed()) });
+        }
         let tensors =
             || buffer.tensors.iter().filter(|t| self.states[t.0 as usize] == State::Alive);
         let until = next.min(horizon);
@@ -339,12 +391,10 @@ impl<'a> Walk<'a> {
         if next == NEVER {
             return Some(0.0);
         }
-        let (of_cost, of_time, of_missing) = self.weights;
         let own: f64 = tensors().map(|tensor| self.costs[lives.made[tensor.0 as usize]]).sum();
         let all: f64 = tensors().map(|tensor| self.chain(*tensor)).sum();
         let cost = own + (all - own).max(0.0) * of_missing;
-        let time = self.clock[next] - self.clock[before];
-        Some(cost.powf(of_cost) / (buffer.bytes as f64 * time.max(f64::MIN_POSITIVE).powf(of_time)))
+        Some(weigh(cost, buffer.bytes))
     }
 
     /// What it costs to make a tensor again, with all that is missing for it.
@@ -357,6 +407,11 @@ impl<'a> Walk<'a> {
         while let Some(tensor) = missing.pop() {
             let at = self.lives.made[tensor.0 as usize];
             let Some(Step::Call(call)) = self.lives.trace.steps.get(at) else { continue };
+            if self.states[tensor.0 as usize] == State::Packed {
+                let buffer = &self.lives.buffers[self.lives.root(tensor)];
+                cost += self.demand.conversion(buffer.bytes, buffer.packed.unwrap_or_default());
+                continue;
+            }
             if std::mem::replace(&mut stamps[at], *stamp) == *stamp {
                 continue;
             }

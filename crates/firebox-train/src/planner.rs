@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use burn_backend::DType;
 use firebox_lazy::remember_calls_within;
 use firebox_plan::{Cliffs, Plan, Sizing};
-use firebox_recompute::{Program, Rates};
+use firebox_recompute::Program;
 use firebox_trace::{Bytes, MemoryModel, StructuralHash, TensorInfo, Trace};
 
 use crate::cache::Cache;
@@ -18,7 +19,7 @@ use crate::error::Phase;
 use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
 use crate::planner::pages::{OpenPages, Pages, pages_of};
-use crate::planner::recompute::RecomputePolicy;
+use crate::planner::recompute::{RecomputePolicy, Speed};
 use crate::planner::rehearsal::Iterations;
 use crate::planner::rehearsed::Rehearsed;
 use crate::planner::shape::Shape;
@@ -68,9 +69,9 @@ pub(crate) struct Planner {
     /// What to do where a slightly larger micro-batch needs far more memory.
     cliffs: Cliffs,
     overhead: Overhead,
-    /// When passes compute tensors again, and how fast the device computes.
+    /// When passes compute tensors again, and how the device computes.
     recompute: RecomputePolicy,
-    rates: Rates,
+    speed: Speed,
     /// Whether batches are split although that changes the statistics that a model normalizes by.
     splits_statistics: bool,
     /// What earlier runs have found, if the user wants to know.
@@ -194,7 +195,7 @@ impl Planner {
         sizing: Sizing,
         cliffs: Option<Cliffs>,
     ) -> Self {
-        let rates = Self::rates_of(&*memory);
+        let speed = Speed::of(&*memory);
         let usual = if memory.keeps_pages() { Cliffs::Avoid } else { Cliffs::Ignore };
         Self {
             memory,
@@ -204,7 +205,7 @@ impl Planner {
             cliffs: cliffs.unwrap_or(usual),
             overhead: Overhead::default(),
             recompute: RecomputePolicy::never(),
-            rates,
+            speed,
             splits_statistics: false,
             cache: None,
             pool: None,
@@ -230,11 +231,6 @@ impl Planner {
         }
     }
 
-    /// How fast a device computes. Only ratios between operations matter.
-    pub(crate) fn rates_of(memory: &dyn MemoryModel) -> Rates {
-        if memory.is_on_host() { Rates::CPU } else { Rates::RTX_4090 }
-    }
-
     /// Compares the process's growth with plans, where the budget is host memory.
     pub(crate) fn measuring(mut self, growth: Option<Growth>) -> Self {
         self.growth = growth;
@@ -252,6 +248,12 @@ impl Planner {
     pub(crate) fn recomputing(mut self, policy: RecomputePolicy, splits_statistics: bool) -> Self {
         self.recompute = policy;
         self.splits_statistics = splits_statistics;
+        self
+    }
+
+    /// Packs masks in booleans of this type.
+    pub(crate) fn with_bools(mut self, dtype: DType) -> Self {
+        self.speed.bools = Some(dtype);
         self
     }
 

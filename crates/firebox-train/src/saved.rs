@@ -15,7 +15,7 @@ use crate::components::{LazyComponents, TrainBatch};
 use crate::error::{Phase, TrainError};
 use crate::planner::Planner;
 use crate::planner::overhead::Overhead;
-use crate::planner::recompute::{Attempt, Passes, RecomputePolicy};
+use crate::planner::recompute::{Attempt, Passes, RecomputePolicy, Speed};
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::report::PlanReport;
@@ -236,7 +236,7 @@ impl SavedPlanner {
         let most = self.recompute.if_allowed().unwrap_or(MOST_OVERHEAD);
         let trace = trace.sample(split)?.trace;
         let memory = &*self.memory;
-        let passes = Passes::of(&trace, memory, Planner::rates_of(memory));
+        let passes = Passes::of(&trace, memory, Speed::of(memory));
         let least = passes.and_then(|passes| passes.least(&trace, most));
         let answer = |attempt: Attempt| {
             (memory.footprint(&attempt.trace).peak, attempt.recomputed.report().overhead)

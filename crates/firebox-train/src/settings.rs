@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Int, Tensor};
+use burn_backend::{BoolStore, DType, Element};
 use firebox_lazy::{HiddenStates, LazyBackend};
 use firebox_plan::{Budget, Cliffs, MemoryInfo, Sizing};
 use firebox_ranks::Ranks;
@@ -117,6 +118,7 @@ impl Settings {
         let growth = memory.is_on_host().then(|| Growth::begin(parameter_bytes::<B, M>(model)));
         let planner = Planner::new(memory, budget, self.sizing, self.cliffs);
         let planner = planner.recomputing(self.recompute, self.pools_statistics.is_some());
+        let planner = planner.with_bools(bools::<B::Base>());
         Ok(planner.measuring(growth.flatten()).remembering(cache))
     }
 
@@ -214,6 +216,16 @@ impl Drop for Texts {
         let texts = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         texts.drain(..).for_each(|text| eprintln!("{text}"));
     }
+}
+
+/// The type of a backend's booleans.
+fn bools<B: Backend>() -> DType {
+    let store = match <B::BoolElem as Element>::dtype() {
+        DType::U8 => BoolStore::U8,
+        DType::U32 => BoolStore::U32,
+        _ => BoolStore::Native,
+    };
+    DType::Bool(store)
 }
 
 /// The name of the backend that runs a model.

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use burn_backend::Backend;
+use burn_backend::{Backend, Scalar};
+use burn_std::DType;
 use firebox_recompute::{Program, StepOrigin};
 use firebox_trace::{OpIndex, Step};
 
+use crate::kind::{Bool, Float, Kind};
 use crate::record::recording::Recording;
 use crate::record::session::Session;
 use crate::record::values::{Frame, Instruction};
@@ -95,7 +97,18 @@ impl<B: Backend> Session<B> {
                     };
                     body(&mut Frame::of(Some(step), &mut self.values));
                 }
-                (_, StepOrigin::Dropped) => unreachable!("a drop ends a tensor"),
+                (Step::Call(call), StepOrigin::Packed | StepOrigin::Unpacked) => {
+                    handover::tick();
+                    let dtype = trace.tensor(call.outputs[0]).dtype;
+                    let frame = &mut Frame::of(Some(step), &mut self.values);
+                    match origin {
+                        StepOrigin::Packed => pack(frame, dtype),
+                        _ => unpack(frame, dtype),
+                    }
+                }
+                (_, StepOrigin::Dropped | StepOrigin::Packed | StepOrigin::Unpacked) => {
+                    unreachable!("the checker has seen that it is none")
+                }
             }
             if !matches!(step, Step::Mark(_)) {
                 done(at);
@@ -108,6 +121,20 @@ impl<B: Backend> Session<B> {
         }
         self.ran = self.trace.steps.len();
     }
+}
+
+/// Packs a mask of zeros and ones.
+fn pack<B: Backend>(frame: &mut Frame<'_, B>, dtype: DType) {
+    let mask = <Float as Kind<B>>::restore(frame.fetch(0));
+    let packed = B::float_greater_elem(mask, Scalar::Float(0.5), dtype.into());
+    frame.store(0, <Bool as Kind<B>>::erase(packed));
+}
+
+/// Makes a mask of its packed form again.
+fn unpack<B: Backend>(frame: &mut Frame<'_, B>, dtype: DType) {
+    let packed = <Bool as Kind<B>>::restore(frame.fetch(0));
+    let mask = B::bool_into_float(packed, dtype.into());
+    frame.store(0, <Float as Kind<B>>::erase(mask));
 }
 
 /// Runs an instruction that may be asked for again.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use burn_backend::DType;
 use firebox_recompute::{
     Demand, Program, Rates, Recipe, Selected, anchors_before, apply, model_steps, segment, select,
 };
@@ -86,13 +87,16 @@ impl RecomputePolicy {
 }
 
 /// What the passes of a plan compute again instead of keeping it for the backward pass. Displays
-/// as `120 of 480 operations again (7 % more time)`.
+/// as `120 of 480 operations again (7 % more time)`, or with masks, as
+/// `120 of 480 operations again, 12 masks packed (7 % more time)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recomputing {
     /// How many operations of the rehearsed iterations are repeats.
     pub repeats: usize,
     /// How many operations the iterations have without repeats.
     pub operations: usize,
+    /// How many masks of zeros and ones are kept in a byte for each element.
+    pub packed: usize,
     /// The predicted time of the repeats, as a share of the time of forward and backward passes.
     /// From the shapes of operations, see [`RecomputePolicy`].
     pub overhead: f64,
@@ -100,9 +104,28 @@ pub struct Recomputing {
 
 impl fmt::Display for Recomputing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { repeats, operations, overhead } = self;
-        let percent = 100.0 * overhead;
-        write!(f, "{repeats} of {operations} operations again ({percent:.0} % more time)")
+        let Self { repeats, operations, packed, overhead } = self;
+        write!(f, "{repeats} of {operations} operations again")?;
+        if *packed > 0 {
+            write!(f, ", {packed} masks packed")?;
+        }
+        write!(f, " ({:.0} % more time)", 100.0 * overhead)
+    }
+}
+
+/// How a device computes, as far as a choice depends on it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Speed {
+    pub(crate) rates: Rates,
+    /// The type of its booleans, if it is known.
+    pub(crate) bools: Option<DType>,
+}
+
+impl Speed {
+    /// Only ratios between operations matter.
+    pub(crate) fn of(memory: &dyn MemoryModel) -> Self {
+        let rates = if memory.is_on_host() { Rates::CPU } else { Rates::RTX_4090 };
+        Self { rates, bools: None }
     }
 }
 
@@ -112,11 +135,13 @@ pub(crate) struct Recomputed {
     /// The most bytes that tensors and workspace of a pass take.
     limit: Bytes,
     recipes: Arc<Vec<(Size, Recipe)>>,
-    rates: Rates,
+    speed: Speed,
     /// The time of repeated calls, as a share of the time of all passes.
     overhead: f64,
-    /// How many calls of an iteration are repeats, and how many were recorded.
+    /// How many calls of an iteration are repeats, how many masks are packed, and how many calls
+    /// were recorded.
     repeats: usize,
+    packed: usize,
     calls: usize,
 }
 
@@ -145,8 +170,8 @@ impl Recomputed {
     }
 
     pub(crate) fn report(&self) -> Recomputing {
-        let Self { repeats, calls, overhead, .. } = *self;
-        Recomputing { repeats, operations: calls, overhead }
+        let Self { repeats, packed, calls, overhead, .. } = *self;
+        Recomputing { repeats, operations: calls, packed, overhead }
     }
 
     /// An iteration like the one that was planned, with the same recipes.
@@ -166,7 +191,7 @@ impl Recomputed {
         let rehearsed = self.recipes.iter().find(|(of, _)| *of == size);
         let rehearsed = rehearsed.and_then(|(_, recipe)| Program::new(trace, recipe).ok());
         rehearsed.or_else(|| {
-            let pass = Pass::of(trace.clone(), memory, &self.rates)?;
+            let pass = Pass::of(trace.clone(), memory, &self.speed)?;
             let selected = pass.select(self.limit)?;
             Program::new(trace, &selected.recipe)
                 .inspect_err(|error| log::debug!("a pass runs as it was recorded: {error}"))
@@ -185,11 +210,14 @@ struct Pass {
 
 impl Pass {
     /// None if the pass reads values: parts of it run before it is known.
-    fn of(trace: Trace, memory: &dyn MemoryModel, rates: &Rates) -> Option<Self> {
+    fn of(trace: Trace, memory: &dyn MemoryModel, speed: &Speed) -> Option<Self> {
         if trace.reads().next().is_some() {
             return None;
         }
-        let mut demand = Demand::of(rates.costs(&trace));
+        let mut demand = Demand::new(&trace, &speed.rates);
+        if let Some(dtype) = speed.bools {
+            demand = demand.with_bools(dtype);
+        }
         // On a device it is not known which part of a moment is workspace.
         if memory.is_on_host() {
             demand = demand.with_workspace(&trace, &memory.footprint(&trace));
@@ -209,7 +237,7 @@ pub(crate) struct Passes {
     kinds: Vec<(StructuralHash, Pass)>,
     /// The steps of each, its kind, and how often it is run.
     all: Vec<(Range<usize>, usize, f64)>,
-    rates: Rates,
+    speed: Speed,
 }
 
 /// An iteration with a recipe for its passes.
@@ -224,7 +252,7 @@ pub(crate) struct Attempt {
 
 impl Passes {
     /// None if there are none that can be rewritten.
-    pub(crate) fn of(trace: &Trace, memory: &dyn MemoryModel, rates: Rates) -> Option<Self> {
+    pub(crate) fn of(trace: &Trace, memory: &dyn MemoryModel, speed: Speed) -> Option<Self> {
         let (mut kinds, mut all): (Vec<(StructuralHash, Pass)>, _) = (Vec::new(), Vec::new());
         for steps in model_steps(trace) {
             let pass = segment(trace, steps.clone());
@@ -232,7 +260,7 @@ impl Passes {
             let kind = match kinds.iter().position(|(known, _)| *known == hash) {
                 Some(kind) => kind,
                 None => {
-                    kinds.push((hash, Pass::of(pass, memory, &rates)?));
+                    kinds.push((hash, Pass::of(pass, memory, &speed)?));
                     kinds.len() - 1
                 }
             };
@@ -242,7 +270,7 @@ impl Passes {
             });
             all.push((steps, kind, 1.0 + f64::from(more.unwrap_or_default())));
         }
-        (!all.is_empty()).then_some(Self { kinds, all, rates })
+        (!all.is_empty()).then_some(Self { kinds, all, speed })
     }
 
     fn peak(&self) -> Bytes {
@@ -276,9 +304,10 @@ impl Passes {
         let recomputed = Recomputed {
             limit,
             recipes: Arc::new(recipes.collect()),
-            rates: self.rates,
+            speed: self.speed,
             overhead: if time > 0.0 { again / time } else { 0.0 },
             repeats: rewritten.repeats(),
+            packed: rewritten.packed(),
             calls: trace.calls().count(),
         };
         Some(Attempt { trace: rewritten.trace, programs, recomputed, peak })

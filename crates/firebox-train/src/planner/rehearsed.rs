@@ -6,7 +6,6 @@ use std::sync::Arc;
 use firebox_lazy::{
     HOST_BYTES_PER_CALL, Rehearsal, host_bytes_of_descriptions, host_bytes_of_rehearsal,
 };
-use firebox_recompute::Rates;
 use firebox_trace::{
     Bytes, Category, EarlierPages, Footprint, Mark, MemoryModel, ModuleBytes, Modules, OpIndex,
     Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
@@ -16,7 +15,7 @@ use crate::cache::Key;
 use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
-use crate::planner::recompute::{Attempt, Least, Passes, Recomputed, time_of};
+use crate::planner::recompute::{Attempt, Least, Passes, Recomputed, Speed, time_of};
 
 /// The conditions under which a rehearsal is assessed.
 pub(crate) struct Conditions<'a> {
@@ -34,8 +33,8 @@ pub(crate) struct Conditions<'a> {
     pub(crate) kept: Bytes,
     /// Whether to note what determines the footprint.
     pub(crate) notes_key: bool,
-    /// How fast the device computes.
-    pub(crate) rates: Rates,
+    /// How the device computes.
+    pub(crate) speed: Speed,
     /// The share of time that may be spent on computing tensors again if the rehearsal does not fit
     /// otherwise. `None`: nothing is computed again.
     pub(crate) recompute: Option<f64>,
@@ -115,7 +114,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         key,
         recomputed,
         least,
-        time: time_of(&trace, &conditions.rates),
+        time: time_of(&trace, &conditions.speed.rates),
         held,
         modules,
         kept: footprint.stays + left,
@@ -195,7 +194,7 @@ fn within_budget(
     let (budget, peak) = (conditions.budget, recorded.footprint.peak);
     let most = conditions.recompute.filter(|_| peak > budget && !recorded.is_refused());
     let Some(most) = most else { return (recorded, None, None, None) };
-    let Some(passes) = Passes::of(trace, conditions.memory, conditions.rates) else {
+    let Some(passes) = Passes::of(trace, conditions.memory, conditions.speed) else {
         return (recorded, None, None, None);
     };
     let found = passes.within(trace, (budget, peak, most), |attempt: &Attempt| {

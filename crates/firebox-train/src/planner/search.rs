@@ -387,7 +387,7 @@ impl Planner {
             idle_state,
             kept: self.kept(),
             notes_key: false,
-            rates: self.rates,
+            speed: self.speed,
             recompute: None,
         }
     }
