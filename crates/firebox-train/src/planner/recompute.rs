@@ -17,6 +17,9 @@ const ANSWERS: usize = 4;
 /// How often a limit is tried for which nothing is found, or nothing that is cheap enough.
 const SELECTIONS: usize = 8;
 
+/// How much less of its peak a pass may take at least after a choice that was too large.
+const STEP: f64 = 0.01;
+
 /// A choice that leaves less of the budget than this is good enough.
 const SLACK: f64 = 0.02;
 
@@ -377,8 +380,9 @@ impl Passes {
                 continue;
             }
             if needed > budget {
-                high = limit;
-                limit -= needed - budget;
+                // What was found is smaller than the limit, and would be found again just below it.
+                high = attempt.peak;
+                limit = high - (needed - budget).max(self.peak().scale(STEP));
                 continue;
             }
             let left = budget - needed;
