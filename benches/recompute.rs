@@ -112,7 +112,7 @@ fn timed<M: TrainStep + AutodiffModule<B>>(
     let run = |program: Option<&Arc<Program>>| {
         let step = || {
             let mut recording = record();
-            assert!(program.is_none_or(|program| recording.rewrite(program)));
+            assert!(program.is_none_or(|program| recording.rewrite(program, || ())));
             recording.run()
         };
         time(step).1

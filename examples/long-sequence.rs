@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo run --release --example long-sequence
-//! cargo run --release --example long-sequence -- --memory 140MiB --length 1536
+//! cargo run --release --example long-sequence -- --memory 130MiB --length 1536
 //! ```
 //!
 //! Then trains the same model once more without a limit. Both end with the same loss, to the bit.
@@ -50,8 +50,8 @@ const WIDTH: usize = 64;
 /// Train a small GPT on texts that are too long for the memory budget.
 #[derive(Parser)]
 struct Options {
-    /// Memory that training may use: an amount (90MiB), a share of all memory (50%), or `free`.
-    #[arg(long, default_value = "90MiB")]
+    /// Memory that training may use: an amount (64MiB), a share of all memory (50%), or `free`.
+    #[arg(long, default_value = "64MiB")]
     memory: Budget,
     /// Tokens of a text.
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..))]

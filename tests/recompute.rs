@@ -45,7 +45,7 @@ where
         let recording = Recorder::new().record::<Flex, _>(|| model.step(batch).grads);
         let mut recording = recording.expect("nothing else is recorded here");
         if let Some(program) = rewrite(recording.trace()) {
-            assert!(recording.rewrite(&program), "the program is that of the recording");
+            assert!(recording.rewrite(&program, || ()), "the program is that of the recording");
         }
         model = optimizer.step(1e-3, model, recording.run());
     }

@@ -15,7 +15,8 @@ use burn::train::{SupervisedTraining, TrainStep};
 use burn_cubecl::CubeBackend;
 use cubecl::wgpu::WgpuRuntime;
 use firebox::{
-    Bytes, Lazy, LazyBackend, Learner, MemoryUse, PlanReport, Pooled, Recorder, initialize,
+    Bytes, DeviceMemory, Lazy, LazyBackend, Learner, MemoryUse, PlanReport, Pooled, Recorder,
+    initialize,
 };
 use firebox_recompute::{Demand, Program, Rates, select};
 use firebox_testing::zoo::{self, Numbered, Zoo};
@@ -34,7 +35,7 @@ const SHARES: [f64; 3] = [0.8, 0.6, 0.45];
 /// were repeated.
 fn gradients<B, M>(model: &M, device: &B::Device, share: Option<f64>) -> (Vec<f32>, usize)
 where
-    B: AutodiffBackend + LazyBackend,
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
     M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
 {
     B::seed(device, SEED);
@@ -43,13 +44,15 @@ where
     let mut recording = recording.expect("nothing else is recorded here");
     let program = share.and_then(|share| {
         let trace = recording.trace();
-        let demand = Demand::new(trace, &Rates::RTX_4090);
+        let demand = Demand { drains: true, ..Demand::new(trace, &Rates::RTX_4090) };
         let peak = select(trace, Bytes::MAX, &demand)?.peak;
         let selected = select(trace, peak.scale(share), &demand)?;
         Some(Arc::new(Program::new(trace, &selected.recipe).expect("it passes the checker")))
     });
     if let Some(program) = &program {
-        assert!(recording.rewrite(program), "the program is that of the recording");
+        let device = device.clone();
+        let drain = move || B::Base::drain(&device);
+        assert!(recording.rewrite(program, drain), "the program is that of the recording");
     }
     let mut all = All { grads: recording.run(), values: Vec::new() };
     model.visit(&mut all);
@@ -78,7 +81,7 @@ fn distance(one: &[f32], other: &[f32]) -> f64 {
 /// The largest distance of gradients computed again from those of the recorded step.
 fn farthest<B, M>(device: &B::Device) -> f64
 where
-    B: AutodiffBackend + LazyBackend,
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
     M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
 {
     let model = M::new(device);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn_std::DType;
 use firebox_trace::{
-    Call, Description, DescriptionIndex, OpIndex, Origin, Step, TensorIndex, TensorInfo,
+    Call, Description, DescriptionIndex, Mark, OpIndex, Origin, Step, TensorIndex, TensorInfo,
     TensorType, Trace, Use,
 };
 
@@ -64,6 +64,8 @@ pub fn apply(trace: &Trace, recipe: &Recipe) -> Result<Rewritten, ApplyError> {
         steps: Vec::with_capacity(trace.steps.len() + recipe.edits.len()),
         origins: Vec::with_capacity(trace.steps.len() + recipe.edits.len()),
         more: Vec::new(),
+        drains: recipe.drains,
+        undrained: false,
     };
     let mut edits = recipe.edits.iter().copied().enumerate().peekable();
     let mut anchor = Anchor(0);
@@ -109,10 +111,15 @@ struct Rewriting<'a> {
     origins: Vec<StepOrigin>,
     /// Descriptions that the recorded trace does not have.
     more: Vec<Description>,
+    drains: bool,
+    /// Whether there are repeats in the queue.
+    undrained: bool,
 }
 
 impl Rewriting<'_> {
     fn push(&mut self, step: Step, origin: StepOrigin) {
+        debug_assert!(!self.undrained || origin.is_new(), "the queue was drained");
+        self.undrained |= self.drains && origin.is_new();
         self.steps.push(step);
         self.origins.push(origin);
     }
@@ -200,6 +207,7 @@ impl Rewriting<'_> {
     }
 
     fn drop_buffer(&mut self, root: TensorIndex) {
+        self.drain();
         for tensor in self.members.get(&root).cloned().unwrap_or_default() {
             if let Version::Is(is) = *self.version(tensor) {
                 *self.version(tensor) = Version::Dropped;
@@ -248,11 +256,22 @@ impl Rewriting<'_> {
             description: call.description,
         };
         self.push(Step::Call(Box::new(repeat)), StepOrigin::Repeated(of));
+        if !twice.is_empty() {
+            self.drain();
+        }
         twice.into_iter().for_each(|new| self.push(Step::Free(new), StepOrigin::Dropped));
         Ok(())
     }
 
+    /// Empties the queue if there are repeats in it.
+    fn drain(&mut self) {
+        if std::mem::take(&mut self.undrained) {
+            self.push(Step::Mark(Mark::Drain), StepOrigin::Drained);
+        }
+    }
+
     fn record(&mut self, at: OpIndex) -> Result<(), ApplyError> {
+        self.drain();
         let trace = self.trace;
         let now = OpIndex(self.steps.len() as u32);
         let step = match &trace.steps[at.0 as usize] {

@@ -6,7 +6,7 @@ use burn_backend::Distribution;
 use burn_ir::{
     BoolOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, RandomOpIr, ScalarIr,
 };
-use firebox_trace::{Call, OpIndex, Origin, Step, TensorIndex, Trace, TraceError, Use};
+use firebox_trace::{Call, Mark, OpIndex, Origin, Step, TensorIndex, Trace, TraceError, Use};
 
 use crate::cost::is_redoable;
 use crate::recipe::{Rewritten, StepOrigin};
@@ -76,6 +76,8 @@ pub fn check(trace: &Trace, rewritten: &Rewritten) -> Result<(), CheckError> {
             StepOrigin::Repeated(of) => checker.repeat(at, step, of)?,
             StepOrigin::Packed => checker.packed(step).ok_or(CheckError::Mask(at))?,
             StepOrigin::Unpacked => checker.unpacked(step).ok_or(CheckError::Mask(at))?,
+            StepOrigin::Drained if step.is_mark(&Mark::Drain) => {}
+            StepOrigin::Drained => return Err(CheckError::Origins),
             StepOrigin::Dropped if matches!(step, Step::Free(_)) => {}
             StepOrigin::Dropped => return Err(CheckError::Origins),
         }

@@ -22,13 +22,16 @@ pub struct Demand {
     pub per_byte: f64,
     /// The type of the device's booleans, if they take a byte: masks are packed in it.
     pub bools: Option<DType>,
+    /// Whether the backend fuses operations, so that its queue is to be
+    /// [drained](crate::Recipe::drains).
+    pub drains: bool,
 }
 
 impl Demand {
     /// The demand of steps that take nothing beside tensors. Other calls take no time.
     pub fn of(time: Vec<f64>) -> Self {
         let workspace = vec![Bytes::ZERO; time.len()];
-        Self { time, workspace, launch: 0.0, per_byte: 0.0, bools: None }
+        Self { time, workspace, launch: 0.0, per_byte: 0.0, bools: None, drains: false }
     }
 
     /// The demand of a trace on a device, without workspace. The type of booleans is that of the

@@ -92,13 +92,21 @@ impl Edit {
 pub struct Recipe {
     /// The edits.
     pub edits: Vec<Edit>,
+    /// Whether the queue of a fusing backend is emptied after repeats, before anything else is
+    /// called or dropped.
+    ///
+    /// burn's fusion takes a tensor that ends in the block that makes it for one that need not be
+    /// written, and fails in some blocks with such a tensor. As recorded, these tensors are kept
+    /// for the backward pass.
+    pub drains: bool,
 }
 
 impl Recipe {
     /// The recipe for a trace in which `steps` steps that are no ends of tensors come before those
     /// that it is for.
     pub fn behind(&self, steps: u32) -> Self {
-        Self { edits: self.edits.iter().map(|edit| edit.behind(steps)).collect() }
+        let edits = self.edits.iter().map(|edit| edit.behind(steps)).collect();
+        Self { edits, drains: self.drains }
     }
 }
 
@@ -135,6 +143,15 @@ pub enum StepOrigin {
     Packed,
     /// It makes a mask of its bytes again.
     Unpacked,
+    /// It empties the queue of a fusing backend.
+    Drained,
+}
+
+impl StepOrigin {
+    /// Whether it is a call that the recorded trace does not have.
+    pub(crate) fn is_new(self) -> bool {
+        matches!(self, Self::Repeated(_) | Self::Packed | Self::Unpacked)
+    }
 }
 
 /// A rewritten trace.

@@ -133,7 +133,7 @@ impl<'a> Walk<'a> {
                 return None;
             }
         }
-        let recipe = Recipe { edits: self.edits };
+        let recipe = Recipe { edits: self.edits, drains: self.demand.drains };
         Some(Selected { recipe, cost: self.spent, peak: Bytes::new(self.peak) })
     }
 

@@ -16,14 +16,15 @@ use crate::threads::handover::{self, TrainingTurn};
 
 impl<B: Backend, T> Recording<B, T> {
     /// Runs `program` instead of what was recorded, once the recording runs. False, and nothing
-    /// changes, if the program is that of another recording, or parts of this one have run.
+    /// changes, if the program is that of another recording, or parts of this one have run. `drain`
+    /// empties the queue of a backend that fuses operations.
     ///
     /// Values are those of the recorded steps, bit for bit, unless the backend fuses operations.
-    pub fn rewrite(&mut self, program: &Arc<Program>) -> bool {
+    pub fn rewrite(&mut self, program: &Arc<Program>, drain: impl Fn() + 'static) -> bool {
         let Some((_, session)) = &mut self.parts else { return false };
         let can_run = session.ran == 0 && program.is_of(&session.trace);
         if can_run {
-            session.rewritten = Some(program.clone());
+            session.rewritten = Some((program.clone(), Box::new(drain)));
         }
         can_run
     }
@@ -41,8 +42,8 @@ impl<B: Backend> Session<B> {
             return;
         }
         let _turn = TrainingTurn::take();
-        if let Some(program) = self.rewritten.take() {
-            return self.run_rewritten(&program, done);
+        if let Some((program, drain)) = self.rewritten.take() {
+            return self.run_rewritten(&program, &*drain, done);
         }
         let steps = &self.trace.steps;
         let mut program = self.program.drain(..).peekable();
@@ -67,7 +68,12 @@ impl<B: Backend> Session<B> {
     }
 
     /// Runs the steps of a program. Calls `done` with the program's steps.
-    fn run_rewritten(&mut self, program: &Program, done: &mut dyn FnMut(OpIndex)) {
+    fn run_rewritten(
+        &mut self,
+        program: &Program,
+        drain: &dyn Fn(),
+        done: &mut dyn FnMut(OpIndex),
+    ) {
         let trace = program.trace();
         self.values.resize(trace.tensors.len());
         let mut instructions: Vec<(OpIndex, Option<Instruction<B>>)> =
@@ -106,6 +112,7 @@ impl<B: Backend> Session<B> {
                         _ => unpack(frame, dtype),
                     }
                 }
+                (_, StepOrigin::Drained) => drain(),
                 (_, StepOrigin::Dropped | StepOrigin::Packed | StepOrigin::Unpacked) => {
                     unreachable!("the checker has seen that it is none")
                 }

@@ -94,6 +94,9 @@ pub(crate) fn take<B: Backend>() -> Session<B> {
     *session.downcast::<Session<B>>().expect("the session keeps its backend")
 }
 
+/// Steps that run instead of recorded ones, and what empties the backend's queue.
+pub(crate) type Rewriting = (Arc<Program>, Box<dyn Fn()>);
+
 /// An instruction, and the step that it runs, if it is not an effect.
 pub(crate) type Deed<B> = (Option<Step>, Instruction<B>);
 
@@ -109,8 +112,8 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) program: Vec<(OpIndex, Instruction<B>)>,
     /// How many steps have run.
     pub(crate) ran: usize,
-    /// Steps that run instead of the recorded ones.
-    pub(crate) rewritten: Option<Arc<Program>>,
+    /// Steps that run instead of the recorded ones, and what empties the backend's queue.
+    pub(crate) rewritten: Option<Rewriting>,
     pub(crate) values: Values<B>,
     /// Tensors that existed before the session, by the id of their node. Needed where another
     /// thread's recording has met the same tensor since.

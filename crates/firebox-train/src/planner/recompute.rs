@@ -179,7 +179,8 @@ impl Recomputed {
 
     /// An iteration like the one that was planned, with the same recipes.
     pub(crate) fn rewrite(&self, trace: &Trace) -> Option<Trace> {
-        let mut recipe = Recipe::default();
+        let drains = self.recipes.iter().any(|(_, recipe)| recipe.drains);
+        let mut recipe = Recipe { drains, ..Recipe::default() };
         for steps in model_steps(trace) {
             let size = Size::of(&segment(trace, steps.clone()));
             let (_, of_pass) = self.recipes.iter().find(|(of, _)| *of == size)?;
@@ -218,6 +219,7 @@ impl Pass {
             return None;
         }
         let mut demand = Demand::new(&trace, &speed.rates);
+        demand.drains = !memory.is_on_host();
         if let Some(dtype) = speed.bools {
             demand = demand.with_bools(dtype);
         }
@@ -286,7 +288,8 @@ impl Passes {
             self.kinds.iter().map(|(_, pass)| pass.select(limit)).collect();
         let chosen = chosen?;
         let (mut time, mut again) = (0.0, 0.0);
-        let mut recipe = Recipe::default();
+        let drains = chosen.iter().any(|selected| selected.recipe.drains);
+        let mut recipe = Recipe { drains, ..Recipe::default() };
         for (steps, kind, times) in &self.all {
             time += self.kinds[*kind].1.demand.total() * times;
             again += chosen[*kind].cost * times;

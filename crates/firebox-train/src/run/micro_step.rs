@@ -131,7 +131,8 @@ where
                 rehearsed: self.rehearsed,
             })?;
             if let Some(program) = program {
-                let is_its_own = recording.rewrite(&program);
+                let device = self.queue.device.clone();
+                let is_its_own = recording.rewrite(&program, move || B::Base::drain(&device));
                 assert!(is_its_own, "a program was made for another step: please report this");
             }
             self.queue.prepare(admission);
