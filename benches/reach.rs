@@ -49,7 +49,15 @@ fn main() {
         let trace = trace(ResNet50::<B>::new(&device), &Photos::new(8, 224, &device));
         row(&mut table, "ResNet-50, images of 224 x 224", largest(&trace));
     }
-    if wants("gpt") && rounds(2) > 1 {
+    if wants("texts") && rounds(2) > 1 {
+        for (name, dropout) in [("GPT 12 x 768, texts of 512 tokens", 0.0), ("  with dropout", 0.1)]
+        {
+            let model = Gpt::<B>::with_dropout(dropout, 12, 768, 512, &device);
+            let trace = trace(model, &Texts::new(8, 512, &device));
+            row(&mut table, name, largest(&trace));
+        }
+    }
+    if wants("length") && rounds(2) > 1 {
         for (name, dropout) in [("GPT 12 x 768, tokens of a text", 0.0), ("  with dropout", 0.1)] {
             let lengths = [None, Some(MOST)].map(|most| longest(dropout, most));
             row(&mut table, name, lengths);

@@ -34,13 +34,15 @@ struct Rows<B: Backend> {
 
 #[derive(Clone)]
 struct RowBatcher {
-    /// Rows of an item.
+    /// Rows of an item. Items with even numbers have a quarter of it, if `varies`.
     length: usize,
+    varies: bool,
 }
 
 impl<B: Backend> Batcher<B, usize, Rows<B>> for RowBatcher {
     fn batch(&self, items: Vec<usize>, device: &B::Device) -> Rows<B> {
-        let length = self.length;
+        let is_short = self.varies && items[0] % 2 == 0;
+        let length = if is_short { self.length / 4 } else { self.length };
         let number = |item: &usize, at: usize| {
             let number = ((item * 31 + at * 7) % 101) as f32 / 50.0 - 1.0;
             number * (1.0 + *item as f32)
@@ -56,6 +58,8 @@ impl<B: Backend> Batcher<B, usize, Rows<B>> for RowBatcher {
 enum Kind {
     /// Each item has a loss of its own.
     Apart,
+    /// The same, and items differ in length: short, long, short.
+    Lengths,
     /// Items are compared with each other.
     Contrast,
     /// Normalizes over the batch.
@@ -104,7 +108,7 @@ impl<B: Backend> Tower<B> {
         }
         let outputs: Tensor<B, 2> = x.mean_dim(1).squeeze_dim(1);
         match self.kind {
-            Kind::Apart | Kind::Statistics => outputs.powf_scalar(2.0).mean(),
+            Kind::Apart | Kind::Lengths | Kind::Statistics => outputs.powf_scalar(2.0).mean(),
             Kind::Contrast => outputs.clone().matmul(outputs.transpose()).mean(),
         }
     }
@@ -139,7 +143,7 @@ fn train(kind: Kind, batch_size: usize, memory: Bytes, policy: RecomputePolicy) 
     let model = Tower::<B>::new(kind, &device);
     let folder = tempfile::tempdir().expect("a folder");
     let items = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
-    let batcher = RowBatcher { length: ROWS / batch_size };
+    let batcher = RowBatcher { length: ROWS / batch_size, varies: kind == Kind::Lengths };
     let loader = DataLoaderBuilder::new(batcher.clone())
         .batch_size(batch_size)
         .build(items(if batch_size == 1 { 3 } else { 17 }));
@@ -187,6 +191,17 @@ fn one_item_that_does_not_fit_is_trained_all_the_same() {
         assert!(predicted <= budget, "{predicted} of {budget}");
         assert!(same == weights, "the same bits within {share}");
     }
+}
+
+#[test]
+fn a_longer_item_is_trained_after_a_short_one_that_fits() {
+    let (weights, needed) = unlimited(Kind::Lengths, 1);
+    let budget = needed.scale(0.7);
+    let (same, report, predicted) =
+        train(Kind::Lengths, 1, budget, RecomputePolicy::default()).expect("it fits");
+    assert!(report.recomputed.is_none(), "the first item is short: {report}");
+    assert!(predicted <= budget, "{predicted} of {budget}");
+    assert!(same == weights, "the same bits");
 }
 
 #[test]
