@@ -41,7 +41,7 @@ struct RowBatcher {
 
 impl<B: Backend> Batcher<B, usize, Rows<B>> for RowBatcher {
     fn batch(&self, items: Vec<usize>, device: &B::Device) -> Rows<B> {
-        let is_short = self.varies && items[0] % 2 == 0;
+        let is_short = self.varies && items[0].is_multiple_of(2);
         let length = if is_short { self.length / 4 } else { self.length };
         let number = |item: &usize, at: usize| {
             let number = ((item * 31 + at * 7) % 101) as f32 / 50.0 - 1.0;
@@ -195,8 +195,13 @@ fn one_item_that_does_not_fit_is_trained_all_the_same() {
 
 #[test]
 fn a_longer_item_is_trained_after_a_short_one_that_fits() {
-    let (weights, needed) = unlimited(Kind::Lengths, 1);
-    let budget = needed.scale(0.7);
+    let (weights, _) = unlimited(Kind::Lengths, 1);
+    // The prediction of a run with several lengths counts what recordings of others may keep.
+    let (_, of_long) = unlimited(Kind::Apart, 1);
+    let budget = of_long.scale(0.7);
+    let refused = train(Kind::Lengths, 1, budget, RecomputePolicy::never());
+    let refused = refused.expect_err("the long item does not fit as it is");
+    assert!(matches!(refused, TrainError::GrewTooLarge { .. }), "{refused}");
     let (same, report, predicted) =
         train(Kind::Lengths, 1, budget, RecomputePolicy::default()).expect("it fits");
     assert!(report.recomputed.is_none(), "the first item is short: {report}");

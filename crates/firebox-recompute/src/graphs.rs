@@ -48,11 +48,11 @@ fn graph(calls: &[Drawn], existing: usize) -> Graph {
         })
         .collect();
     let last_use = |tensor: usize| chosen.iter().rposition(|inputs| inputs.contains(&tensor));
-    let (mut steps, mut costs) = (Vec::new(), Vec::new());
+    let (mut steps, mut costs, mut late) = (Vec::new(), Vec::new(), Vec::new());
     for (at, (_, size, cost, _, random)) in calls.iter().enumerate() {
         let made = tensors.len();
         // Tensor zero exists before and stays. Of the others some are used up by their last use,
-        // some are freed after it, and a few stay.
+        // some are freed after it or two calls later, and a few stay.
         let ends = |tensor: usize| (tensor > 0).then(|| calls[tensor - 1].3);
         let is_last = |tensor: usize| last_use(tensor) == Some(at);
         let uses = chosen[at].iter().map(|tensor| Use {
@@ -70,11 +70,13 @@ fn graph(calls: &[Drawn], existing: usize) -> Graph {
         steps.push(Step::Call(Box::new(call)));
         costs.push(f64::from(*cost));
         let freed = chosen[at].iter().copied().chain((last_use(made).is_none()).then_some(made));
-        let freed: Vec<usize> = freed
+        let freed = freed
             .filter(|tensor| *tensor == made || is_last(*tensor))
-            .filter(|tensor| ends(*tensor).is_some_and(|ends| (3..7).contains(&ends)))
-            .collect();
-        for tensor in freed {
+            .filter(|tensor| ends(*tensor).is_some_and(|ends| (3..7).contains(&ends)));
+        // Some are held for two more calls.
+        late.extend(freed.map(|tensor| (at + 2 * usize::from(ends(tensor) == Some(6)), tensor)));
+        let is_end = at + 1 == calls.len();
+        for (_, tensor) in late.extract_if(.., |(until, _)| *until <= at || is_end) {
             steps.push(Step::Free(TensorIndex(tensor as u32)));
             costs.push(0.0);
         }

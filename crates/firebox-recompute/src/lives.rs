@@ -47,6 +47,8 @@ pub(crate) struct Lives<'a> {
     pub(crate) buffers: Vec<Buffer>,
     /// The step that makes each tensor. [`NEVER`] for those that existed.
     pub(crate) made: Vec<usize>,
+    /// The step that ends each tensor. [`NEVER`] for those that survive.
+    pub(crate) ended: Vec<usize>,
     /// Up to which step each tensor can be made again. Zero for those that cannot.
     pub(crate) remade_until: Vec<usize>,
     /// For each step, the end of the micro-step that it is in: beyond it nothing is computed again.
@@ -108,11 +110,21 @@ impl<'a> Lives<'a> {
         }
         let remade_until = remade_until(trace, &ended);
         let anchors = Anchors::of(trace);
-        Self { trace, anchors, roots, buffers, made, remade_until, horizon: horizon(trace) }
+        let horizon = horizon(trace);
+        Self { trace, anchors, roots, buffers, made, ended, remade_until, horizon }
     }
 
     pub(crate) fn root(&self, tensor: TensorIndex) -> usize {
         self.roots[tensor.0 as usize].0 as usize
+    }
+
+    /// Whether all tensors of a buffer can be made again until they end. Others may be made of what
+    /// is alive as recorded, also after its own last use.
+    pub(crate) fn comes_back(&self, root: usize) -> bool {
+        self.buffers[root].tensors.iter().all(|tensor| {
+            let tensor = tensor.0 as usize;
+            self.remade_until[tensor] >= self.ended[tensor]
+        })
     }
 
     /// The first use of a buffer at or after a step. [`NEVER`] if there is none.

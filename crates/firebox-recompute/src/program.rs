@@ -1,6 +1,7 @@
 //! A rewritten step, ready to run instead of a recorded one.
 
-use firebox_trace::{Bytes, Call, OpIndex, Step, Trace};
+use burn_ir::OperationIr;
+use firebox_trace::{Bytes, Call, OpIndex, Step, TensorIndex, Trace};
 
 use crate::apply::{ApplyError, apply};
 use crate::check::{CheckError, check};
@@ -20,10 +21,39 @@ pub enum ProgramError {
     Reads(OpIndex),
 }
 
+/// What a description takes apart from its operations: shapes and lists.
+const DESCRIPTION: usize = 256;
+
+/// Of which recorded tensor each tensor of a rewritten trace is a version. Repeats and unpacked
+/// masks are versions of what was recorded.
+fn versions(trace: &Trace, rewritten: &Rewritten) -> Vec<TensorIndex> {
+    let count = rewritten.trace.tensors.len() as u32;
+    let mut versions: Vec<TensorIndex> = (0..count).map(TensorIndex).collect();
+    for (step, origin) in rewritten.trace.steps.iter().zip(&rewritten.origins) {
+        let Step::Call(call) = step else { continue };
+        match *origin {
+            StepOrigin::Repeated(of) => {
+                if let Step::Call(recorded) = &trace.steps[of.0 as usize] {
+                    for (new, recorded) in call.outputs.iter().zip(&recorded.outputs) {
+                        versions[new.0 as usize] = *recorded;
+                    }
+                }
+            }
+            StepOrigin::Packed | StepOrigin::Unpacked => {
+                versions[call.outputs[0].0 as usize] = versions[call.inputs[0].tensor.0 as usize];
+            }
+            StepOrigin::Recorded(_) | StepOrigin::Dropped | StepOrigin::Drained => {}
+        }
+    }
+    versions
+}
+
 /// A rewritten trace that was [verified](check), and stands for all recordings of the same step.
 #[derive(Clone, Debug)]
 pub struct Program {
     rewritten: Rewritten,
+    /// The recorded tensor of which each tensor is a version. Itself for those without one.
+    versions: Vec<TensorIndex>,
     steps: usize,
     tensors: usize,
 }
@@ -41,7 +71,8 @@ impl Program {
         }
         let rewritten = apply(trace, recipe)?;
         check(trace, &rewritten)?;
-        Ok(Self { rewritten, steps: trace.steps.len(), tensors: trace.tensors.len() })
+        let versions = versions(trace, &rewritten);
+        Ok(Self { rewritten, versions, steps: trace.steps.len(), tensors: trace.tensors.len() })
     }
 
     /// The rewritten trace.
@@ -66,15 +97,20 @@ impl Program {
 
     /// The host memory that the program takes. Heuristic.
     pub fn host_bytes(&self) -> Bytes {
-        let Trace { tensors, steps, .. } = self.trace();
+        let Trace { tensors, steps, descriptions } = self.trace();
         let of_tensors = std::mem::size_of_val(tensors.as_slice());
         let of_steps = steps.len() * (size_of::<Step>() + size_of::<StepOrigin>());
         let of_calls = self.trace().calls().count() * size_of::<Call>();
-        Bytes::new((of_tensors + of_steps + of_calls) as u64)
+        let operations: usize =
+            descriptions.iter().map(|description| description.operations.len()).sum();
+        let of_descriptions =
+            operations * size_of::<OperationIr>() + descriptions.len() * DESCRIPTION;
+        let of_versions = std::mem::size_of_val(self.versions.as_slice());
+        Bytes::new((of_tensors + of_steps + of_calls + of_descriptions + of_versions) as u64)
     }
 
     /// Whether a recording makes the calls of the recording that was rewritten: in the same order,
-    /// with the same descriptions and flags, on as many tensors. Ends of tensors in a row may have
+    /// with the same descriptions and flags, on the same tensors. Ends of tensors in a row may have
     /// another order.
     ///
     /// The caller has looked the program up by the structure of the recording. This makes sure.
@@ -87,7 +123,10 @@ impl Program {
                         && own.description == recorded.description
                         && own.outputs == recorded.outputs
                         && own.inputs.len() == recorded.inputs.len()
-                        && own.inputs.iter().zip(&recorded.inputs).all(|(a, b)| a.last == b.last)
+                        && own.inputs.iter().zip(&recorded.inputs).all(|(own, recorded)| {
+                            own.last == recorded.last
+                                && self.versions[own.tensor.0 as usize] == recorded.tensor
+                        })
                 }
                 (Step::Upload { output: own, .. }, Step::Upload { output: recorded, .. }) => {
                     own == recorded

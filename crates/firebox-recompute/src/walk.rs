@@ -40,6 +40,15 @@ enum State {
     Ended,
 }
 
+/// What a walk has to do for a tensor that is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// Make it, and first what it is made of.
+    Tensor,
+    /// Repeat its call: what it is made of is there.
+    Call,
+}
+
 pub(crate) struct Walk<'a> {
     lives: &'a Lives<'a>,
     limit: u64,
@@ -168,10 +177,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Gives up a buffer before a step: packs a mask that is used again, and drops anything else.
+    /// Gives up a buffer before a step: packs a mask, and drops anything else.
     fn give_up(&mut self, before: usize, root: usize) {
-        let is_used = self.lives.next_use(root, before) != NEVER;
-        match self.lives.buffers[root].packed.filter(|_| is_used).zip(self.demand.bools) {
+        match self.lives.buffers[root].packed.zip(self.demand.bools) {
             Some((packed, dtype)) => self.pack(before, root, (packed, dtype)),
             None => self.drop_buffer(before, root),
         }
@@ -273,22 +281,42 @@ impl<'a> Walk<'a> {
         made.map(|tensor| self.lives.buffers[tensor.0 as usize].bytes).sum()
     }
 
-    /// Makes a tensor again before a step, if it is not there.
+    /// Makes a tensor again before a step, if it is not there. Iterative, because a chain may be
+    /// long.
     fn need(&mut self, tensor: TensorIndex, before: usize) {
-        // A walk that has spent too much is given up after this step.
-        if self.states[tensor.0 as usize] == State::Alive || self.spent > self.most {
-            return;
+        let mut todo = vec![(tensor, Need::Tensor)];
+        while let Some((tensor, need)) = todo.pop() {
+            if need == Need::Call {
+                self.redo(tensor, before);
+                continue;
+            }
+            // A walk that has spent too much is given up after this step.
+            if self.states[tensor.0 as usize] == State::Alive || self.spent > self.most {
+                continue;
+            }
+            if self.states[tensor.0 as usize] == State::Packed {
+                self.unpack(before, self.lives.root(tensor));
+                continue;
+            }
+            let call = self.maker(tensor);
+            self.pin(call, 1);
+            todo.push((tensor, Need::Call));
+            todo.extend(call.inputs.iter().rev().map(|input| (input.tensor, Need::Tensor)));
         }
-        if self.states[tensor.0 as usize] == State::Packed {
-            return self.unpack(before, self.lives.root(tensor));
+    }
+
+    /// The call that makes a tensor that was dropped.
+    fn maker(&self, tensor: TensorIndex) -> &'a Call {
+        match self.lives.trace.steps.get(self.lives.made[tensor.0 as usize]) {
+            Some(Step::Call(call)) => call,
+            _ => unreachable!("only what a call has made is dropped"),
         }
-        let lives = self.lives;
+    }
+
+    /// Repeats the call that makes a tensor, on inputs that are there.
+    fn redo(&mut self, tensor: TensorIndex, before: usize) {
+        let (lives, call) = (self.lives, self.maker(tensor));
         let at = lives.made[tensor.0 as usize];
-        let Some(Step::Call(call)) = lives.trace.steps.get(at) else {
-            unreachable!("only what a call has made is dropped");
-        };
-        self.pin(call, 1);
-        call.inputs.iter().for_each(|input| self.need(input.tensor, before));
         self.make_room(before, self.bytes_of(call) + self.workspace[at].get());
         self.edits.push(Edit::Redo { before: self.anchor(before), call: self.anchor(at) });
         self.spent += self.costs[at];
@@ -322,7 +350,8 @@ impl<'a> Walk<'a> {
     fn drop_repeat(&mut self, tensor: TensorIndex, before: usize) {
         let root = self.lives.root(tensor);
         let is_done = self.repeated[root] && self.alive[root] > 0 && self.pins[root] == 0;
-        if is_done && before < self.costs.len() && self.lives.next_use(root, before) == NEVER {
+        let is_last = before < self.costs.len() && self.lives.next_use(root, before) == NEVER;
+        if is_done && is_last && self.lives.comes_back(root) {
             self.drop_buffer(before, root);
         }
     }
@@ -375,12 +404,13 @@ impl<'a> Walk<'a> {
             cost.powf(of_cost) / (bytes as f64 * time.max(f64::MIN_POSITIVE).powf(of_time))
         };
         if let Some(packed) = buffer.packed {
-            // For a moment there are both.
-            if next != NEVER && self.live + packed > self.limit {
+            // For a moment there are both. What may be made of a mask after its own last use needs
+            // it, and it cannot be drawn again.
+            if next == NEVER || self.live + packed > self.limit {
                 return None;
             }
             let cost = 2.0 * self.demand.conversion(buffer.bytes, packed);
-            return Some(if next == NEVER { 0.0 } else { weigh(cost, buffer.freed()) });
+            return Some(weigh(cost, buffer.freed()));
         }
         let tensors =
             || buffer.tensors.iter().filter(|t| self.states[t.0 as usize] == State::Alive);
@@ -422,3 +452,6 @@ impl<'a> Walk<'a> {
         cost
     }
 }
+
+#[cfg(test)]
+mod tests;

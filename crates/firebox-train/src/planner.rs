@@ -2,7 +2,7 @@
 //! micro-steps that are known to fit. The training loop asks it for a plan before each batch, and
 //! for admission before each micro-step.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -52,6 +52,9 @@ use self::tuning::Tuning;
 /// keeps in memory. It does not depend on the number of processors, because plans must not.
 const AT_ONCE: usize = 2;
 
+/// How many programs that compute tensors again are kept.
+const PROGRAMS: usize = 8;
+
 /// How many plans that ran earlier are passed to a memory model.
 const REMEMBERED: usize = 4;
 
@@ -100,14 +103,17 @@ pub(crate) struct Planner {
     ran: Vec<((Phase, Shape), Arc<Trace>)>,
     /// What micro-steps of known structures need in addition to what is held.
     known: HashMap<Known, Admitted>,
+    /// Those of them that have a program, the oldest first.
+    programs: VecDeque<Known>,
     /// What micro-steps need up to a value they read, by the structure of the operations before it.
     prefixes: Arc<Mutex<HashMap<StructuralHash, Bytes>>>,
     /// The optimizer's state. Validation does not use it, but it is alive meanwhile.
     optimizer_state: Vec<TensorInfo>,
     /// The paths of the model's running statistics.
     running_state: BTreeSet<String>,
-    /// Whether the model is known to read values while it runs.
+    /// Whether the model is known to read values while it runs, and while it trains.
     reads: bool,
+    training_reads: bool,
     /// What threads keep permanently after what has run so far, and how much of it the current
     /// batch's `held` includes.
     kept: Arc<AtomicU64>,
@@ -220,10 +226,12 @@ impl Planner {
             outgrown: HashMap::new(),
             ran: Vec::new(),
             known: HashMap::new(),
+            programs: VecDeque::new(),
             prefixes: Arc::default(),
             optimizer_state: Vec::new(),
             running_state: BTreeSet::new(),
             reads: false,
+            training_reads: false,
             kept: Arc::default(),
             kept_in_held: Bytes::ZERO,
             growth: None,
@@ -257,11 +265,16 @@ impl Planner {
         self
     }
 
+    /// Whether batches must not be split.
+    fn is_whole(&self) -> bool {
+        matches!(self.sizing, Sizing::Fixed(items) if items.get() == usize::MAX)
+    }
+
     /// Plans every training batch whole from now on. False if the user has chosen the size of
     /// micro-batches, or nothing may be computed again.
     pub(crate) fn keep_whole(&mut self) -> bool {
         let is_free = !matches!(self.sizing, Sizing::Fixed(_));
-        let may = is_free && self.recompute.if_allowed().is_some() && !self.reads;
+        let may = is_free && self.recompute.if_allowed().is_some() && !self.training_reads;
         if may {
             self.sizing = Sizing::Fixed(usize::MAX.into());
             self.plans.retain(|(phase, _), _| *phase != Phase::Training);

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use firebox_recompute::Program;
 use firebox_trace::{Bytes, Trace};
 
-use super::{Admitted, Planned, Planner};
+use super::{Admitted, Known, PROGRAMS, Planned, Planner};
 use crate::error::{Phase, TrainError};
 use crate::planner::overhead::OverheadBytes;
 use crate::planner::pages::{OpenPages, pages_of};
-use crate::planner::recompute::Recomputed;
+use crate::planner::recompute::{Attempt, Passes, Recomputed};
 use crate::planner::rehearsed::recording_bytes;
 use crate::planner::shape::Shape;
 
@@ -94,34 +94,105 @@ impl Planner {
     ) -> Result<(Admission, Option<Arc<Program>>), TrainError> {
         let admitted = self.look_up(step);
         let program = admitted.program.clone();
-        self.admit_known(step, admitted).map(|admission| (admission, program))
+        match self.admit_known(step, admitted) {
+            Err(TrainError::GrewTooLarge { phase, needed, budget })
+                if step.items == 1 || self.is_whole() =>
+            {
+                let too_large = TrainError::GrewTooLarge { phase, needed, budget };
+                let Some(smaller) = self.squeeze(step, needed, budget) else {
+                    return Err(too_large);
+                };
+                let program = smaller.program.clone();
+                self.admit_known(step, smaller).map(|admission| (admission, program))
+            }
+            admission => admission.map(|admission| (admission, program)),
+        }
     }
 
     /// What a micro-step needs.
     fn look_up(&mut self, step: &Applicant) -> Admitted {
         let Applicant { phase, trace, shape, .. } = *step;
-        let memory = self.memory.as_ref();
         let planned = self.plans.get(&(phase, shape));
         let recomputed = planned.and_then(|planned| planned.rehearsed.recomputed.as_ref());
-        let limit = recomputed.map(Recomputed::limit);
-        let structure = (phase, trace.structural_hash(), limit);
-        let is_of =
-            |known: &&Admitted| known.program.as_ref().is_none_or(|program| program.is_of(trace));
-        if let Some(known) = self.known.get(&structure).filter(is_of) {
-            return known.clone();
+        let structure = (phase, trace.structural_hash(), recomputed.map(Recomputed::limit));
+        if let Some(known) = self.known_of(&structure, trace) {
+            return known;
         }
+        let memory = self.memory.as_ref();
         let program = recomputed.and_then(|recomputed| recomputed.program(trace, memory));
-        let runs = program.as_ref().map_or(trace, Program::trace);
-        let footprint = memory.footprint(runs);
-        let mut recording = recording_bytes(memory, trace, trace.calls().count());
-        if memory.is_on_host() {
-            recording += program.as_ref().map_or(Bytes::ZERO, Program::host_bytes);
+        let admitted = self.footprint_of(trace, program);
+        self.remember(structure, admitted)
+    }
+
+    /// A micro-step that cannot be cut further and needs too much: computes tensors again, if that
+    /// is allowed and enough.
+    fn squeeze(&mut self, step: &Applicant, needed: Bytes, budget: Bytes) -> Option<Admitted> {
+        let Applicant { phase, trace, .. } = *step;
+        let most = self.recompute.if_allowed().filter(|_| phase == Phase::Training)?;
+        let structure = (phase, trace.structural_hash(), Some(budget));
+        if let Some(known) = self.known_of(&structure, trace) {
+            return Some(known);
         }
-        let (needed, stays) = (footprint.growth() + recording, footprint.stays);
-        let program = program.map(Arc::new);
-        let admitted = Admitted { program, needed, stays, pages: pages_of(&footprint) };
+        let memory = self.memory.clone();
+        let passes = Passes::alone(trace, &*memory, self.speed)?;
+        let recording = self.recording(trace);
+        let answer = |attempt: &Attempt| {
+            let programs = if memory.is_on_host() { attempt.programs } else { Bytes::ZERO };
+            (memory.footprint(&attempt.trace).growth() + recording + programs, ())
+        };
+        let found = passes.within(trace, (budget, needed, most), answer).ok()?;
+        let program = found.0.recomputed.of_one(trace)?;
+        log::warn!("a micro-batch that outgrew its plan: {}", found.0.recomputed.report());
+        let admitted = self.footprint_of(trace, Some(program));
+        Some(self.remember(structure, admitted))
+    }
+
+    fn known_of(&self, structure: &Known, trace: &Trace) -> Option<Admitted> {
+        let known = self.known.get(structure)?;
+        let is_its_own = known.program.as_ref().is_none_or(|program| program.is_of(trace));
+        is_its_own.then(|| known.clone())
+    }
+
+    /// What recording a micro-step takes.
+    fn recording(&self, trace: &Trace) -> Bytes {
+        recording_bytes(&*self.memory, trace, trace.calls().count())
+    }
+
+    fn footprint_of(&self, trace: &Trace, program: Option<Program>) -> Admitted {
+        let footprint = self.memory.footprint(program.as_ref().map_or(trace, Program::trace));
+        let mut needed = footprint.growth() + self.recording(trace);
+        if self.memory.is_on_host() {
+            needed += program.as_ref().map_or(Bytes::ZERO, Program::host_bytes);
+        }
+        let (program, stays) = (program.map(Arc::new), footprint.stays);
+        Admitted { program, needed, stays, pages: pages_of(&footprint) }
+    }
+
+    /// Remembers what a structure needs. Of programs, which are large, only the latest few.
+    fn remember(&mut self, structure: Known, admitted: Admitted) -> Admitted {
+        if admitted.program.is_some() {
+            self.programs.retain(|known| *known != structure);
+            self.programs.push_back(structure);
+            if self.programs.len() > PROGRAMS
+                && let Some(oldest) = self.programs.pop_front()
+            {
+                self.known.remove(&oldest);
+            }
+        }
         self.known.insert(structure, admitted.clone());
         admitted
+    }
+
+    /// The host memory of the programs of other structures than the one that runs.
+    fn other_programs(&self, running: Option<&Arc<Program>>) -> Bytes {
+        if !self.memory.is_on_host() {
+            return Bytes::ZERO;
+        }
+        let programs = self.programs.iter().filter_map(|known| self.known.get(known));
+        let programs = programs.filter_map(|known| known.program.as_ref());
+        let is_running =
+            |program: &&Arc<Program>| running.is_some_and(|running| Arc::ptr_eq(running, program));
+        programs.filter(|program| !is_running(program)).map(|program| program.host_bytes()).sum()
     }
 
     fn admit_known(
@@ -130,10 +201,11 @@ impl Planner {
         admitted: Admitted,
     ) -> Result<Admission, TrainError> {
         let Applicant { phase, shape, held, items, rehearsed, .. } = *step;
+        let others = self.other_programs(admitted.program.as_ref());
         let Admitted { needed, stays, pages, .. } = admitted;
         // Threads keep, or will keep, more than was counted when the batch began.
         let kept = self.kept().max(stays);
-        let held = held + (kept - self.kept_in_held);
+        let held = held + (kept - self.kept_in_held) + others;
         let planned = self.plans.get_mut(&(phase, shape)).expect("a batch runs that is planned");
         let peak = planned.plan.peak();
         if rehearsed && pages.is_some() && needed <= peak {

@@ -137,7 +137,11 @@ impl Speed {
 pub(crate) struct Recomputed {
     /// The most bytes that tensors and workspace of a pass take.
     limit: Bytes,
+    /// The most time that may be spent on repeats, as a share.
+    most: f64,
     recipes: Arc<Vec<(Size, Recipe)>>,
+    /// The recipe of each pass of the iteration, in order.
+    passes: Arc<Vec<usize>>,
     speed: Speed,
     /// The time of repeated calls, as a share of the time of all passes.
     overhead: f64,
@@ -181,26 +185,40 @@ impl Recomputed {
     pub(crate) fn rewrite(&self, trace: &Trace) -> Option<Trace> {
         let drains = self.recipes.iter().any(|(_, recipe)| recipe.drains);
         let mut recipe = Recipe { drains, ..Recipe::default() };
-        for steps in model_steps(trace) {
-            let size = Size::of(&segment(trace, steps.clone()));
-            let (_, of_pass) = self.recipes.iter().find(|(of, _)| *of == size)?;
+        for (steps, pass) in model_steps(trace).into_iter().zip(&*self.passes) {
+            let (_, of_pass) = &self.recipes[*pass];
             recipe.edits.extend(of_pass.behind(anchors_before(trace, steps.start)).edits);
         }
-        apply(trace, &recipe).ok().map(|rewritten| rewritten.trace)
+        let rewritten = apply(trace, &recipe);
+        let shown = |error: &_| log::warn!("the iteration is shown as it was recorded: {error}");
+        rewritten.inspect_err(shown).ok().map(|rewritten| rewritten.trace)
     }
 
-    /// The program for a pass that was recorded. None if it cannot be rewritten.
+    /// The program for a pass that was recorded. None if it runs as it was recorded: it cannot be
+    /// rewritten, need not be, or that would take too much time.
     pub(crate) fn program(&self, trace: &Trace, memory: &dyn MemoryModel) -> Option<Program> {
         let size = Size::of(trace);
-        let rehearsed = self.recipes.iter().find(|(of, _)| *of == size);
-        let rehearsed = rehearsed.and_then(|(_, recipe)| Program::new(trace, recipe).ok());
-        rehearsed.or_else(|| {
+        let rehearsed = self.recipes.iter().filter(|(of, _)| *of == size);
+        let of_rehearsed = rehearsed.clone();
+        let made = |recipe: &Recipe| {
+            let program = Program::new(trace, recipe);
+            program.inspect_err(|error| log::debug!("a recipe is another pass's: {error}")).ok()
+        };
+        if rehearsed.clone().next().is_some_and(|(_, recipe)| recipe.edits.is_empty()) {
+            return None;
+        }
+        of_rehearsed.filter_map(|(_, recipe)| made(recipe)).next().or_else(|| {
             let pass = Pass::of(trace.clone(), memory, &self.speed)?;
             let selected = pass.select(self.limit)?;
-            Program::new(trace, &selected.recipe)
-                .inspect_err(|error| log::debug!("a pass runs as it was recorded: {error}"))
-                .ok()
+            let is_cheap = selected.cost <= self.most * pass.demand.total();
+            let is_empty = selected.recipe.edits.is_empty();
+            (is_cheap && !is_empty).then(|| made(&selected.recipe)).flatten()
         })
+    }
+
+    /// The program of a pass on its own.
+    pub(crate) fn of_one(&self, trace: &Trace) -> Option<Program> {
+        self.recipes.first().and_then(|(_, recipe)| Program::new(trace, recipe).ok())
     }
 }
 
@@ -278,12 +296,19 @@ impl Passes {
         (!all.is_empty()).then_some(Self { kinds, all, speed })
     }
 
+    /// A pass on its own, as it is recorded where it runs.
+    pub(crate) fn alone(trace: &Trace, memory: &dyn MemoryModel, speed: Speed) -> Option<Self> {
+        let pass = Pass::of(trace.clone(), memory, &speed)?;
+        let all = vec![(0..trace.steps.len(), 0, 1.0)];
+        Some(Self { kinds: vec![(trace.structural_hash(), pass)], all, speed })
+    }
+
     fn peak(&self) -> Bytes {
         self.kinds.iter().map(|(_, pass)| pass.peak).max().unwrap_or_default()
     }
 
     /// The iteration with passes that take at most `limit`, or what was found to be closest to it.
-    fn attempt(&self, trace: &Trace, limit: Bytes) -> Option<Attempt> {
+    fn attempt(&self, trace: &Trace, limit: Bytes, most: f64) -> Option<Attempt> {
         let chosen: Option<Vec<Selected>> =
             self.kinds.iter().map(|(_, pass)| pass.select(limit)).collect();
         let chosen = chosen?;
@@ -307,8 +332,11 @@ impl Passes {
         let peak = chosen.iter().map(|selected| selected.peak).max().unwrap_or_default();
         let recipes = self.kinds.iter().zip(chosen);
         let recipes = recipes.map(|((_, pass), chosen)| (Size::of(&pass.trace), chosen.recipe));
+        let passes = self.all.iter().map(|(_, kind, _)| *kind).collect();
         let recomputed = Recomputed {
             limit,
+            most,
+            passes: Arc::new(passes),
             recipes: Arc::new(recipes.collect()),
             speed: self.speed,
             overhead: if time > 0.0 { again / time } else { 0.0 },
@@ -324,7 +352,7 @@ impl Passes {
         let (mut low, mut high, mut best) = (Bytes::ZERO, self.peak(), None);
         for _ in 0..SELECTIONS {
             let limit = low + (high - low).scale(0.5);
-            let attempt = self.attempt(trace, limit);
+            let attempt = self.attempt(trace, limit, most);
             let is_good =
                 |found: &Attempt| found.peak <= limit && found.recomputed.overhead <= most;
             match attempt.filter(is_good) {
@@ -359,7 +387,7 @@ impl Passes {
             if (high - low) <= self.peak().scale(SLACK) || answers == ANSWERS {
                 break;
             }
-            let attempt = self.attempt(trace, limit);
+            let attempt = self.attempt(trace, limit, most);
             let attempt = attempt.filter(|attempt| {
                 // What comes close is as good as nothing: less is found for a larger limit.
                 attempt.peak <= limit || least.is_none()
@@ -378,7 +406,8 @@ impl Passes {
             if least.is_none_or(|least| needed < least.peak) {
                 least = Some(Least { peak: needed, overhead });
             }
-            if overhead > most || attempt.peak > limit {
+            let fits = needed <= budget && overhead <= most;
+            if !fits && (overhead > most || attempt.peak > limit) {
                 low = limit;
                 continue;
             }
@@ -400,20 +429,35 @@ impl Passes {
     }
 }
 
-/// The predicted time of an iteration, in seconds, with the micro-steps that its trace leaves out.
-pub(crate) fn time_of(trace: &Trace, rates: &Rates) -> f64 {
-    let (mut time, mut of_micro_step, mut begun) = (0.0, 0.0, false);
-    for (step, cost) in trace.steps.iter().zip(rates.costs(trace)) {
-        match step {
-            Step::Mark(Mark::MicroStep) => (of_micro_step, begun) = (0.0, true),
-            Step::Mark(Mark::MicroStepEnd(more)) if begun => {
-                time += of_micro_step * f64::from(*more);
-                begun = false;
+/// The predicted time of an iteration.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Time {
+    /// Seconds of a micro-step, in the mean.
+    micro_step: f64,
+    /// Seconds of everything else.
+    rest: f64,
+}
+
+impl Time {
+    /// The time of the last iteration of a rehearsal. The first one may be a part.
+    pub(crate) fn of(trace: &Trace, rates: &Rates) -> Self {
+        let mut ends = trace.steps.iter().enumerate().rev();
+        let mut ends = ends.by_ref().filter(|(_, step)| step.is_mark(&Mark::IterationEnd)).skip(1);
+        let begin = ends.next().map_or(0, |(at, _)| at + 1);
+        let (mut in_micro_steps, mut micro_steps, mut rest, mut is_in) = (0.0, 0, 0.0, false);
+        for (step, cost) in trace.steps.iter().zip(rates.costs(trace)).skip(begin) {
+            match step {
+                Step::Mark(Mark::MicroStep) => (micro_steps, is_in) = (micro_steps + 1, true),
+                Step::Mark(Mark::MicroStepEnd(_)) => is_in = false,
+                _ if is_in => in_micro_steps += cost,
+                _ => rest += cost,
             }
-            _ => {}
         }
-        time += cost;
-        of_micro_step += cost;
+        Self { micro_step: in_micro_steps / f64::from(micro_steps.max(1)), rest }
     }
-    time
+
+    /// The seconds of an iteration of so many micro-steps.
+    pub(crate) fn total(&self, micro_steps: usize) -> f64 {
+        self.rest + self.micro_step * micro_steps as f64
+    }
 }

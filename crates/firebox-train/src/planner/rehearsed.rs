@@ -15,7 +15,7 @@ use crate::cache::Key;
 use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
-use crate::planner::recompute::{Attempt, Least, Passes, Recomputed, Speed, time_of};
+use crate::planner::recompute::{Attempt, Least, Passes, Recomputed, Speed, Time};
 
 /// The conditions under which a rehearsal is assessed.
 pub(crate) struct Conditions<'a> {
@@ -50,8 +50,8 @@ pub(crate) struct Rehearsed {
     pub(crate) recomputed: Option<Recomputed>,
     /// The least that was found by computing again, if that is too much.
     pub(crate) least: Option<Least>,
-    /// The predicted time of its iterations, in seconds.
-    pub(crate) time: f64,
+    /// The predicted time of an iteration.
+    pub(crate) time: Time,
     /// What holds the peak, by module.
     pub(crate) modules: Vec<ModuleBytes>,
     /// The rehearsed trace, if the memory model needs to know what ran before.
@@ -114,7 +114,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         key,
         recomputed,
         least,
-        time: time_of(&trace, &conditions.speed.rates),
+        time: Time::of(&trace, &conditions.speed.rates),
         held,
         modules,
         kept: footprint.stays + left,

@@ -28,6 +28,8 @@ struct Wanted {
     pages: EarlierPages,
     /// The share of time that may be spent on computing again, if any.
     recompute: Option<f64>,
+    /// Whether only the whole batch will do. A smaller one is not looked for.
+    is_whole: bool,
 }
 
 /// A plan, and the rehearsal of its split.
@@ -77,7 +79,7 @@ impl Planner {
     ) -> Found {
         let found = self.find_as_recorded(phase, items, is_tuned, cost, rehearse);
         let most = self.recompute.if_allowed();
-        let most = most.filter(|_| phase == Phase::Training && !self.reads);
+        let most = most.filter(|_| phase == Phase::Training && !self.training_reads);
         let Some(most) = most else { return found };
         let wanted = Wanted { recompute: Some(most), ..self.wanted(phase, items) };
         match &found {
@@ -92,11 +94,15 @@ impl Planner {
             // A whole batch has the statistics of a whole batch.
             Ok((plan, recorded)) if !plan.is_whole() && self.prefers_whole(recorded) => {
                 let sizing = Sizing::Fixed(items.into());
-                self.search(Wanted { sizing, ..wanted }, cost, rehearse).or(found)
+                let whole = Wanted { sizing, is_whole: true, ..wanted };
+                self.search(whole, cost, rehearse).or(found)
             }
             Ok((plan, recorded)) if !plan.is_whole() && self.recompute.is_for_speed() => {
+                let as_recorded = recorded.time.total(plan.len());
                 match self.search(wanted, cost, rehearse) {
-                    Ok((plan, again)) if again.time < recorded.time => Ok((plan, again)),
+                    Ok((plan, again)) if again.time.total(plan.len()) < as_recorded => {
+                        Ok((plan, again))
+                    }
                     _ => found,
                 }
             }
@@ -112,7 +118,8 @@ impl Planner {
 
     /// A batch as it is recorded, next to the pages of earlier ones.
     fn wanted(&self, phase: Phase, items: usize) -> Wanted {
-        Wanted { phase, items, sizing: self.sizing, pages: EarlierPages::Keep, recompute: None }
+        let (sizing, pages) = (self.sizing, EarlierPages::Keep);
+        Wanted { phase, items, sizing, pages, recompute: None, is_whole: false }
     }
 
     /// Searches for a plan next to the open pages of earlier plans. If the batch may fit in fewer
@@ -253,6 +260,7 @@ impl Planner {
                     ..
                 }) if !self.reads => {
                     self.reads = true;
+                    self.training_reads |= phase == Phase::Training;
                     continue;
                 }
                 Err(cause) => return Err(too_long.unwrap_or_else(|| failed(phase, cause))),
@@ -284,13 +292,17 @@ impl Planner {
     ) -> Result<(Plan, HashMap<Split, Rehearsed>), PlanError<TrainError>> {
         let budget = self.budget.scale(self.share);
         let recorder = self.recorder(budget);
-        let Wanted { phase, items, sizing, pages, recompute } = wanted;
+        let Wanted { phase, items, sizing, pages, recompute, is_whole } = wanted;
         let options = self.options(sizing);
         let more = (phase, items, budget, options, self.overhead, self.kept(), recompute);
         let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
         let plan = plan_at_once(Items::new(items), budget, &options, |splits| {
             if let Some(needs) = earlier.needs(splits) {
                 return needs.into_iter().map(Ok).collect();
+            }
+            if is_whole && splits.iter().any(|split| split.len() > 1) {
+                let refused = || TrainError::GrewTooLarge { phase, needed: budget, budget };
+                return splits.iter().map(|_| Err(refused())).collect();
             }
             cost.rehearsals += splits.len();
             let mut conditions = self.conditions(phase, budget, pages);
