@@ -25,6 +25,9 @@ use firebox_testing::zoo::{self, Zoo};
 
 type B = Autodiff<Lazy<Flex>>;
 
+/// How often a program is asked whether it is that of a recording, as each step does once.
+const LOOKUPS: u32 = 100;
+
 fn main() {
     print_machine();
     let device = Default::default();
@@ -40,6 +43,7 @@ fn main() {
         "tensors",
         "heap",
         "chosen in",
+        "applied in",
     ]);
     let gpt = |dropout, layers, width, length, items| {
         let model = Gpt::<B>::with_dropout(dropout, layers, width, length, &device);
@@ -182,6 +186,10 @@ fn rows(table: &mut Table, name: &str, trace: &Trace) {
         let rewritten = apply(trace, &selected.recipe).expect("it is a recipe for this trace");
         check(trace, &rewritten).expect("values stay what they are");
         let bound = lower_bound(trace, limit, &demand);
+        let program = Program::new(trace, &selected.recipe).expect("it was verified");
+        let began = Instant::now();
+        assert!((0..LOOKUPS).all(|_| program.is_of(trace)));
+        let applied = began.elapsed() / LOOKUPS;
         let heaps = [trace, &rewritten.trace].map(|trace| heap.footprint(trace).peak);
         let percent = |cost: f64| format!("{:.1} %", 100.0 * cost / whole);
         let reached = if selected.peak <= limit { "" } else { " (not reached)" };
@@ -195,6 +203,7 @@ fn rows(table: &mut Table, name: &str, trace: &Trace) {
             format!("{} of {peak}", selected.peak),
             format!("{} of {}", heaps[1], heaps[0]),
             format!("{:.2} s", time.as_secs_f64()),
+            format!("{:.0} µs", applied.as_secs_f64() * 1e6),
         ]);
     }
 }
