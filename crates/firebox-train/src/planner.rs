@@ -77,6 +77,8 @@ pub(crate) struct Planner {
     speed: Speed,
     /// Whether batches are split although that changes the statistics that a model normalizes by.
     splits_statistics: bool,
+    /// Whether training batches must not be split.
+    stays_whole: bool,
     /// What earlier runs have found, if the user wants to know.
     cache: Option<Cache>,
     /// The pool that training uses, if it is our own.
@@ -213,6 +215,7 @@ impl Planner {
             recompute: RecomputePolicy::never(),
             speed,
             splits_statistics: false,
+            stays_whole: false,
             cache: None,
             pool: None,
             plans: HashMap::new(),
@@ -265,9 +268,12 @@ impl Planner {
         self
     }
 
-    /// Whether batches must not be split.
-    fn is_whole(&self) -> bool {
-        matches!(self.sizing, Sizing::Fixed(items) if items.get() == usize::MAX)
+    /// How batches may be cut.
+    fn sizing(&self, phase: Phase) -> Sizing {
+        match self.stays_whole && phase == Phase::Training {
+            true => Sizing::Fixed(usize::MAX.into()),
+            false => self.sizing,
+        }
     }
 
     /// Plans every training batch whole from now on. False if the user has chosen the size of
@@ -276,7 +282,7 @@ impl Planner {
         let is_free = !matches!(self.sizing, Sizing::Fixed(_));
         let may = is_free && self.recompute.if_allowed().is_some() && !self.training_reads;
         if may {
-            self.sizing = Sizing::Fixed(usize::MAX.into());
+            self.stays_whole = true;
             self.plans.retain(|(phase, _), _| *phase != Phase::Training);
         }
         may

@@ -96,7 +96,7 @@ impl Planner {
         let program = admitted.program.clone();
         match self.admit_known(step, admitted) {
             Err(TrainError::GrewTooLarge { phase, needed, budget })
-                if step.items == 1 || self.is_whole() =>
+                if step.items == 1 || self.stays_whole && phase == Phase::Training =>
             {
                 let too_large = TrainError::GrewTooLarge { phase, needed, budget };
                 let Some(smaller) = self.squeeze(step, needed, budget) else {

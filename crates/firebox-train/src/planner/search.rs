@@ -112,13 +112,14 @@ impl Planner {
 
     /// Whether a split changes what the model computes, and the user has not asked for one.
     fn prefers_whole(&self, rehearsed: &Rehearsed) -> bool {
-        let is_free = !matches!(self.sizing, Sizing::Fixed(_)) && !self.splits_statistics;
+        let sizing = self.sizing(Phase::Training);
+        let is_free = !matches!(sizing, Sizing::Fixed(_)) && !self.splits_statistics;
         is_free && !rehearsed.running_state.is_empty()
     }
 
     /// A batch as it is recorded, next to the pages of earlier ones.
     fn wanted(&self, phase: Phase, items: usize) -> Wanted {
-        let (sizing, pages) = (self.sizing, EarlierPages::Keep);
+        let (sizing, pages) = (self.sizing(phase), EarlierPages::Keep);
         Wanted { phase, items, sizing, pages, recompute: None, is_whole: false }
     }
 
@@ -147,7 +148,7 @@ impl Planner {
             && match &found {
                 Ok((plan, _)) => {
                     let fits = |split| self.fits_given_back(phase, split, cost, rehearse);
-                    may_run_in_fewer_steps(plan, self.sizing, fits)
+                    may_run_in_fewer_steps(plan, self.sizing(phase), fits)
                 }
                 Err(TrainError::Plan { .. }) => true,
                 Err(_) => false,

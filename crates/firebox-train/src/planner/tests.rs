@@ -119,6 +119,22 @@ fn pages_stay_open_where_there_is_room() {
 }
 
 #[test]
+fn only_training_batches_stay_whole() {
+    let mut planner = planner(120).recomputing(RecomputePolicy::default(), false);
+    let plan = |planner: &mut Planner, phase| {
+        let rehearse = |split: Split, _: &Recorder| Ok(rehearsal(split));
+        let shape = Shape::of_items(300);
+        planner.plan(phase, shape, Iterations::Two, rehearse).map(|planned| planned.plan.len())
+    };
+    assert_eq!(plan(&mut planner, Phase::Training).ok(), Some(3));
+    assert!(planner.keep_whole());
+    assert!(plan(&mut planner, Phase::Training).is_err(), "nothing can be computed again");
+    assert_eq!(plan(&mut planner, Phase::Validation).ok(), Some(3));
+    let never = self::planner(120);
+    assert!(!never.recomputing(RecomputePolicy::never(), false).keep_whole());
+}
+
+#[test]
 fn pages_are_given_back_for_fewer_steps() {
     let mut planner = planner(120);
     assert_eq!(run(&mut planner, 100).2, Admission::Runs);
