@@ -15,7 +15,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
-    Bytes, Coupling, Lazy, Learner, MicroBatch, PlanReport, RecomputePolicy, TrainError,
+    Bytes, Coupling, Lazy, Learner, MicroBatch, PlanReport, RecomputePolicy, Sizing, TrainError,
 };
 use firebox_testing::task::{random_state, weights};
 
@@ -137,6 +137,15 @@ impl<B: Backend> InferenceStep for Tower<B> {
 type Trained = Result<(Vec<Vec<f32>>, PlanReport, Bytes), TrainError>;
 
 fn train(kind: Kind, batch_size: usize, memory: Bytes, policy: RecomputePolicy) -> Trained {
+    train_in(kind, (batch_size, Sizing::Even), memory, policy)
+}
+
+fn train_in(
+    kind: Kind,
+    (batch_size, sizing): (usize, Sizing),
+    memory: Bytes,
+    policy: RecomputePolicy,
+) -> Trained {
     let _lock = random_state();
     let device = Default::default();
     B::seed(&device, 11);
@@ -153,6 +162,7 @@ fn train(kind: Kind, batch_size: usize, memory: Bytes, policy: RecomputePolicy) 
         .renderer(CliMetricsRenderer::new())
         .num_epochs(2);
     let builder = Learner::builder().auto_batch().memory(memory).recompute(policy).quiet();
+    let builder = builder.sizing(sizing);
     match builder.build(model, AdamConfig::new().init(), 1e-2).fit(training) {
         Ok(fitted) => {
             let predicted = fitted.memory.expect("it was trained").predicted;
@@ -250,6 +260,20 @@ fn batches_that_may_be_split_are_split() {
     let (_, report, _) =
         train(Kind::Apart, 16, budget, RecomputePolicy::default()).expect("it is split");
     assert!(!report.plan.is_whole() && report.recomputed.is_none(), "{report}");
+}
+
+#[test]
+fn batches_are_not_split_if_that_is_asked_for() {
+    let (weights, needed) = unlimited(Kind::Apart, 16);
+    let budget = needed.scale(0.7);
+    let whole = |policy| train_in(Kind::Apart, (16, Sizing::Whole), budget, policy);
+    let (same, report, predicted) = whole(RecomputePolicy::default()).expect("it fits");
+    is_recomputed(&report);
+    assert!(report.plan.is_whole(), "{report}");
+    assert!(predicted <= budget, "{predicted} of {budget}");
+    assert!(same == weights, "the same bits");
+    let refused = whole(RecomputePolicy::never()).expect_err("it is not split").to_string();
+    assert!(refused.contains("a batch of 16 items does not fit, and is not split"), "{refused}");
 }
 
 #[test]

@@ -120,7 +120,7 @@ pub enum Violation {
         /// The largest micro-batch.
         largest: Items,
     },
-    /// A size breaks the rule of [`Sizing::PowersOfTwo`] or [`Sizing::Fixed`].
+    /// A size breaks the rule of [`Sizing::PowersOfTwo`], [`Sizing::Fixed`] or [`Sizing::Whole`].
     #[error("micro-batch {index} of {items} items breaks the sizing: plan this batch again")]
     AgainstSizing {
         /// Index of the micro-batch, from zero.
@@ -183,7 +183,8 @@ fn check_sizes(sizing: Sizing, sizes: &[usize]) -> Result<(), Violation> {
                 }
             }
         }
-        Sizing::PowersOfTwo => {}
+        Sizing::Whole if last > 0 => return Err(against(0)),
+        Sizing::PowersOfTwo | Sizing::Whole => {}
         Sizing::Fixed(fixed) => {
             for (index, size) in sizes.iter().enumerate() {
                 let right = if index < last { *size == fixed.get() } else { *size <= fixed.get() };
@@ -260,6 +261,8 @@ mod tests {
         let last = "micro-batch 2 of 36 items breaks the sizing: plan this batch again";
         check_plan(Sizing::PowersOfTwo, &[0..32, 32..64, 64..100], Err(last));
         check_plan(Sizing::Fixed(Items::new(32)), &[0..32, 32..64, 64..100], Err(last));
+        let first = "micro-batch 0 of 50 items breaks the sizing: plan this batch again";
+        check_plan(Sizing::Whole, &[0..50, 50..100], Err(first));
     }
 
     #[test]

@@ -30,7 +30,8 @@ pub enum PlanError<E> {
     /// One item exceeds the budget. No split can help.
     #[error("{0}")]
     DoesNotFit(DoesNotFit),
-    /// The micro-batch size the user fixed exceeds the budget, but a smaller one fits.
+    /// The micro-batch size the user fixed exceeds the budget, but a smaller one fits. Or the batch
+    /// does, and must not be split.
     #[error("{0}")]
     FixedDoesNotFit(Box<FixedDoesNotFit>),
     /// The function that computes footprints failed. Its message is part of this one and therefore
@@ -135,7 +136,8 @@ impl fmt::Display for DoesNotFit {
     }
 }
 
-/// The micro-batch size the user fixed exceeds the budget, but a smaller one fits.
+/// The micro-batch size the user fixed exceeds the budget, but a smaller one fits. Or the batch
+/// does, and must not be split.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct FixedDoesNotFit {
     /// The size the user chose, or the batch if that is smaller.
@@ -145,8 +147,9 @@ pub struct FixedDoesNotFit {
     pub misfit: Answer,
     /// The budget that is exceeded.
     pub budget: Bytes,
-    /// The largest power of two below `size` that was found to fit.
-    pub fitting: Items,
+    /// The largest power of two below `size` that was found to fit. `None` if the batch must not be
+    /// split.
+    pub fitting: Option<Items>,
 }
 
 impl FixedDoesNotFit {
@@ -162,13 +165,18 @@ impl fmt::Display for FixedDoesNotFit {
         let (size, budget, fitting) = (self.size, self.budget, self.fitting);
         let (items, accumulating) = (split.largest(), split.accumulating());
         let excess = Excess { need, budget, accumulating };
-        write!(f, "a micro-batch of {size} items does not fit: ")?;
+        match fitting {
+            Some(_) => write!(f, "a micro-batch of {size} items does not fit: ")?,
+            None => write!(f, "a batch of {size} items does not fit, and is not split: ")?,
+        }
         if items == size {
             write!(f, "it needs {excess}")?;
         } else {
             write!(f, "already {items} items need {excess}")?;
         }
-        write!(f, "; leave the size out to have it found, or set it to {fitting}, which fits")?;
+        if let Some(fitting) = fitting {
+            write!(f, "; leave the size out to have it found, or set it to {fitting}, which fits")?;
+        }
         Again(need.recomputed, budget).fmt(f)
     }
 }

@@ -22,6 +22,8 @@ pub enum Sizing {
     /// A size equal to or above the batch means the whole batch. The size is verified, not searched
     /// for. A batch larger than this size is split even if it would fit whole.
     Fixed(Items),
+    /// The whole batch. It is not split, whatever it needs.
+    Whole,
 }
 
 /// The order in which sizes are tried.
@@ -53,7 +55,8 @@ pub enum Cliffs {
     ///
     /// The largest micro-batch may be at most a tenth smaller, and the split must need at least a
     /// fifth less. Both bounds are rough: below them, the extra steps cost more time than the
-    /// memory is worth. Does not apply to a batch that fits whole, nor to [`Sizing::Fixed`].
+    /// memory is worth. Does not apply to a batch that fits whole, nor to [`Sizing::Fixed`] and
+    /// [`Sizing::Whole`].
     Avoid,
 }
 

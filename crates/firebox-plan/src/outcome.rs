@@ -137,7 +137,7 @@ impl Plan {
             _ if self.is_whole() => None,
             Sizing::Even => Some(Ladder::even(batch)),
             Sizing::PowersOfTwo => Some(Ladder::powers_of_two(batch)),
-            Sizing::Fixed(_) => None,
+            Sizing::Fixed(_) | Sizing::Whole => None,
         };
         let size = self.largest().get();
         let above = ladder.into_iter().flat_map(move |ladder| {

@@ -56,7 +56,7 @@ const GUESSES: usize = 3;
 ///
 /// # Errors
 /// - The batch has no items, the budget is zero, or the fixed size is zero.
-/// - One item, or the fixed size, exceeds the budget.
+/// - One item, the fixed size, or the batch that is not to be split, exceeds the budget.
 /// - `footprint_of` failed. A failure at a size that only [`Cliffs::Avoid`] asks for is not an
 ///   error.
 ///
@@ -164,6 +164,7 @@ pub fn plan_at_once<E>(
         Sizing::Even => search.fewest_steps(&Ladder::even(batch.get()))?,
         Sizing::PowersOfTwo => search.fewest_steps(&Ladder::powers_of_two(batch.get()))?,
         Sizing::Fixed(size) => search.fixed(size.get())?,
+        Sizing::Whole => search.whole()?,
     };
     let plan = Plan::new(batch, budget, split, search.answers.into_known());
     if cfg!(debug_assertions) {
@@ -246,11 +247,31 @@ where
                     size: split.largest(),
                     misfit,
                     budget: self.budget,
-                    fitting: Items::new(smaller.size(found)),
+                    fitting: Some(Items::new(smaller.size(found))),
                 })))
             }
             _ => Err(PlanError::DoesNotFit(self.one_item_does_not_fit())),
         }
+    }
+
+    /// The whole batch, if it fits.
+    fn whole(&mut self) -> Result<Split, PlanError<E>> {
+        let split = Split::whole(self.batch);
+        let smaller = Ladder::powers_of_two_below(self.batch, self.batch);
+        if self.approach(split, &smaller)?.is_none() {
+            return Ok(split);
+        }
+        let misfit = self.answers.misfits(self.budget).next_back().cloned();
+        let misfit = misfit.expect("the search has stopped at one");
+        if misfit.split.largest() == Items::new(1) {
+            return Err(PlanError::DoesNotFit(self.one_item_does_not_fit()));
+        }
+        Err(PlanError::FixedDoesNotFit(Box::new(FixedDoesNotFit {
+            size: Items::new(self.batch),
+            misfit,
+            budget: self.budget,
+            fitting: None,
+        })))
     }
 
     /// Tries `goal` in the order of the probing. If it does not fit, returns the rungs below it

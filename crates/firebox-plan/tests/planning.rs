@@ -21,6 +21,8 @@ const fn options(sizing: Sizing, probing: Probing) -> PlanOptions {
     PlanOptions::new().sizing(sizing).probing(probing)
 }
 
+const WHOLE: PlanOptions = options(Sizing::Whole, Probing::FromWhole);
+
 const fn fixed(size: usize) -> PlanOptions {
     options(Sizing::Fixed(Items::new(size)), Probing::FromWhole)
 }
@@ -188,6 +190,23 @@ fn a_fixed_size_where_not_even_one_item_fits() {
     // One item would fit as a batch of its own. This batch has two items.
     let error = one_item_needs(30, 1, 29);
     check(2, 29, fixed(2), affine(28, 1, 1), &error);
+}
+
+#[test]
+fn a_whole_batch_is_not_split() {
+    check(100, 100, WHOLE, affine(0, 1, 9), "100 = 1 x 100");
+    let error = "a batch of 100 items does not fit, and is not split: it needs 100.00 MiB, 1.00 MiB more than the \
+                 budget of 99.00 MiB";
+    check(100, 99, WHOLE, affine(0, 1, 9), error);
+    check_questions(100, 100, WHOLE, affine(0, 1, 0), "100");
+    let from_one = options(Sizing::Whole, Probing::FromOne);
+    let error = "a batch of 100 items does not fit, and is not split: already 32 items need 32.00 MiB, 12.00 \
+                 MiB more than the budget of 20.00 MiB";
+    check(100, 20, from_one, affine(0, 1, 0), error);
+    let error = "one item needs 30.00 MiB, 10.00 MiB more than the budget of 20.00 MiB: raise the budget, make each \
+                 item smaller, or take a smaller model";
+    check(100, 20, from_one, affine(29, 1, 0), error);
+    check(1, 20, WHOLE, |_, _| 30, error);
 }
 
 #[test]

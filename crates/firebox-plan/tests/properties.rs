@@ -92,6 +92,7 @@ fn options() -> impl Strategy<Value = PlanOptions> {
     let sizing = prop_oneof![
         3 => Just(Sizing::Even),
         1 => Just(Sizing::PowersOfTwo),
+        1 => Just(Sizing::Whole),
         1 => (1..5000usize).prop_map(|size| Sizing::Fixed(Items::new(size))),
         1 => (1..40usize).prop_map(|size| Sizing::Fixed(Items::new(size))),
     ];
@@ -163,6 +164,7 @@ impl Case {
                 fits.then(|| batch.div_ceil(size.get()))
             }
             _ if self.fits(batch, No) => Some(1),
+            Sizing::Whole => None,
             Sizing::Even => (2..=batch).find(|steps| {
                 self.fits(batch.div_ceil(*steps), Yes) && self.fits(batch / steps, Yes)
             }),
@@ -199,10 +201,14 @@ impl Case {
             Err(PlanError::FixedDoesNotFit(error)) => {
                 prop_assert!(self.footprint.of(error.misfit.split.sizes()) > self.budget);
                 prop_assert!(error.misfit.split.largest() <= error.size);
-                let is_fitting = |split: &&Split| split.largest() == error.fitting;
-                let fitting = self.asked.iter().find(is_fitting).map(|split| split.sizes());
-                prop_assert!(fitting.is_some_and(|sizes| self.footprint.of(sizes) <= self.budget));
-                prop_assert!(error.fitting < error.size);
+                prop_assert_eq!(error.fitting.is_none(), self.options.sizing == Sizing::Whole);
+                if let Some(fitting) = error.fitting {
+                    let is_fitting = |split: &&Split| split.largest() == fitting;
+                    let asked = self.asked.iter().find(is_fitting).map(|split| split.sizes());
+                    let fits = |sizes| self.footprint.of(sizes) <= self.budget;
+                    prop_assert!(asked.is_some_and(fits));
+                    prop_assert!(fitting < error.size);
+                }
             }
             Err(error) => prop_assert!(false, "unexpected: {error}"),
         }
@@ -233,7 +239,7 @@ impl Case {
         for fewer in plan.with_fewer_steps(sizing) {
             prop_assert!(fewer.len() < steps);
             steps = fewer.len();
-            let is_chosen = matches!(sizing, Sizing::Fixed(_));
+            let is_chosen = matches!(sizing, Sizing::Fixed(_) | Sizing::Whole);
             prop_assert!(is_chosen || self.footprint.of(fewer.sizes()) > self.budget, "{fewer}");
         }
         prop_assert_eq!(steps, 1);

@@ -56,6 +56,20 @@ pub struct Program {
     versions: Vec<TensorIndex>,
     steps: usize,
     tensors: usize,
+    host_bytes: Bytes,
+}
+
+/// The host memory that a rewritten trace takes, with the numbers of its versions.
+fn host_bytes(rewritten: &Rewritten, versions: &[TensorIndex]) -> Bytes {
+    let Trace { tensors, steps, descriptions } = &rewritten.trace;
+    let of_tensors = std::mem::size_of_val(tensors.as_slice());
+    let of_steps = steps.len() * (size_of::<Step>() + size_of::<StepOrigin>());
+    let of_calls = rewritten.trace.calls().count() * size_of::<Call>();
+    let operations: usize =
+        descriptions.iter().map(|description| description.operations.len()).sum();
+    let of_descriptions = operations * size_of::<OperationIr>() + descriptions.len() * DESCRIPTION;
+    let of_versions = std::mem::size_of_val(versions);
+    Bytes::new((of_tensors + of_steps + of_calls + of_descriptions + of_versions) as u64)
 }
 
 impl Program {
@@ -72,7 +86,9 @@ impl Program {
         let rewritten = apply(trace, recipe)?;
         check(trace, &rewritten)?;
         let versions = versions(trace, &rewritten);
-        Ok(Self { rewritten, versions, steps: trace.steps.len(), tensors: trace.tensors.len() })
+        let host_bytes = host_bytes(&rewritten, &versions);
+        let (steps, tensors) = (trace.steps.len(), trace.tensors.len());
+        Ok(Self { rewritten, versions, steps, tensors, host_bytes })
     }
 
     /// The rewritten trace.
@@ -97,16 +113,7 @@ impl Program {
 
     /// The host memory that the program takes. Heuristic.
     pub fn host_bytes(&self) -> Bytes {
-        let Trace { tensors, steps, descriptions } = self.trace();
-        let of_tensors = std::mem::size_of_val(tensors.as_slice());
-        let of_steps = steps.len() * (size_of::<Step>() + size_of::<StepOrigin>());
-        let of_calls = self.trace().calls().count() * size_of::<Call>();
-        let operations: usize =
-            descriptions.iter().map(|description| description.operations.len()).sum();
-        let of_descriptions =
-            operations * size_of::<OperationIr>() + descriptions.len() * DESCRIPTION;
-        let of_versions = std::mem::size_of_val(self.versions.as_slice());
-        Bytes::new((of_tensors + of_steps + of_calls + of_descriptions + of_versions) as u64)
+        self.host_bytes
     }
 
     /// Whether a recording makes the calls of the recording that was rewritten: in the same order,

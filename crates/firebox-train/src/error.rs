@@ -211,14 +211,17 @@ pub enum TrainError {
         /// The reason.
         cause: Box<PlanError<TrainError>>,
     },
-    /// A micro-batch needs more than planned and cannot be split further, because it has one item.
+    /// A micro-batch needs more than planned and is not split further: it has one item, or
+    /// [`Sizing::Whole`](firebox_plan::Sizing::Whole) was asked for.
     #[error(
-        "one item of this {phase} batch needs {needed}, and {budget} are left for it: its shapes differ from the \
-         batch that was planned with; raise the budget, or make the items smaller"
+        "this {phase} batch needs {needed} for {}, and {budget} are left: its shapes differ from the batch that was \
+         planned with; raise the budget, or make the items smaller", together(*items)
     )]
     GrewTooLarge {
         /// The phase.
         phase: Phase,
+        /// The items of the micro-batch.
+        items: Items,
         /// What the micro-batch needs in addition to what is already held.
         needed: Bytes,
         /// What is left of the budget after what is already held.
@@ -371,6 +374,13 @@ impl TrainError {
 
 fn of_rank(parameter: Option<&(usize, String)>) -> String {
     parameter.map_or_else(String::new, |(rank, path)| format!(", that of `{path}` on rank {rank}"))
+}
+
+fn together(items: Items) -> String {
+    match items.get() {
+        1 => "one item".into(),
+        items => format!("{items} items, which are not split"),
+    }
 }
 
 fn list(survivors: &[Survivor]) -> String {

@@ -161,8 +161,18 @@ impl Planned {
     }
 }
 
-/// A structure of micro-steps: its phase, its hash, and within how much it computes tensors again.
-type Known = (Phase, StructuralHash, Option<Bytes>);
+/// A structure of micro-steps: its phase, its hash, and what runs for it.
+type Known = (Phase, StructuralHash, Written);
+
+/// What runs for a recorded micro-step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Written {
+    AsRecorded,
+    /// As its plan says: tensors are computed again so that it takes at most this much.
+    Within(Bytes),
+    /// In what was left when it outgrew its plan.
+    Squeezed,
+}
 
 /// What a micro-step of a known structure needs in addition to what is held.
 #[derive(Clone, Debug)]
@@ -271,15 +281,20 @@ impl Planner {
     /// How batches may be cut.
     fn sizing(&self, phase: Phase) -> Sizing {
         match self.stays_whole && phase == Phase::Training {
-            true => Sizing::Fixed(usize::MAX.into()),
+            true => Sizing::Whole,
             false => self.sizing,
         }
+    }
+
+    /// Whether the user has asked for batches that are never split.
+    pub(crate) fn is_never_split(&self) -> bool {
+        self.sizing == Sizing::Whole
     }
 
     /// Plans every training batch whole from now on. False if the user has chosen the size of
     /// micro-batches, or nothing may be computed again.
     pub(crate) fn keep_whole(&mut self) -> bool {
-        let is_free = !matches!(self.sizing, Sizing::Fixed(_));
+        let is_free = !matches!(self.sizing, Sizing::Fixed(_) | Sizing::Whole);
         let may = is_free && self.recompute.if_allowed().is_some() && !self.training_reads;
         if may {
             self.stays_whole = true;

@@ -1,17 +1,17 @@
 //! Admission: whether a micro-step may run, given what it needs and what is left of the budget.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use std::sync::Arc;
-
+use firebox_plan::Sizing;
 use firebox_recompute::Program;
-use firebox_trace::{Bytes, Trace};
+use firebox_trace::{Bytes, Footprint, Trace};
 
-use super::{Admitted, Known, PROGRAMS, Planned, Planner};
+use super::{Admitted, Known, PROGRAMS, Planned, Planner, Written};
 use crate::error::{Phase, TrainError};
 use crate::planner::overhead::OverheadBytes;
 use crate::planner::pages::{OpenPages, pages_of};
-use crate::planner::recompute::{Attempt, Passes, Recomputed};
+use crate::planner::recompute::{Attempt, Passes};
 use crate::planner::rehearsed::recording_bytes;
 use crate::planner::shape::Shape;
 
@@ -95,10 +95,10 @@ impl Planner {
         let admitted = self.look_up(step);
         let program = admitted.program.clone();
         match self.admit_known(step, admitted) {
-            Err(TrainError::GrewTooLarge { phase, needed, budget })
-                if step.items == 1 || self.stays_whole && phase == Phase::Training =>
+            Err(TrainError::GrewTooLarge { phase, items, needed, budget })
+                if step.items == 1 || self.sizing(phase) == Sizing::Whole =>
             {
-                let too_large = TrainError::GrewTooLarge { phase, needed, budget };
+                let too_large = TrainError::GrewTooLarge { phase, items, needed, budget };
                 let Some(smaller) = self.squeeze(step, needed, budget) else {
                     return Err(too_large);
                 };
@@ -114,13 +114,15 @@ impl Planner {
         let Applicant { phase, trace, shape, .. } = *step;
         let planned = self.plans.get(&(phase, shape));
         let recomputed = planned.and_then(|planned| planned.rehearsed.recomputed.as_ref());
-        let structure = (phase, trace.structural_hash(), recomputed.map(Recomputed::limit));
+        let written = recomputed.map_or(Written::AsRecorded, |one| Written::Within(one.limit()));
+        let structure = (phase, trace.structural_hash(), written);
         if let Some(known) = self.known_of(&structure, trace) {
             return known;
         }
         let memory = self.memory.as_ref();
         let program = recomputed.and_then(|recomputed| recomputed.program(trace, memory));
-        let admitted = self.footprint_of(trace, program);
+        let footprint = memory.footprint(program.as_ref().map_or(trace, Program::trace));
+        let admitted = self.needs(trace, program, &footprint);
         self.remember(structure, admitted)
     }
 
@@ -129,8 +131,10 @@ impl Planner {
     fn squeeze(&mut self, step: &Applicant, needed: Bytes, budget: Bytes) -> Option<Admitted> {
         let Applicant { phase, trace, .. } = *step;
         let most = self.recompute.if_allowed().filter(|_| phase == Phase::Training)?;
-        let structure = (phase, trace.structural_hash(), Some(budget));
-        if let Some(known) = self.known_of(&structure, trace) {
+        let structure = (phase, trace.structural_hash(), Written::Squeezed);
+        // What was found for a larger budget may be too large for this one.
+        let known = self.known_of(&structure, trace);
+        if let Some(known) = known.filter(|known| known.needed <= budget) {
             return Some(known);
         }
         let memory = self.memory.clone();
@@ -138,12 +142,13 @@ impl Planner {
         let recording = self.recording(trace);
         let answer = |attempt: &Attempt| {
             let programs = if memory.is_on_host() { attempt.programs } else { Bytes::ZERO };
-            (memory.footprint(&attempt.trace).growth() + recording + programs, ())
+            let footprint = memory.footprint(&attempt.trace);
+            (footprint.growth() + recording + programs, footprint)
         };
-        let found = passes.within(trace, (budget, needed, most), answer).ok()?;
-        let program = found.0.recomputed.of_one(trace)?;
-        log::warn!("a micro-batch that outgrew its plan: {}", found.0.recomputed.report());
-        let admitted = self.footprint_of(trace, Some(program));
+        let (found, footprint) = passes.within(trace, (budget, needed, most), answer).ok()?;
+        let program = found.recomputed.of_one(trace)?;
+        log::warn!("a micro-batch that outgrew its plan: {}", found.recomputed.report());
+        let admitted = self.needs(trace, Some(program), &footprint);
         Some(self.remember(structure, admitted))
     }
 
@@ -158,14 +163,14 @@ impl Planner {
         recording_bytes(&*self.memory, trace, trace.calls().count())
     }
 
-    fn footprint_of(&self, trace: &Trace, program: Option<Program>) -> Admitted {
-        let footprint = self.memory.footprint(program.as_ref().map_or(trace, Program::trace));
+    /// What a recorded micro-step needs, given the footprint of what runs.
+    fn needs(&self, trace: &Trace, program: Option<Program>, footprint: &Footprint) -> Admitted {
         let mut needed = footprint.growth() + self.recording(trace);
         if self.memory.is_on_host() {
             needed += program.as_ref().map_or(Bytes::ZERO, Program::host_bytes);
         }
         let (program, stays) = (program.map(Arc::new), footprint.stays);
-        Admitted { program, needed, stays, pages: pages_of(&footprint) }
+        Admitted { program, needed, stays, pages: pages_of(footprint) }
     }
 
     /// Remembers what a structure needs. Of programs, which are large, only the latest few.
@@ -214,7 +219,7 @@ impl Planner {
         }
         let budget = (self.budget - held).max(planned.standalone);
         if needed > budget {
-            return Err(TrainError::GrewTooLarge { phase, needed, budget });
+            return Err(TrainError::GrewTooLarge { phase, items: items.into(), needed, budget });
         }
         self.kept.fetch_max(kept.get(), Relaxed);
         // A micro-step larger than planned may need more than predicted.
@@ -237,7 +242,12 @@ impl Planner {
         alone.open(&own);
         let needed = alone.with(&pages);
         if needed > room && items > 1 {
-            return Err(TrainError::GrewTooLarge { phase, needed, budget: room });
+            return Err(TrainError::GrewTooLarge {
+                phase,
+                items: items.into(),
+                needed,
+                budget: room,
+            });
         }
         alone.open(&pages);
         self.pages = alone;

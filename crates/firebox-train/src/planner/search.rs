@@ -28,8 +28,6 @@ struct Wanted {
     pages: EarlierPages,
     /// The share of time that may be spent on computing again, if any.
     recompute: Option<f64>,
-    /// Whether only the whole batch will do. A smaller one is not looked for.
-    is_whole: bool,
 }
 
 /// A plan, and the rehearsal of its split.
@@ -93,8 +91,7 @@ impl Planner {
             }
             // A whole batch has the statistics of a whole batch.
             Ok((plan, recorded)) if !plan.is_whole() && self.prefers_whole(recorded) => {
-                let sizing = Sizing::Fixed(items.into());
-                let whole = Wanted { sizing, is_whole: true, ..wanted };
+                let whole = Wanted { sizing: Sizing::Whole, ..wanted };
                 self.search(whole, cost, rehearse).or(found)
             }
             Ok((plan, recorded)) if !plan.is_whole() && self.recompute.is_for_speed() => {
@@ -112,15 +109,15 @@ impl Planner {
 
     /// Whether a split changes what the model computes, and the user has not asked for one.
     fn prefers_whole(&self, rehearsed: &Rehearsed) -> bool {
-        let sizing = self.sizing(Phase::Training);
-        let is_free = !matches!(sizing, Sizing::Fixed(_)) && !self.splits_statistics;
+        let is_chosen = matches!(self.sizing(Phase::Training), Sizing::Fixed(_) | Sizing::Whole);
+        let is_free = !is_chosen && !self.splits_statistics;
         is_free && !rehearsed.running_state.is_empty()
     }
 
     /// A batch as it is recorded, next to the pages of earlier ones.
     fn wanted(&self, phase: Phase, items: usize) -> Wanted {
         let (sizing, pages) = (self.sizing(phase), EarlierPages::Keep);
-        Wanted { phase, items, sizing, pages, recompute: None, is_whole: false }
+        Wanted { phase, items, sizing, pages, recompute: None }
     }
 
     /// Searches for a plan next to the open pages of earlier plans. If the batch may fit in fewer
@@ -293,17 +290,13 @@ impl Planner {
     ) -> Result<(Plan, HashMap<Split, Rehearsed>), PlanError<TrainError>> {
         let budget = self.budget.scale(self.share);
         let recorder = self.recorder(budget);
-        let Wanted { phase, items, sizing, pages, recompute, is_whole } = wanted;
+        let Wanted { phase, items, sizing, pages, recompute } = wanted;
         let options = self.options(sizing);
         let more = (phase, items, budget, options, self.overhead, self.kept(), recompute);
         let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
         let plan = plan_at_once(Items::new(items), budget, &options, |splits| {
             if let Some(needs) = earlier.needs(splits) {
                 return needs.into_iter().map(Ok).collect();
-            }
-            if is_whole && splits.iter().any(|split| split.len() > 1) {
-                let refused = || TrainError::GrewTooLarge { phase, needed: budget, budget };
-                return splits.iter().map(|_| Err(refused())).collect();
             }
             cost.rehearsals += splits.len();
             let mut conditions = self.conditions(phase, budget, pages);
@@ -425,7 +418,7 @@ pub(super) fn may_run_in_fewer_steps(
     let does_fit = |split: &Split| {
         plan.asked().iter().any(|asked| asked.split == *split && asked.need.peak <= plan.budget())
     };
-    let is_chosen = matches!(sizing, Sizing::Fixed(_));
+    let is_chosen = matches!(sizing, Sizing::Fixed(_) | Sizing::Whole);
     let mut fewer = plan.with_fewer_steps(sizing).filter(|split| !is_chosen && !does_fit(split));
     let next = fewer.next();
     let even = next.filter(Split::is_uneven).and_then(|_| fewer.find(|split| !split.is_uneven()));

@@ -62,6 +62,7 @@ where
         match self.attempt(range.len(), micro, step) {
             Ok(output) => sink(output, weight),
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
+            Err(error) if self.planner.is_never_split() => Err(error),
             Err(error) => {
                 log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
                 self.planner.outgrow(self.phase, self.shape);
