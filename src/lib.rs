@@ -111,7 +111,7 @@ pub use firebox_trace::{
 pub use firebox_train::{
     Advice, Batches, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory,
     DurableRecorder, During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder,
-    MemoryUse, MicroBatches, OverheadBytes, Phase, PlanReport, PlanningCost, PoolUsage,
+    MemoryUse, MicroBatches, OverheadBytes, Park, Phase, PlanReport, PlanningCost, PoolUsage,
     RecomputePolicy, Recomputing, Reduction, SavedPlanner, SplitCheck, Splitter, StepMetric,
     StepPlanner, StepUse, TrainError, WeightedGradients, batch_share, footprint, join,
     label_parameters, newest_checkpoint,

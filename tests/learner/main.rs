@@ -18,6 +18,7 @@ mod metrics;
 mod micro_batch;
 #[path = "../../examples/custom_op/op.rs"]
 mod op;
+mod parked;
 mod places;
 mod planning;
 mod recompute;

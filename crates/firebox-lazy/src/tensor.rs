@@ -14,6 +14,7 @@ use burn_std::{DType, Shape};
 use firebox_trace::TensorIndex;
 
 use crate::kind::{Kind, Value};
+use crate::record::parking::Parked;
 use crate::record::{arrival, session};
 use crate::threads::deferred::{self, Place};
 use crate::threads::handover;
@@ -59,6 +60,8 @@ struct Promise<B: Backend> {
     ticket: Arc<Ticket>,
     /// If a loader thread asked for the tensor: the deferred call that makes it.
     deferred: Option<Place<B>>,
+    /// Where its values are, if not on the device.
+    parked: OnceLock<Arc<dyn Parked>>,
 }
 
 /// The state of a recording, as seen by the tensors it promised.
@@ -145,6 +148,11 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
         promise.deferred.as_ref()
     }
 
+    /// Where the values are, if not on the device.
+    pub(crate) fn parked(&self) -> Option<&Arc<dyn Parked>> {
+        self.promise.as_ref()?.parked.get()
+    }
+
     /// Takes the deferred call out of a node without other owners.
     pub(crate) fn forget_deferred(&mut self) -> Option<Place<B>> {
         self.promise.as_mut()?.deferred.take()
@@ -201,6 +209,8 @@ impl<B: Backend, K: Kind<B>> Drop for Node<B, K> {
 pub(crate) trait Settle<B: Backend>: Send + Sync {
     /// Gives the node its value.
     fn settle(&self, value: Value<B>);
+    /// Tells the node where its values are.
+    fn park(&self, parked: Arc<dyn Parked>);
 }
 
 /// A tensor of a session that waits for its value while somebody holds it.
@@ -210,6 +220,12 @@ impl<B: Backend, K: Kind<B>> Settle<B> for Node<B, K> {
     fn settle(&self, value: Value<B>) {
         // A node keeps its first value.
         let _ = self.value.set(K::restore(value));
+    }
+
+    fn park(&self, parked: Arc<dyn Parked>) {
+        if let Some(promise) = &self.promise {
+            let _ = promise.parked.set(parked);
+        }
     }
 }
 
@@ -239,9 +255,23 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         (ticket, deferred): (Arc<Ticket>, Option<Place<B>>),
         (session, index): (u64, TensorIndex),
     ) -> Self {
-        let promise = Promise { shape, dtype, device, call, ticket, deferred };
+        let parked = OnceLock::new();
+        let promise = Promise { shape, dtype, device, call, ticket, deferred, parked };
         let node = Node::new(OnceLock::new(), Some(promise), place(session, index));
         Self { node: Arc::new(node) }
+    }
+
+    /// A tensor whose values are not on the device.
+    pub(crate) fn parked(
+        (shape, dtype): (Shape, DType),
+        device: B::Device,
+        call: &'static str,
+        parked: Arc<dyn Parked>,
+    ) -> Self {
+        let (ticket, parked) = (Ticket::new(), OnceLock::from(parked));
+        ticket.set(Stage::Run);
+        let promise = Promise { shape, dtype, device, call, ticket, deferred: None, parked };
+        Self { node: Arc::new(Node::new(OnceLock::new(), Some(promise), 0)) }
     }
 
     /// The tensor of the backend.
@@ -257,9 +287,16 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         }
     }
 
-    /// Like [`into_inner`](Self::into_inner), for a tensor that already has its value.
+    /// Like [`into_inner`](Self::into_inner), for a tensor that already has its value or is parked.
     pub(crate) fn into_value(self) -> K::Primitive {
-        let node = self.node;
+        let tensor = match self.is_parked() {
+            true => match self.forced() {
+                Ok(own) => return own,
+                Err(tensor) => tensor,
+            },
+            false => self,
+        };
+        let node = tensor.node;
         let (recording, _) = placed(node.place.load(Ordering::Relaxed));
         let value = match Arc::try_unwrap(node) {
             Ok(node) if node.value.get().is_none() => node.refuse(),
@@ -288,11 +325,17 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// Makes sure that the tensor has its value.
     ///
     /// Returns the tensor, which has its value unless a recording promised it. On a loader thread,
-    /// a tensor without a value keeps none; the value is returned instead, for this thread alone.
+    /// a tensor without a value keeps none; the value is returned instead, for this thread alone. So
+    /// is that of a parked tensor, which stays parked for its other owners.
     fn forced(self) -> Result<K::Primitive, Self> {
-        match self.node.value.get() {
-            Some(_) => Err(self),
-            None => deferred::force(self),
+        match (self.node.value.get(), self.node.parked().cloned()) {
+            (Some(_), _) => Err(self),
+            (None, Some(parked)) => {
+                let device = self.device();
+                drop(self);
+                Ok(streams::on_stream::<B, _>(|| K::from_data(parked.fetch(), &device)))
+            }
+            (None, None) => deferred::force(self),
         }
     }
 
@@ -323,7 +366,13 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// Whether the tensor has no value yet: the recording that promised it has not run, or a loader
     /// thread asked for it and nobody has needed it.
     pub fn is_promise(&self) -> bool {
-        self.node.promise.is_some() && self.node.value.get().is_none()
+        let has_none = self.node.promise.is_some() && self.node.value.get().is_none();
+        has_none && !self.is_parked()
+    }
+
+    /// Whether the values are not on the device, see [`Recording::park`](crate::Recording::park).
+    pub fn is_parked(&self) -> bool {
+        self.node.parked().is_some()
     }
 
     /// The device on which the tensor lives or will live.

@@ -7,7 +7,7 @@ use std::fmt;
 
 use firebox_trace::{Bytes, Estimate, Items};
 
-use crate::need::{Accumulating, Holding, Need, Oversized, RecomputedNeed, Role};
+use crate::need::{Accumulating, Holding, Need, Oversized, ParkedNeed, RecomputedNeed, Role};
 use crate::outcome::Answer;
 
 /// Why there is no plan. `E` is the error of the function that computes footprints.
@@ -29,7 +29,7 @@ pub enum PlanError<E> {
     ZeroFixedSize,
     /// One item exceeds the budget. No split can help.
     #[error("{0}")]
-    DoesNotFit(DoesNotFit),
+    DoesNotFit(Box<DoesNotFit>),
     /// The micro-batch size the user fixed exceeds the budget, but a smaller one fits. Or the batch
     /// does, and must not be split.
     #[error("{0}")]
@@ -132,7 +132,8 @@ impl fmt::Display for DoesNotFit {
                 write!(f, ": {}", remedies.join("; or "))?;
             }
         }
-        Again(need.recomputed, self.budget).fmt(f)
+        Again(need.recomputed, self.budget).fmt(f)?;
+        Elsewhere(need.parked, self.budget).fmt(f)
     }
 }
 
@@ -177,7 +178,8 @@ impl fmt::Display for FixedDoesNotFit {
         if let Some(fitting) = fitting {
             write!(f, "; leave the size out to have it found, or set it to {fitting}, which fits")?;
         }
-        Again(need.recomputed, budget).fmt(f)
+        Again(need.recomputed, budget).fmt(f)?;
+        Elsewhere(need.parked, budget).fmt(f)
     }
 }
 
@@ -275,6 +277,21 @@ impl fmt::Display for Again {
     }
 }
 
+/// What parked optimizer state would save, formatted for errors.
+struct Elsewhere(Option<ParkedNeed>, Bytes);
+
+impl fmt::Display for Elsewhere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(Some(ParkedNeed { peak, on_host }), budget) = self else { return Ok(()) };
+        let place = if *on_host { "Park::Disk(folder)" } else { "Park::Host" };
+        write!(f, ". With `.park_optimizer({place})` ")?;
+        match peak <= budget {
+            true => write!(f, "it fits: it needs {peak}"),
+            false => write!(f, "it needs {peak}"),
+        }
+    }
+}
+
 /// A need above the budget, formatted for errors.
 struct Excess<'a> {
     need: &'a Need,
@@ -323,6 +340,15 @@ mod tests {
             text.ends_with("the least that was found is 85.00 MiB, for 40 % more time"),
             "{text}"
         );
+        error.need.parked = Some(ParkedNeed { peak: Bytes::mib(81), on_host: false });
+        let text = error.to_string();
+        let parked = ". With `.park_optimizer(Park::Host)` it needs 81.00 MiB";
+        assert!(text.ends_with(parked), "{text}");
+        error.need.parked = Some(ParkedNeed { peak: Bytes::mib(80), on_host: true });
+        let text = error.to_string();
+        let parked = "`.park_optimizer(Park::Disk(folder))` it fits: it needs 80.00 MiB";
+        assert!(text.ends_with(parked), "{text}");
+        error.need.parked = None;
         error.need.recomputed = Some(RecomputedNeed { peak: Bytes::mib(70), percent: 40 });
         let text = error.to_string();
         assert!(

@@ -72,6 +72,8 @@ pub struct Need {
     pub oversized: Option<Oversized>,
     /// The least that was found by computing tensors again, if that was tried and is too much.
     pub recomputed: Option<RecomputedNeed>,
+    /// What is needed if the optimizer's state is parked between steps, if that was tried.
+    pub parked: Option<ParkedNeed>,
 }
 
 /// What is needed if tensors are computed again instead of kept.
@@ -81,6 +83,15 @@ pub struct RecomputedNeed {
     pub peak: Bytes,
     /// The additional time, in percent of the time of forward and backward passes.
     pub percent: u32,
+}
+
+/// What is needed if the optimizer's state is outside of the device between optimizer steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkedNeed {
+    /// Peak in bytes.
+    pub peak: Bytes,
+    /// Whether host memory is no place for it, because the device computes there.
+    pub on_host: bool,
 }
 
 /// A buffer above the largest size a device can hold.
@@ -110,7 +121,14 @@ impl Need {
 
     /// A peak of the given certainty, without holdings.
     pub fn new(peak: Bytes, estimate: Estimate) -> Self {
-        Self { peak, estimate, holdings: Vec::new(), oversized: None, recomputed: None }
+        Self {
+            peak,
+            estimate,
+            holdings: Vec::new(),
+            oversized: None,
+            recomputed: None,
+            parked: None,
+        }
     }
 
     /// Adds a holding: `bytes` of the peak under the name `label`.

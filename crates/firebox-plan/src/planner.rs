@@ -201,7 +201,7 @@ where
                 };
             }
         }
-        Err(PlanError::DoesNotFit(self.one_item_does_not_fit()))
+        Err(PlanError::DoesNotFit(self.one_item_does_not_fit().into()))
     }
 
     /// The split of a fitting rung, or the first split below it that is slightly smaller and needs
@@ -250,7 +250,7 @@ where
                     fitting: Some(Items::new(smaller.size(found))),
                 })))
             }
-            _ => Err(PlanError::DoesNotFit(self.one_item_does_not_fit())),
+            _ => Err(PlanError::DoesNotFit(self.one_item_does_not_fit().into())),
         }
     }
 
@@ -264,7 +264,7 @@ where
         let misfit = self.answers.misfits(self.budget).next_back().cloned();
         let misfit = misfit.expect("the search has stopped at one");
         if misfit.split.largest() == Items::new(1) {
-            return Err(PlanError::DoesNotFit(self.one_item_does_not_fit()));
+            return Err(PlanError::DoesNotFit(self.one_item_does_not_fit().into()));
         }
         Err(PlanError::FixedDoesNotFit(Box::new(FixedDoesNotFit {
             size: Items::new(self.batch),

@@ -5,11 +5,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use burn_ir::OperationIr;
 use burn_std::{DType, Shape};
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -371,6 +372,22 @@ impl Trace {
     /// The positions at which the program reads values.
     pub fn reads(&self) -> impl Iterator<Item = OpIndex> {
         self.iter().filter(|(_, step)| matches!(step, Step::Read(_))).map(|(at, _)| at)
+    }
+
+    /// The last of these steps that uses or makes a tensor. The end of a tensor is no use.
+    ///
+    /// # Panics
+    ///
+    /// If the trace does not have all of the steps.
+    pub fn last_uses(&self, steps: Range<usize>) -> FxHashMap<TensorIndex, OpIndex> {
+        let mut last = FxHashMap::default();
+        for (at, step) in (steps.start as u32..).map(OpIndex).zip(&self.steps[steps]) {
+            if !matches!(step, Step::Free(_)) {
+                let made = step.deaths_and_births().1;
+                last.extend(step.uses().chain(made).map(|tensor| (tensor, at)));
+            }
+        }
+        last
     }
 
     /// The tensors that existed before the recording.

@@ -227,6 +227,28 @@ pub enum TrainError {
         /// What is left of the budget after what is already held.
         budget: Bytes,
     },
+    /// Host memory has no room for the optimizer's state, which was to be parked there.
+    #[error(
+        "the optimizer's state takes {state}, and {free} of host memory are free: park it on a disk, as in \
+         `.park_optimizer(Park::Disk(folder))`"
+    )]
+    NoRoomToPark {
+        /// What the state takes.
+        state: Bytes,
+        /// The free host memory, or this rank's part of it.
+        free: Bytes,
+    },
+    /// The optimizer's state cannot be parked on the disk. The last optimizer step is whole.
+    #[error(
+        "optimizer state cannot be written to {}: {cause}; make room there, or name another folder",
+        folder.display()
+    )]
+    NotParked {
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
     /// The step is another program for other batch sizes, so no trace of it can be saved.
     #[error("no trace can be saved: {message}")]
     NotSaved {

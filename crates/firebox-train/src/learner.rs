@@ -147,7 +147,9 @@ where
         let items = splitter.items(batch)?;
         let learner = self.learner();
         let settings = &Settings { others, ..self.builder.settings.clone() };
-        let mut planner = settings.planner::<B, _>(&self.model)?;
+        let planner = settings.planner::<B, _>(&self.model)?;
+        let parks = settings.parks(planner.memory().is_on_host());
+        let mut planner = planner.parking(parks);
         let pages = !planner.memory().is_on_host();
         let (states, joins) = (&settings.states, &settings.joins);
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {

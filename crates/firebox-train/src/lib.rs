@@ -7,6 +7,7 @@ mod learner;
 mod ready;
 mod settings;
 
+mod park;
 mod ranks;
 mod run;
 
@@ -52,6 +53,7 @@ pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};
 pub use footprint::footprint;
 pub use gradients::WeightedGradients;
 pub use learner::{FitResult, Fitted, Learner, LearnerBuilder, Unset};
+pub use park::Park;
 pub use planner::PlanningCost;
 pub use planner::labels::label_parameters;
 pub use planner::overhead::OverheadBytes;

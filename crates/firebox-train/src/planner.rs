@@ -19,6 +19,7 @@ use crate::error::Phase;
 use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
 use crate::planner::pages::{OpenPages, Pages, pages_of};
+use crate::planner::parked::Parks;
 use crate::planner::recompute::{RecomputePolicy, Speed};
 use crate::planner::rehearsal::Iterations;
 use crate::planner::rehearsed::Rehearsed;
@@ -32,6 +33,7 @@ pub(crate) mod labels;
 mod outputs;
 pub(crate) mod overhead;
 pub(crate) mod pages;
+pub(crate) mod parked;
 pub(crate) mod pieces;
 mod prepare;
 pub(crate) mod recompute;
@@ -75,6 +77,9 @@ pub(crate) struct Planner {
     /// When passes compute tensors again, and how the device computes.
     recompute: RecomputePolicy,
     speed: Speed,
+    /// Whether the optimizer's state is outside of the device between steps, and what of it.
+    parks: Parks,
+    parked: Vec<TensorInfo>,
     /// Whether batches are split although that changes the statistics that a model normalizes by.
     splits_statistics: bool,
     /// Whether training batches must not be split.
@@ -224,6 +229,8 @@ impl Planner {
             overhead: Overhead::default(),
             recompute: RecomputePolicy::never(),
             speed,
+            parks: Parks::Never,
+            parked: Vec::new(),
             splits_statistics: false,
             stays_whole: false,
             cache: None,
@@ -270,6 +277,22 @@ impl Planner {
         self.recompute = policy;
         self.splits_statistics = splits_statistics;
         self
+    }
+
+    /// Plans with the optimizer's state parked, or says what that would save.
+    pub(crate) fn parking(mut self, parks: Parks) -> Self {
+        self.parks = parks;
+        self
+    }
+
+    /// Whether the optimizer's state is parked.
+    pub(crate) fn parks(&self) -> bool {
+        self.parks == Parks::Does
+    }
+
+    /// What is parked between optimizer steps.
+    pub(crate) fn parked(&self) -> Bytes {
+        self.parked.iter().map(TensorInfo::bytes).sum()
     }
 
     /// Packs masks in booleans of this type.

@@ -35,6 +35,9 @@ pub struct PlanReport {
     /// What the optimizer keeps between steps: twice the parameters for Adam, once for SGD with
     /// momentum.
     pub optimizer_state: Bytes,
+    /// What of the optimizer's state is [parked](crate::LearnerBuilder::park_optimizer) between
+    /// steps, outside of the device.
+    pub parked: Bytes,
     /// The operation at the predicted peak.
     pub operation: String,
     /// How reliable the prediction is.
@@ -57,6 +60,8 @@ pub struct PlanReport {
 impl PlanReport {
     pub(crate) fn new(device: String, budget: Bytes, phase: Phase, planned: &Planned) -> Self {
         let Planned { plan, rehearsed, cost, .. } = planned;
+        let parked: Bytes = rehearsed.parked.iter().map(TensorInfo::bytes).sum();
+        let on_device: Bytes = rehearsed.optimizer_state.iter().map(TensorInfo::bytes).sum();
         Self {
             device,
             phase,
@@ -66,7 +71,8 @@ impl PlanReport {
             recipes: rehearsed.recomputed.clone(),
             categories: rehearsed.footprint.categories,
             modules: rehearsed.modules.clone(),
-            optimizer_state: rehearsed.optimizer_state.iter().map(TensorInfo::bytes).sum(),
+            optimizer_state: on_device + parked,
+            parked,
             operation: rehearsed.footprint.op.clone(),
             estimate: rehearsed.footprint.estimate,
             overhead: rehearsed.overhead,
@@ -178,6 +184,10 @@ impl fmt::Display for PlanReport {
         table.add_row(vec![format!("batch ({steps})"), self.plan.to_string()]);
         if let Some(recomputed) = self.recomputed {
             table.add_row(vec!["computed again".to_owned(), recomputed.to_string()]);
+        }
+        if self.parked > Bytes::ZERO {
+            let parked = format!("{} of optimizer state between steps", self.parked);
+            table.add_row(vec!["parked".to_owned(), parked]);
         }
         let peak = format!("{}, {}", self.predicted(), self.estimate);
         table.add_row(vec!["predicted peak".to_owned(), peak]);

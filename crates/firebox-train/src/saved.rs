@@ -15,6 +15,7 @@ use crate::components::{LazyComponents, TrainBatch};
 use crate::error::{Phase, TrainError};
 use crate::planner::Planner;
 use crate::planner::overhead::Overhead;
+use crate::planner::parked::{Parks, park_state};
 use crate::planner::recompute::{Attempt, Passes, RecomputePolicy, Speed};
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
@@ -111,6 +112,7 @@ pub struct SavedPlanner {
     sizing: Sizing,
     cliffs: Option<Cliffs>,
     recompute: RecomputePolicy,
+    parks: Parks,
     overhead: Overhead,
 }
 
@@ -134,6 +136,7 @@ impl SavedPlanner {
             sizing: Sizing::default(),
             cliffs: None,
             recompute: RecomputePolicy::default(),
+            parks: Parks::Could,
             overhead: Overhead::default(),
         }
     }
@@ -158,6 +161,15 @@ impl SavedPlanner {
     #[must_use]
     pub fn recompute(mut self, policy: RecomputePolicy) -> Self {
         self.recompute = policy;
+        self
+    }
+
+    /// Keeps the optimizer's state outside of the device between steps, as
+    /// [`LearnerBuilder::park_optimizer`](crate::LearnerBuilder::park_optimizer) does. Default: it
+    /// stays on the device.
+    #[must_use]
+    pub fn park_optimizer(mut self) -> Self {
+        self.parks = Parks::Does;
         self
     }
 
@@ -203,7 +215,7 @@ impl SavedPlanner {
         trace: &SavedTrace,
         split: Split,
     ) -> Result<(Trace, Footprint), TrainError> {
-        let trace = trace.sample(split)?.trace;
+        let trace = self.iterations(trace, split)?;
         let footprint = self.memory.footprint(&trace);
         Ok((trace, footprint))
     }
@@ -219,7 +231,7 @@ impl SavedPlanner {
         trace: &SavedTrace,
         plan: &PlanReport,
     ) -> Result<(Trace, Footprint), TrainError> {
-        let recorded = trace.sample(plan.plan.split())?.trace;
+        let recorded = self.iterations(trace, plan.plan.split())?;
         let recipes = plan.recipes.as_ref();
         let trace = recipes.and_then(|recipes| recipes.rewrite(&recorded)).unwrap_or(recorded);
         let footprint = self.memory.footprint(&trace);
@@ -234,7 +246,7 @@ impl SavedPlanner {
         split: Split,
     ) -> Result<Option<(Bytes, f64)>, TrainError> {
         let most = self.recompute.if_allowed().unwrap_or(MOST_OVERHEAD);
-        let trace = trace.sample(split)?.trace;
+        let trace = self.iterations(trace, split)?;
         let memory = &*self.memory;
         let passes = Passes::of(&trace, memory, Speed::of(memory));
         let least = passes.and_then(|passes| passes.least(&trace, most));
@@ -244,9 +256,18 @@ impl SavedPlanner {
         Ok(least.map(answer))
     }
 
+    /// What a device runs for a batch that is cut as `split` says.
+    fn iterations(&self, trace: &SavedTrace, split: Split) -> Result<Trace, TrainError> {
+        let mut trace = trace.sample(split)?.trace;
+        if self.parks == Parks::Does {
+            park_state(&mut trace);
+        }
+        Ok(trace)
+    }
+
     fn planner(&self) -> Planner {
         let planner = Planner::new(self.memory.clone(), self.budget, self.sizing, self.cliffs);
-        let mut planner = planner.recomputing(self.recompute, false);
+        let mut planner = planner.recomputing(self.recompute, false).parking(self.parks);
         planner.count(self.overhead);
         planner
     }

@@ -17,7 +17,9 @@ use crate::cache::{Cache, Remembering};
 use crate::check::Coupling;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
+use crate::park::Park;
 use crate::planner::growth::Growth;
+use crate::planner::parked::Parks;
 use crate::planner::recompute::RecomputePolicy;
 use crate::planner::{Planned, Planner};
 use crate::progress::Screen;
@@ -34,6 +36,8 @@ pub(crate) struct Settings {
     pub(crate) sizing: Sizing,
     /// When tensors are computed again.
     pub(crate) recompute: RecomputePolicy,
+    /// Where the optimizer's state is between steps, if not on the device.
+    pub(crate) park: Option<Park>,
     /// What to do at cliffs, if the user chose.
     pub(crate) cliffs: Option<Cliffs>,
     pub(crate) reduction: Reduction,
@@ -120,6 +124,16 @@ impl Settings {
         let planner = planner.recomputing(self.recompute, self.pools_statistics.is_some());
         let planner = planner.with_bools(bools::<B::Base>());
         Ok(planner.measuring(growth.flatten()).remembering(cache))
+    }
+
+    /// Whether the Learner parks the optimizer's state, on a device whose memory is the host's or
+    /// not.
+    pub(crate) fn parks(&self, is_on_host: bool) -> Parks {
+        match &self.park {
+            None => Parks::Could,
+            Some(Park::Host) if is_on_host => Parks::Could,
+            Some(_) => Parks::Does,
+        }
     }
 
     /// The budget in bytes: what training may use. Memory the process already holds for training

@@ -111,15 +111,18 @@ macro_rules! into_data {
             tensor: $tensor<Self>,
         ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
             let zeros = $crate::record::limits::Zeros::of(&tensor);
-            let read = $crate::record::session::read(tensor).map(|tensor| {
+            let parked = tensor.node.parked().cloned();
+            let read = parked.is_none().then(|| $crate::record::session::read(tensor)).flatten();
+            let read = read.map(|tensor| {
                 let held = $crate::threads::handover::InUse::take::<B>();
                 let data = $crate::threads::streams::on_stream::<B, _>(|| B::$name(tensor));
                 $crate::threads::streams::poll_on_stream::<B, _>(held, data)
             });
             async move {
-                match read {
-                    Some(data) => data.await,
-                    None => Ok(zeros.data()),
+                match (read, parked) {
+                    (Some(data), _) => data.await,
+                    (None, Some(parked)) => Ok(parked.fetch()),
+                    (None, None) => Ok(zeros.data()),
                 }
             }
         }

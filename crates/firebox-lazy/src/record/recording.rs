@@ -73,7 +73,10 @@ impl<B: Backend> Session<B> {
     /// The tensors that existed before the session and were met in it, in the order of their
     /// indices.
     pub(crate) fn inputs(&self) -> Vec<Input> {
-        let mut inputs: Vec<_> = self.met.iter().collect();
+        let existed = |(_, index): &(&u64, &TensorIndex)| {
+            self.trace.tensor(**index).origin == Origin::Existing
+        };
+        let mut inputs: Vec<_> = self.met.iter().filter(existed).collect();
         inputs.sort_by_key(|(_, index)| **index);
         let input = |(id, index): (&u64, &TensorIndex)| {
             let (shape, dtype) = self.form(*index);

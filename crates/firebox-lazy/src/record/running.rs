@@ -45,11 +45,10 @@ impl<B: Backend> Session<B> {
         if let Some((program, drain)) = self.rewritten.take() {
             return self.run_rewritten(&program, &*drain, done);
         }
-        let steps = &self.trace.steps;
-        let mut program = self.program.drain(..).peekable();
+        let mut program = std::mem::take(&mut self.program).into_iter().peekable();
         // Effects may come after the last step.
-        for at in self.ran..=steps.len() {
-            let step = steps.get(at);
+        for at in self.ran..=self.trace.steps.len() {
+            let step = self.trace.steps.get(at);
             while let Some((_, instruction)) = program.next_if(|(of, _)| of.0 as usize <= at) {
                 handover::tick();
                 instruction.finish(&mut Frame::of(step, &mut self.values));
@@ -59,12 +58,14 @@ impl<B: Backend> Session<B> {
                     handover::tick();
                     drop(self.values.remove(*tensor));
                 }
-                Some(Step::Call(_) | Step::Upload { .. }) => {}
+                Some(Step::Call(_) | Step::Upload { .. }) => self.park_behind(at),
                 Some(Step::Read(_) | Step::Mark(_)) | None => continue,
             }
             done(OpIndex(at as u32));
         }
-        self.ran = steps.len();
+        // What was last used before a read.
+        self.park_behind(usize::MAX);
+        self.ran = self.trace.steps.len();
     }
 
     /// Runs the steps of a program. Calls `done` with the program's steps.

@@ -24,6 +24,7 @@ use crate::kind::Kind;
 use crate::record::draws::Generator;
 use crate::record::inputs::{Rows, select_rows};
 use crate::record::known::{self, Form, Known};
+use crate::record::parking::Parking;
 use crate::record::recorder::{AtMarks, ReadLimit, RecordError, Recorder};
 use crate::record::values::{Frame, Instruction, Values, push};
 use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
@@ -115,12 +116,14 @@ pub(crate) struct Session<B: Backend> {
     /// Steps that run instead of the recorded ones, and what empties the backend's queue.
     pub(crate) rewritten: Option<Rewriting>,
     pub(crate) values: Values<B>,
+    /// What is parked while the session runs.
+    pub(crate) parking: Option<Parking>,
     /// Tensors that existed before the session, by the id of their node. Needed where another
     /// thread's recording has met the same tensor since.
     pub(crate) met: FxHashMap<u64, TensorIndex>,
     /// The tensors that wait for their values. An entry is cleared when its tensor ends, because a
     /// weak pointer keeps the memory of its target allocated.
-    born: Vec<Option<Weak<dyn Settle<B>>>>,
+    pub(crate) born: Vec<Option<Weak<dyn Settle<B>>>>,
     /// The description of the call being recorded, and the next number in it.
     operations: Vec<OperationIr>,
     next_local: u64,
@@ -168,6 +171,7 @@ impl<B: Backend> Session<B> {
             ran: 0,
             rewritten: None,
             values: Values::drawing_from(substitute),
+            parking: None,
             met: FxHashMap::default(),
             born: Vec::new(),
             operations: Vec::new(),
@@ -207,13 +211,20 @@ impl<B: Backend> Session<B> {
         index
     }
 
-    /// The number of a tensor. A tensor new to the session is added as one that existed before.
+    /// The number of a tensor. A tensor new to the session is added as one that existed before, or
+    /// uploaded if it is parked.
     pub(crate) fn meet<K: Kind<B>>(&mut self, tensor: &LazyTensor<B, K>) -> TensorIndex {
         if let Some(index) = tensor.node.index_in(self.id) {
             return index;
         }
         if let Some(index) = self.met.get(&tensor.node.id()) {
             return *index;
+        }
+        if let Some(parked) = tensor.node.parked() {
+            let index = self.bring_back(tensor, parked.clone());
+            self.met.insert(tensor.node.id(), index);
+            tensor.node.enter(self.id, index);
+            return index;
         }
         let index = self.add(tensor.shape(), tensor.dtype(), Origin::Existing);
         let info = &mut self.trace.tensors[index.0 as usize];
@@ -377,7 +388,7 @@ impl<B: Backend> Session<B> {
     }
 
     /// Appends the instruction for the next step of the trace.
-    fn instruct(&mut self, instruction: Instruction<B>) {
+    pub(crate) fn instruct(&mut self, instruction: Instruction<B>) {
         if !self.never_runs {
             self.program.push((OpIndex(self.trace.steps.len() as u32), instruction));
         }

@@ -18,6 +18,7 @@ use crate::device::DeviceMemory;
 #[expect(unused_imports, reason = "documentation links to it")]
 use crate::error::{FitError, TrainError};
 
+use crate::park::Park;
 use crate::planner::recompute::RecomputePolicy;
 use crate::reduction::Reduction;
 use crate::settings::{CacheOption, Settings};
@@ -88,6 +89,20 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Default: [`RecomputePolicy::if_needed`], where a batch cannot be trained in another way.
     pub fn recompute(mut self, policy: RecomputePolicy) -> Self {
         self.settings.recompute = policy;
+        self
+    }
+
+    /// Keeps the optimizer's state outside of the device between optimizer steps: it is brought
+    /// back parameter by parameter. Default: it stays on the device.
+    ///
+    /// Adam's state, 8 bytes for each 32-bit parameter, then takes no device memory while
+    /// micro-batches run. It moves twice in each optimizer step, so this costs least where a batch
+    /// has several micro-batches. Exact, with any optimizer.
+    ///
+    /// With [`Park::Host`], training ends with [`TrainError::NoRoomToPark`](crate::TrainError)
+    /// before it begins if host memory has no room for the state.
+    pub fn park_optimizer(mut self, park: Park) -> Self {
+        self.settings.park = Some(park);
         self
     }
 

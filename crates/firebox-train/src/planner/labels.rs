@@ -130,7 +130,15 @@ pub(crate) fn retire_what_is_replaced(trace: &mut Trace) {
                     else {
                         continue;
                     };
-                    if tensor.origin != Origin::Existing {
+                    // State that was parked when the rehearsal began is uploaded.
+                    let existed = match tensor.origin {
+                        Origin::Existing => true,
+                        Origin::Made(made) => {
+                            category == Category::OptimizerState
+                                && matches!(trace.steps[made.0 as usize], Step::Upload { .. })
+                        }
+                    };
+                    if !existed {
                         continue;
                     }
                     match optimizer_step {

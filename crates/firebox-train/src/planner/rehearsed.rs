@@ -15,6 +15,7 @@ use crate::cache::Key;
 use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
+use crate::planner::parked::{park_state, parked_at_end};
 use crate::planner::recompute::{Attempt, Least, Passes, Recomputed, Speed, Time};
 
 /// The conditions under which a rehearsal is assessed.
@@ -29,6 +30,10 @@ pub(crate) struct Conditions<'a> {
     pub(crate) overhead: &'a Overhead,
     /// The optimizer's state, for a phase that does not use it.
     pub(crate) idle_state: &'a [TensorInfo],
+    /// Whether the optimizer's state is parked between steps.
+    pub(crate) parks: bool,
+    /// What is parked, for a phase that does not use it.
+    pub(crate) parked: &'a [TensorInfo],
     /// What threads keep permanently after what has run before.
     pub(crate) kept: Bytes,
     /// Whether to note what determines the footprint.
@@ -62,8 +67,10 @@ pub(crate) struct Rehearsed {
     pub(crate) loader_limit: Bytes,
     /// The most that is alive before a micro-step.
     pub(crate) held: Bytes,
-    /// The optimizer's state after the rehearsal.
+    /// The optimizer's state on the device after the rehearsal.
     pub(crate) optimizer_state: Vec<TensorInfo>,
+    /// What of it is parked between steps.
+    pub(crate) parked: Vec<TensorInfo>,
     /// The paths of the running statistics.
     pub(crate) running_state: Vec<String>,
     /// What threads keep permanently after it: its own part and what others have left.
@@ -80,8 +87,13 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let Conditions { memory, pages, .. } = *conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let operations = trace.calls().count();
-    let optimizer_state = state_at_end(&trace);
-    let (loader_limit, mut overhead) = add_beside(&mut trace, conditions, &optimizer_state);
+    if conditions.parks {
+        park_state(&mut trace);
+        debug_assert_eq!(trace.check(), Ok(()), "parking wrote a trace that contradicts itself");
+    }
+    let (optimizer_state, parked) = (state_at_end(&trace), parked_at_end(&trace));
+    let state = (optimizer_state.as_slice(), parked.as_slice());
+    let (loader_limit, mut overhead) = add_beside(&mut trace, conditions, state);
     // How much is missing decides how much is computed again.
     let enough = conditions.recompute.map_or(conditions.budget, |_| Bytes::MAX);
     let question = Question { trace: &trace, before: &conditions.before, pages, enough };
@@ -122,6 +134,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         overhead,
         loader_limit,
         optimizer_state,
+        parked,
         operations,
         running_state: replaced,
         trace: (footprint.paging.is_some() && memory.keeps_pages()).then(|| Arc::new(trace)),
@@ -130,11 +143,11 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
 }
 
 /// Adds what lives beside the steps of a rehearsal. Returns what a loader thread may have prepared,
-/// and what was added.
+/// and what was added. The optimizer's state is that on the device and what is parked.
 fn add_beside(
     trace: &mut Trace,
     conditions: &Conditions,
-    optimizer_state: &[TensorInfo],
+    (optimizer_state, parked): (&[TensorInfo], &[TensorInfo]),
 ) -> (Bytes, OverheadBytes) {
     let Conditions { memory, idle_state, .. } = conditions;
     let (loader_limit, queued) = conditions.overhead.add_queue(trace, memory.is_on_host());
@@ -151,8 +164,12 @@ fn add_beside(
     };
     let idle = |tensor: &TensorInfo| TensorInfo { origin: Origin::Existing, ..tensor.clone() };
     trace.tensors.extend(idle_state.iter().map(idle));
-    let state = if idle_state.is_empty() { optimizer_state } else { idle_state };
-    overhead.saving = conditions.overhead.add_saved(trace, state);
+    let mut state = [optimizer_state, idle_state].concat();
+    // Parked state is written from host memory.
+    if memory.is_on_host() {
+        state.extend_from_slice(if parked.is_empty() { conditions.parked } else { parked });
+    }
+    overhead.saving = conditions.overhead.add_saved(trace, &state);
     (loader_limit, overhead)
 }
 

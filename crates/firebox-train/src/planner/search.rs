@@ -14,6 +14,7 @@ use super::earlier::Earlier;
 use super::tuning::Tuning;
 use super::{AT_ONCE, MOST_REMEMBERED, Planned, Planner, PlanningCost, REMEMBERED};
 use crate::error::{Phase, TrainError};
+use crate::planner::parked::Parks;
 use crate::planner::rehearsal::Iterations;
 use crate::planner::rehearsed::{Conditions, Rehearsed, assess};
 use crate::planner::shape::Shape;
@@ -54,6 +55,7 @@ impl Planner {
         let tuned = self.planned(phase, shape).filter(|planned| planned.tuning.is_over());
         let tuned = tuned.map(|planned| planned.plan.split());
         let found = self.find(phase, shape.items, tuned.is_some(), &mut cost, &mut rehearse);
+        let found = found.map_err(|error| self.tell_of_parking(error, &mut rehearse));
         let planned = match found {
             Ok((plan, rehearsed)) => {
                 cost.time = started.elapsed();
@@ -189,6 +191,7 @@ impl Planner {
         }
         if key.0 == Phase::Training {
             self.optimizer_state.clone_from(&rehearsed.optimizer_state);
+            self.parked.clone_from(&rehearsed.parked);
             self.running_state.extend(rehearsed.running_state.iter().cloned());
         }
         if let Some(trace) = rehearsed.trace.take() {
@@ -391,6 +394,8 @@ impl Planner {
             pages,
             overhead: &self.overhead,
             idle_state,
+            parks: self.parks == Parks::Does,
+            parked: &self.parked,
             kept: self.kept(),
             notes_key: false,
             speed: self.speed,

@@ -38,6 +38,7 @@ use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::{Phase, TrainError};
+use crate::park::Parking;
 use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
 use crate::planner::{Planner, Prepared};
@@ -188,6 +189,8 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     /// statistics.
     batch_start: Option<LearnerModelRecord<LC>>,
     optimizer_lost: bool,
+    /// Where the optimizer's state is between steps, if not on the device.
+    parking: Option<Parking>,
     /// Whether the step's trace was saved, or could not be.
     trace_is_saved: bool,
     log: StepLog,
@@ -232,6 +235,7 @@ where
             return Ok(());
         }
         let mut planner = self.planner()?;
+        self.begin_parking(&planner)?;
         self.log = StepLog::open(self.strategy.settings.log_path.as_deref())?;
         let last = *epochs.end();
         for epoch in epochs {
@@ -433,6 +437,7 @@ where
         let mut done =
             std::mem::replace(accumulated, Accumulated::new(self.strategy.settings.reduction));
         let (model, learner) = (self.learner.model(), &mut self.learner);
+        let parking = self.parking.as_ref();
         let together = self.team.as_mut().zip(step).map(|(team, step)| Together::new(team, step));
         let together = RefCell::new(together);
         let stepped = queue::<LC::Backend>(&self.training, &self.device).update(
@@ -447,14 +452,22 @@ where
                 }
             },
             || together.borrow_mut().as_mut().map_or(Ok(()), Together::commit),
-            |grads| learner.optimizer_step(grads),
+            |grads| match parking {
+                Some(parking) => parking.step(learner, grads),
+                None => {
+                    learner.optimizer_step(grads);
+                    Ok(())
+                }
+            },
         );
         self.optimizer_lost |= matches!(stepped, Err(TrainError::OptimizerPanicked { .. }));
-        stepped?;
+        let parked = stepped?;
         planner.has_run(Phase::Training);
         self.scheduler_steps += 1;
         self.position.1 = iteration;
         self.batch_start = None;
+        // The step is whole, whether or not its state could be parked.
+        parked?;
         self.log_step(planner)
     }
 }

@@ -127,6 +127,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             position: (epoch, 0),
             batch_start: None,
             optimizer_lost: false,
+            parking: None,
             trace_is_saved: false,
             log: StepLog::default(),
             keeps_statistics: has_untrained::<LC::Backend, _>(&model),

@@ -3,6 +3,7 @@
 use burn::train::InferenceStep;
 use firebox_lazy::Recorder;
 use firebox_plan::{Accumulating, Split};
+use firebox_ranks::Ranks;
 use firebox_trace::Bytes;
 
 use super::coupled::{Means, ToSplit};
@@ -12,6 +13,7 @@ use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::summed_bytes;
+use crate::park::Parking;
 use crate::planner::rehearsal::{
     Iterations, RehearsalPlan, rehearse_training, rehearse_validation,
 };
@@ -36,7 +38,25 @@ where
         {
             planner.keep_for_threads(usage.reserved - usage.own);
         }
-        Ok(planner)
+        let parks = self.strategy.settings.parks(planner.memory().is_on_host());
+        Ok(planner.parking(parks))
+    }
+
+    /// Parks what the optimizer brings along, if its state is to be parked.
+    pub(super) fn begin_parking(&mut self, planner: &Planner) -> Result<(), TrainError> {
+        let settings = &self.strategy.settings;
+        let Some(park) = &settings.park else { return Ok(()) };
+        if planner.parks() {
+            let parking = Parking::open(park)?;
+            parking.take_over(&mut self.learner, &self.store)?;
+            self.parking = Some(parking);
+        } else {
+            settings.warn(
+                "the optimizer's state is in host memory already, as everything is on this device: `Park::Host` changes \
+                 nothing here",
+            );
+        }
+        Ok(())
     }
 
     /// Prepares a training batch of `items` items with total weight `weight`.
@@ -99,6 +119,11 @@ where
         };
         let prepared = planner.prepare(&to_run, || self.overhead(items), rehearse)?;
         screen.into_iter().for_each(Screen::planned);
+        // Later the state is there.
+        if let Some(parking) = self.parking.as_ref().filter(|_| self.latest.is_none()) {
+            let sharing = self.strategy.settings.ranks.as_ref().map_or(1, Ranks::local_world);
+            parking.has_room_for(planner.parked(), sharing)?;
+        }
         if let (Some(pool), Some(_)) = (&self.pool, &prepared.made) {
             // A part of an optimizer step may have run while planning.
             pool.lasting(false);

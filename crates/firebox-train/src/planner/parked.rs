@@ -1,0 +1,195 @@
+//! Parks the optimizer's state in a rehearsed iteration, as `park.rs` does when it runs.
+
+use firebox_lazy::{Recorder, Rehearsal};
+use firebox_plan::{Need, ParkedNeed, PlanError, Split};
+use firebox_trace::{
+    Bytes, Category, EarlierPages, Mark, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace, Use,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::Planner;
+use crate::error::{Phase, TrainError};
+use crate::planner::rehearsed::{Conditions, assess};
+
+/// Whether the optimizer's state is outside of the device between steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Parks {
+    /// It is not, and could not be.
+    #[default]
+    Never,
+    /// It could be. What does not fit otherwise is told what it would need then.
+    Could,
+    Does,
+}
+
+impl Planner {
+    /// Adds to the error for a training batch that does not fit what it would need with the
+    /// optimizer's state parked, if that could be.
+    pub(super) fn tell_of_parking(
+        &self,
+        mut error: TrainError,
+        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> TrainError {
+        if let TrainError::Plan { phase: Phase::Training, cause } = &mut error
+            && self.parks == Parks::Could
+            && let Some((split, need)) = misfit(cause)
+        {
+            let budget = self.budget.scale(self.share);
+            let recompute = self.recompute.if_allowed().filter(|_| !self.training_reads);
+            let conditions = self.conditions(Phase::Training, budget, EarlierPages::GiveBack);
+            let conditions = Conditions { parks: true, recompute, ..conditions };
+            // A failure of this rehearsal is no reason to say less about the batch.
+            let Ok(rehearsal) = rehearse(split, &self.recorder(budget)) else { return error };
+            let rehearsed = assess(rehearsal, &conditions);
+            let peak = rehearsed.footprint.peak;
+            if !rehearsed.parked.is_empty() && peak < need.peak {
+                need.parked = Some(ParkedNeed { peak, on_host: self.memory.is_on_host() });
+            }
+        }
+        error
+    }
+}
+
+/// The split that was found not to fit, and what it needs, unless that is too large a buffer.
+fn misfit(error: &mut PlanError<TrainError>) -> Option<(Split, &mut Need)> {
+    let (split, need) = match error {
+        PlanError::DoesNotFit(error) => (Split::chunks(error.batch.get(), 1), &mut error.need),
+        PlanError::FixedDoesNotFit(error) => (error.misfit.split, &mut error.misfit.need),
+        _ => return None,
+    };
+    need.oversized.is_none().then_some((split, need))
+}
+
+/// Parks state behind its last use in each optimizer step, and uploads it before its next.
+pub(crate) fn park_state(trace: &mut Trace) {
+    let mut leaving = leaving(trace);
+    let mut state = Moved::default();
+    let mut steps = Vec::with_capacity(trace.steps.len());
+    for (at, step) in std::mem::take(&mut trace.steps).into_iter().enumerate() {
+        if step.is_mark(&Mark::IterationEnd) {
+            steps.extend(state.end().map(Step::Free));
+        }
+        let Some(step) = state.before(step, trace, &mut steps) else { continue };
+        steps.push(step);
+        for tensor in leaving.remove(&at).unwrap_or_default() {
+            steps.push(Step::Read(Use { tensor, last: true }));
+            state.now.insert(tensor, Now::Parked);
+        }
+    }
+    for (at, step) in steps.iter().enumerate() {
+        for made in step.deaths_and_births().1 {
+            trace.tensors[made.0 as usize].origin = Origin::Made(OpIndex(at as u32));
+        }
+    }
+    trace.steps = steps;
+}
+
+/// The state that each optimizer step makes and leaves, by the step that uses it last.
+fn leaving(trace: &Trace) -> FxHashMap<usize, Vec<TensorIndex>> {
+    let mut leaving: FxHashMap<usize, Vec<TensorIndex>> = FxHashMap::default();
+    let mut begin = None;
+    for (at, step) in trace.steps.iter().enumerate() {
+        if step.is_mark(&Mark::OptimizerStep) {
+            begin = Some(at);
+        } else if step.is_mark(&Mark::IterationEnd)
+            && let Some(begin) = begin.take()
+        {
+            let calls = trace.steps[begin..at].iter().filter_map(|step| match step {
+                Step::Call(call) => Some(&call.outputs),
+                _ => None,
+            });
+            let made: FxHashSet<TensorIndex> = calls.flatten().copied().collect();
+            let last = trace.last_uses(begin..at);
+            for tensor in trace.alive_before(OpIndex(at as u32)) {
+                if made.contains(&tensor) && is_state(trace.tensor(tensor)) {
+                    leaving.entry(last[&tensor].0 as usize).or_default().push(tensor);
+                }
+            }
+        }
+    }
+    leaving
+}
+
+fn is_state(tensor: &TensorInfo) -> bool {
+    tensor.label.as_ref().is_some_and(|label| label.category == Category::OptimizerState)
+}
+
+/// Where a tensor is that was parked once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Now {
+    Parked,
+    /// On the device, under this number.
+    Here(TensorIndex),
+}
+
+#[derive(Default)]
+struct Moved {
+    now: FxHashMap<TensorIndex, Now>,
+}
+
+impl Moved {
+    /// Uploads what a step uses, and renames it. `None` for a step that has nothing left to do.
+    fn before(&mut self, mut step: Step, trace: &mut Trace, steps: &mut Vec<Step>) -> Option<Step> {
+        match &mut step {
+            Step::Call(call) => {
+                for input in &mut call.inputs {
+                    self.bring(input, trace, steps);
+                }
+            }
+            Step::Read(read) => self.bring(read, trace, steps),
+            Step::Free(tensor) => match self.now.remove(tensor) {
+                Some(Now::Parked) => return None,
+                Some(Now::Here(here)) => *tensor = here,
+                None => {}
+            },
+            // Parked by an earlier optimizer step of the process.
+            Step::Upload { output, .. } if is_state(trace.tensor(*output)) => {
+                self.now.insert(*output, Now::Here(*output));
+            }
+            Step::Upload { .. } | Step::Mark(_) => {}
+        }
+        Some(step)
+    }
+
+    fn bring(&mut self, used: &mut Use, trace: &mut Trace, steps: &mut Vec<Step>) {
+        let tensor = used.tensor;
+        let here = match self.now.get(&tensor) {
+            None => return,
+            Some(Now::Here(here)) => *here,
+            Some(Now::Parked) => {
+                let output = TensorIndex(trace.tensors.len() as u32);
+                trace.tensors.push(trace.tensor(tensor).clone());
+                steps.push(Step::Upload { output, host: Bytes::ZERO });
+                output
+            }
+        };
+        used.tensor = here;
+        match used.last {
+            true => drop(self.now.remove(&tensor)),
+            false => drop(self.now.insert(tensor, Now::Here(here))),
+        }
+    }
+
+    /// What was brought back and is parked all the same, once an optimizer step ends.
+    fn end(&mut self) -> impl Iterator<Item = TensorIndex> + use<> {
+        let mut left = Vec::new();
+        for now in self.now.values_mut() {
+            if let Now::Here(here) = std::mem::replace(now, Now::Parked) {
+                left.push(here);
+            }
+        }
+        left.sort_unstable();
+        left.into_iter()
+    }
+}
+
+/// The state that is parked at the end of a trace.
+pub(crate) fn parked_at_end(trace: &Trace) -> Vec<TensorInfo> {
+    let begin = trace.steps.iter().rposition(|step| step.is_mark(&Mark::OptimizerStep));
+    let steps = begin.map_or(&[][..], |begin| &trace.steps[begin..]);
+    let parked = steps.iter().filter_map(|step| match step {
+        Step::Read(read) if read.last => Some(trace.tensor(read.tensor)),
+        _ => None,
+    });
+    parked.filter(|tensor| is_state(tensor)).cloned().collect()
+}
