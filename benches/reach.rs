@@ -1,5 +1,6 @@
-//! How far an 8 GiB card reaches with batches that are not split: as they are, and by computing
-//! activations again for at most a fifth more time. Predictions, on firebox's pool.
+//! How far an 8 GiB card reaches with batches that are not split: as they are, with the optimizer's
+//! state parked between steps, by computing activations again for at most a fifth more time, and by
+//! both. Predictions, on firebox's pool.
 //!
 //! The models are one with a contrastive loss and one with batch normalization, whose batches must
 //! not or should not be split, and a GPT of a single text, of which the longest is looked for.
@@ -35,7 +36,7 @@ fn main() {
     let device = Default::default();
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
-    table.set_header(["model", "as it is", "computed again", "times"]);
+    table.set_header(["model", "as it is", "parked", "computed again", "times", "both", "times"]);
     table.column_iter_mut().skip(1).for_each(|column| {
         column.set_cell_alignment(CellAlignment::Right);
     });
@@ -59,16 +60,23 @@ fn main() {
     }
     if wants("length") && rounds(2) > 1 {
         for (name, dropout) in [("GPT 12 x 768, tokens of a text", 0.0), ("  with dropout", 0.1)] {
-            let lengths = [None, Some(MOST)].map(|most| longest(dropout, most));
+            let lengths = WAYS.map(|way| longest(dropout, way));
             row(&mut table, name, lengths);
         }
     }
     println!("{table}");
 }
 
-fn row(table: &mut Table, name: &str, [plain, again]: [usize; 2]) {
-    let times = again as f64 / plain as f64;
-    table.add_row([name, &plain.to_string(), &again.to_string(), &format!("{times:.2}")]);
+/// Whether tensors are computed again, and whether the optimizer's state is parked.
+type Way = (bool, bool);
+
+const WAYS: [Way; 4] = [(false, false), (false, true), (true, false), (true, true)];
+
+fn row(table: &mut Table, name: &str, [plain, parked, again, both]: [usize; 4]) {
+    let times = |most: usize| format!("{:.2}", most as f64 / plain as f64);
+    let (of_again, of_both) = (times(again), times(both));
+    let [plain, parked, again, both] = [plain, parked, again, both].map(|most| most.to_string());
+    table.add_row([name, &plain, &parked, &again, &of_again, &both, &of_both]);
 }
 
 fn trace<M>(model: M, batch: &M::Input) -> SavedTrace
@@ -92,22 +100,32 @@ fn planner(trace: &SavedTrace) -> SavedPlanner {
         .recompute(RecomputePolicy::if_needed().at_most(MOST))
 }
 
-/// The largest batches, as they are and computed again.
-fn largest(trace: &SavedTrace) -> [usize; 2] {
-    let planner = planner(trace);
-    let plain = planner.largest_batch(trace).expect("it is planned");
-    [plain, planner.largest_batch_recomputed(trace).expect("it is planned")]
+/// The largest batches, each way.
+fn largest(trace: &SavedTrace) -> [usize; 4] {
+    WAYS.map(|(recomputes, parks)| {
+        let planner = planner(trace);
+        let planner = if parks { planner.park_optimizer() } else { planner };
+        let largest = match recomputes {
+            true => planner.largest_batch_recomputed(trace),
+            false => planner.largest_batch(trace),
+        };
+        largest.expect("it is planned")
+    })
 }
 
 /// The longest text that fits alone.
-fn longest(dropout: f64, most: Option<f64>) -> usize {
+fn longest(dropout: f64, (recomputes, parks): Way) -> usize {
     let device = Default::default();
-    let policy =
-        most.map_or(RecomputePolicy::never(), |most| RecomputePolicy::if_needed().at_most(most));
+    let policy = match recomputes {
+        true => RecomputePolicy::if_needed().at_most(MOST),
+        false => RecomputePolicy::never(),
+    };
     let fits = |length: usize| {
         let model = Gpt::<B>::with_dropout(dropout, 12, 768, length, &device);
         let trace = trace(model, &Texts::new(1, length, &device));
-        planner(&trace).recompute(policy).plan(&trace, 1).is_ok()
+        let planner = planner(&trace).recompute(policy);
+        let planner = if parks { planner.park_optimizer() } else { planner };
+        planner.plan(&trace, 1).is_ok()
     };
     let (mut fitting, mut above) = (1, 32);
     while fits(above * TOKENS) {

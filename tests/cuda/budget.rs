@@ -8,7 +8,7 @@ use firebox_testing::machine::device;
 use libtest_mimic::{Failed, Trial};
 
 use crate::child::{Job, Pools};
-use crate::trial::{CARD, Kernels, LIMIT, card, ensure, only, run, run_with, test};
+use crate::trial::{CARD, Kernels, LIMIT, Left, card, ensure, only, run, run_with, test};
 
 /// Memory that the program keeps alongside training.
 const KEPT: Bytes = Bytes::mib(240);
@@ -113,6 +113,35 @@ fn computes_again(pools: Pools, model: &'static str, items: usize) -> Result<(),
         })?;
     }
     Ok(())
+}
+
+/// With the optimizer's state in host memory less is predicted, and the driver gives out what was
+/// predicted.
+fn parks(pools: Pools, model: &'static str, items: usize) -> Result<(), Failed> {
+    let kernels = tempfile::tempdir()?;
+    let folder = kernels.path().to_owned();
+    let job = Job {
+        pools,
+        micro_batch: Some(items / 4),
+        validates: true,
+        ..Job::new(model, items, folder)
+    };
+    // Until all kernels are chosen, more is counted.
+    run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?.fitted()?;
+    let usual = run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?;
+    let parked = run_with(&only(CARD), &Job { parks: true, ..job }, LIMIT * 6, |_, _| ())?;
+    let of = |left: &Left| left.fitted()?.predicted.ok_or(Failed::from("nothing was predicted"));
+    let (before, predicted) = (of(&usual)?, of(&parked)?);
+    let ratio = predicted.ratio(parked.peak());
+    println!("{model}: predicted {ratio:.4} of {}, {before} on the device", parked.peak());
+    let accuracy = match pools {
+        Pools::Burns => ACCURACY,
+        Pools::Ours => 1.0..=1.0,
+    };
+    ensure(accuracy.contains(&ratio) && parked.peak() < usual.peak(), || {
+        let was = usual.peak();
+        parked.complaint(&format!("{predicted} was predicted, {was} were taken before"))
+    })
 }
 
 /// firebox's pool launches the same number of kernels as burn's pools, once kernels are chosen.
@@ -280,5 +309,11 @@ fn tests_on(pools: Pools) -> Vec<Trial> {
         let is_long = model != "gpt" || pools == Pools::Burns;
         test(name, move || computes_again(pools, model, items)).with_ignored_flag(is_long)
     });
+    let parked = [("wide", 128), ("resnet", 24)].map(|(model, items)| {
+        let name = name(&format!("parked_state_is_predicted_{model}"));
+        let is_long = model != "wide" || pools == Pools::Burns;
+        test(name, move || parks(pools, model, items)).with_ignored_flag(is_long)
+    });
+    let again = again.chain(parked);
     tight.into_iter().chain(cards).chain(going_on).chain(again).chain(rest).collect()
 }

@@ -26,7 +26,8 @@ use cubecl_runtime::config::cache::CacheConfig;
 use cubecl_runtime::config::memory::PersistentMemory;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 use firebox::{
-    Budget, Bytes, DeviceMemory, FitError, LastState, Lazy, Learner, RecomputePolicy, TrainError,
+    Budget, Bytes, DeviceMemory, FitError, LastState, Lazy, Learner, Park, RecomputePolicy,
+    TrainError,
 };
 use firebox_blank::Books;
 use firebox_pool::Control;
@@ -87,6 +88,8 @@ pub struct Job {
     pub micro_batch: Option<usize>,
     /// Whether tensors may be computed again.
     pub recompute: bool,
+    /// Whether the optimizer's state is in host memory between steps.
+    pub parks: bool,
     pub epochs: usize,
     /// Batches per epoch. If `uneven`, one more item makes the last one a different size.
     pub batches: usize,
@@ -120,6 +123,7 @@ impl Job {
             memory: None,
             micro_batch: None,
             recompute: false,
+            parks: false,
             epochs: 2,
             batches: 2,
             uneven: false,
@@ -185,6 +189,7 @@ impl Job {
             "encoder" => self.perform::<C, zoo::Encoder<B<C>>>(),
             "gpt" => self.perform::<C, zoo::Gpt<B<C>>>(),
             "lstm" => self.perform::<C, zoo::Recurrent<B<C>>>(),
+            "wide" => self.perform::<C, zoo::Wide<B<C>>>(),
             "reader" => self.perform::<C, zoo::Reader<B<C>>>(),
             "lengths" => self.train_lengths::<C>(),
             "own-loop" => own_loop::train::<C>(self).unwrap_or_else(|error| Ended {
@@ -289,6 +294,9 @@ impl Job {
         if let Some(items) = self.micro_batch {
             builder = builder.micro_batch(items);
         }
+        if self.parks {
+            builder = builder.park_optimizer(Park::Host);
+        }
         #[cfg(feature = "mpi")]
         if self.ranks {
             builder = builder.ranks(firebox::Ranks::mpi().expect("MPI starts"));
@@ -390,7 +398,7 @@ macro_rules! subjects {
     };
 }
 
-subjects!(Mlp Cnn ResNet UNet Encoder Gpt Recurrent Reader);
+subjects!(Mlp Cnn ResNet UNet Encoder Gpt Recurrent Reader Wide);
 
 static STEPS: AtomicUsize = AtomicUsize::new(0);
 

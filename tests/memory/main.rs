@@ -8,7 +8,7 @@ mod soak;
 
 use std::process::Command;
 
-use Split::{Into, Loosely, ToFit, Whole};
+use Split::{Into, Loosely, Parked, ToFit, Whole};
 use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
@@ -18,7 +18,7 @@ use burn::optim::{AdamConfig, AdamWConfig, Optimizer, SgdConfig};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{SupervisedTraining, TrainStep};
-use firebox::{Bytes, Heap, Lazy, Learner, Recorder, join};
+use firebox::{Bytes, Heap, Lazy, Learner, Park, Recorder, join};
 use firebox_lazy::{HOST_BYTES_PER_CALL, host_bytes_of_descriptions};
 use firebox_testing::classifiers::{Kind, Model, Numbered};
 use peak_alloc::PeakAlloc;
@@ -53,6 +53,8 @@ enum Split {
     ToFit(u64),
     /// Same as `ToFit`, but more is a warning.
     Loosely(u64),
+    /// As `Into`, with the optimizer's state in a file between steps.
+    Parked(usize),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +104,9 @@ cases! {
     long_lstm_to_fit: Long, 250, ToFit(10), Adam;
     wide_of_1500_split: Wide, 1500, Into(300), Adam;
     wide_to_fit: Wide, 1500, ToFit(64), Adam;
+    mlp_parked: Mlp, 1024, Parked(256), Adam;
+    encoder_parked: Encoder, 48, Parked(16), AdamW;
+    lstm_parked: Lstm, 160, Parked(64), Momentum;
 }
 
 /// Memory that no budget sees: the step takes 64 MiB itself.
@@ -252,6 +257,10 @@ fn train(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Byte
         Into(items) => builder.memory(Bytes::gib(2)).micro_batch(items),
         ToFit(mib) => builder.memory(budget(mib)).strict(),
         Loosely(mib) => builder.memory(budget(mib)),
+        Parked(items) => {
+            let park = Park::Disk(folder.path().to_owned());
+            builder.memory(Bytes::gib(2)).micro_batch(items).park_optimizer(park)
+        }
     };
     let fitted = builder.build(model, optimizer, 1e-3).fit(training).expect("it fits");
     let measured = Bytes::new((HEAP.peak_usage() - level) as u64);

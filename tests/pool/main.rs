@@ -6,6 +6,7 @@
 mod again;
 mod devices;
 mod moves;
+mod parked;
 
 use std::fmt;
 use std::panic::catch_unwind;

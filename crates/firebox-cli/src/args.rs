@@ -121,6 +121,9 @@ pub struct StepOptions {
     /// When activations are computed again instead of kept.
     #[arg(long, value_enum, default_value_t)]
     pub recompute: Recompute,
+    /// Keep the optimizer's state outside of the device between steps.
+    #[arg(long)]
+    pub park: bool,
 }
 
 /// When activations are computed again.
@@ -158,6 +161,9 @@ pub struct LargestOptions {
     /// Also compute activations again, for at most 30 % more time.
     #[arg(long)]
     pub recompute: bool,
+    /// Keep the optimizer's state outside of the device between steps.
+    #[arg(long)]
+    pub park: bool,
     /// As JSON, one object.
     #[arg(long)]
     pub json: bool,

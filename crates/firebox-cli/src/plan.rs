@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::args::{LargestOptions, PlanOptions, StepOptions};
 use crate::table::table;
-use crate::target::{Target, targets, targets_of};
+use crate::target::{Target, park, targets, targets_of};
 
 /// How a command ends that did its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,13 +117,16 @@ fn plans_table(found: &[Found<'_>]) -> Table {
     table
 }
 
-/// How a batch is split, and what computing again costs.
+/// How a batch is split, what computing again costs, and what is parked.
 fn split_of(report: &PlanReport) -> String {
-    let split = report.plan.split();
-    match report.recomputed {
-        Some(again) => format!("{split}, recompute +{:.0} %", 100.0 * again.overhead),
-        None => split.to_string(),
+    let mut split = report.plan.split().to_string();
+    if let Some(again) = report.recomputed {
+        split += &format!(", recompute +{:.0} %", 100.0 * again.overhead);
     }
+    if report.parked > Bytes::ZERO {
+        split += &format!(", {} parked", report.parked);
+    }
+    split
 }
 
 /// The bytes in use at the peak.
@@ -154,6 +157,9 @@ fn json(target: &Target, plan: &Result<PlanReport, String>, advice: &[Advice]) -
                     "overhead": again.overhead,
                 });
             }
+            if report.parked > Bytes::ZERO {
+                value["parked"] = json!(report.parked);
+            }
             value["peak"] = json!(report.predicted());
             value["in_use"] = json!(in_use(report));
             value["estimate"] = json!(report.estimate);
@@ -176,7 +182,10 @@ fn json(target: &Target, plan: &Result<PlanReport, String>, advice: &[Advice]) -
 /// `firebox largest`.
 pub fn largest(options: &LargestOptions) -> anyhow::Result<Outcome> {
     let trace = load(&options.trace)?;
-    let targets = targets(&options.on, &trace)?;
+    let mut targets = targets(&options.on, &trace)?;
+    if options.park {
+        park(&mut targets);
+    }
     let found = for_all(&targets, |target| match options.recompute {
         true => target.planner.largest_batch_recomputed(&trace),
         false => target.planner.largest_batch(&trace),
@@ -196,8 +205,9 @@ pub fn largest(options: &LargestOptions) -> anyhow::Result<Outcome> {
     for (target, items) in targets.iter().zip(&found) {
         table.add_row([target.name.clone(), target.budget().to_string(), items.to_string()]);
     }
-    let how = if options.recompute { "not split, with recomputation" } else { "not split" };
-    println!("{}, {how}:", about(&trace));
+    let again = if options.recompute { ", with recomputation" } else { "" };
+    let parked = if options.park { ", optimizer state parked" } else { "" };
+    println!("{}, not split{again}{parked}:", about(&trace));
     println!("{table}");
     Ok(outcome)
 }

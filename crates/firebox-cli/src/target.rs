@@ -55,7 +55,17 @@ pub fn targets_of(step: &StepOptions, trace: &SavedTrace) -> anyhow::Result<Vec<
     for target in &mut targets {
         target.planner = target.planner.clone().recompute(policy);
     }
+    if step.park {
+        park(&mut targets);
+    }
     Ok(targets)
+}
+
+/// Keeps the optimizer's state outside of the devices between steps.
+pub fn park(targets: &mut [Target]) {
+    for target in targets {
+        target.planner = target.planner.clone().park_optimizer();
+    }
 }
 
 /// The card with this name, in which hyphens may stand for spaces.

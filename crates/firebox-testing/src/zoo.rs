@@ -87,6 +87,7 @@ mod reader;
 mod resnet;
 mod siamese;
 mod unet;
+mod wide;
 
 pub use autoencoder::Autoencoder;
 pub use cnn::Cnn;
@@ -98,3 +99,4 @@ pub use reader::Reader;
 pub use resnet::ResNet;
 pub use siamese::Siamese;
 pub use unet::UNet;
+pub use wide::Wide;

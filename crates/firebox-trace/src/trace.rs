@@ -374,6 +374,15 @@ impl Trace {
         self.iter().filter(|(_, step)| matches!(step, Step::Read(_))).map(|(at, _)| at)
     }
 
+    /// Corrects where tensors come from, after steps were added or taken out.
+    pub fn renumber_origins(&mut self) {
+        for (at, step) in (0..).map(OpIndex).zip(&self.steps) {
+            for made in step.deaths_and_births().1 {
+                self.tensors[made.0 as usize].origin = Origin::Made(at);
+            }
+        }
+    }
+
     /// The last of these steps that uses or makes a tensor. The end of a tensor is no use.
     ///
     /// # Panics

@@ -179,6 +179,7 @@ pub(crate) fn retire_what_is_replaced(trace: &mut Trace) {
     }
     steps.extend(replaced.into_iter().map(Step::Free));
     trace.steps = steps;
+    trace.renumber_origins();
 }
 
 /// The last use of a tensor in an optimizer step.

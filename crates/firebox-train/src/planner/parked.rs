@@ -3,7 +3,7 @@
 use firebox_lazy::{Recorder, Rehearsal};
 use firebox_plan::{Need, ParkedNeed, PlanError, Split};
 use firebox_trace::{
-    Bytes, Category, EarlierPages, Mark, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace, Use,
+    Bytes, Category, EarlierPages, Mark, OpIndex, Step, TensorIndex, TensorInfo, Trace, Use,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -76,12 +76,8 @@ pub(crate) fn park_state(trace: &mut Trace) {
             state.now.insert(tensor, Now::Parked);
         }
     }
-    for (at, step) in steps.iter().enumerate() {
-        for made in step.deaths_and_births().1 {
-            trace.tensors[made.0 as usize].origin = Origin::Made(OpIndex(at as u32));
-        }
-    }
     trace.steps = steps;
+    trace.renumber_origins();
 }
 
 /// The state that each optimizer step makes and leaves, by the step that uses it last.
@@ -192,4 +188,98 @@ pub(crate) fn parked_at_end(trace: &Trace) -> Vec<TensorInfo> {
         _ => None,
     });
     parked.filter(|tensor| is_state(tensor)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn::tensor::Tensor;
+    use firebox_lazy::{Lazy, mark};
+    use firebox_trace::Origin;
+
+    use super::*;
+    use crate::planner::labels::{label_by_lifetime, retire_what_is_replaced};
+
+    type T = Tensor<Lazy<Flex>, 1>;
+
+    /// Two optimizer steps with momentum, of which one may not replace its state.
+    fn rehearsed(replaces: bool) -> Trace {
+        let gradient = T::ones([4], &Default::default());
+        let recording = Recorder::new().record::<Flex, _>(|| {
+            let mut state: Option<T> = None;
+            for step in 0..3 {
+                mark::<Flex>(Mark::OptimizerStep);
+                let update = gradient.clone() * 0.1;
+                let update = match state.take() {
+                    None => update,
+                    Some(before) if step == 1 && !replaces => {
+                        state = Some(before.clone());
+                        before + update
+                    }
+                    Some(before) => before * 0.9 + update,
+                };
+                let parameter = update.clone().exp();
+                state.get_or_insert(update);
+                drop(parameter);
+                mark::<Flex>(Mark::IterationEnd);
+            }
+            state
+        });
+        let mut trace = recording.expect("nothing else is recorded").discard().trace;
+        label_by_lifetime(&mut trace);
+        retire_what_is_replaced(&mut trace);
+        trace
+    }
+
+    fn steps(trace: &Trace) -> String {
+        let name = |step: &Step| match step {
+            Step::Mark(Mark::IterationEnd) => "|".to_owned(),
+            Step::Mark(_) => String::new(),
+            step => step.name().trim_start_matches("float_").to_owned(),
+        };
+        let names: Vec<String> = trace.steps.iter().map(name).filter(|n| !n.is_empty()).collect();
+        names.join(" ")
+    }
+
+    #[test]
+    fn state_leaves_behind_its_last_use_and_comes_back_before_the_next() {
+        let mut trace = rehearsed(true);
+        let calls = |trace: &Trace| trace.calls().map(|(_, call)| call.name.clone()).collect();
+        let before: Vec<_> = calls(&trace);
+        park_state(&mut trace);
+        assert_eq!(trace.check(), Ok(()));
+        assert_eq!(
+            steps(&trace),
+            "mul_scalar exp read free | \
+             mul_scalar upload mul_scalar add exp read free | \
+             mul_scalar upload mul_scalar add exp read free |"
+        );
+        assert_eq!(calls(&trace), before);
+        assert_eq!(parked_at_end(&trace).len(), 1);
+        let alive = trace.survivors();
+        assert!(alive.iter().all(|tensor| trace.tensor(*tensor).origin == Origin::Existing));
+    }
+
+    #[test]
+    fn state_that_is_not_replaced_stays_where_it_is() {
+        let mut trace = rehearsed(false);
+        park_state(&mut trace);
+        assert_eq!(trace.check(), Ok(()));
+        assert_eq!(
+            steps(&trace),
+            "mul_scalar exp read free | \
+             mul_scalar upload add exp free free free | \
+             mul_scalar upload mul_scalar add exp read free |"
+        );
+    }
+
+    #[test]
+    fn nothing_happens_without_an_optimizer() {
+        let record = || T::ones([4], &Default::default()) + 1.0;
+        let recording = Recorder::new().record::<Flex, _>(record).expect("it is recorded");
+        let mut trace = recording.discard().trace;
+        let before = trace.clone();
+        park_state(&mut trace);
+        assert_eq!(trace, before);
+    }
 }
