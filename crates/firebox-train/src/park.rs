@@ -136,3 +136,19 @@ fn learner_device<LC: LazyComponents>(
 ) -> Option<burn::tensor::Device<LC::Base>> {
     burn::module::Module::devices(&learner.model()).into_iter().next()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_memory_must_have_room_for_the_state() {
+        assert!(Parking::Host.has_room_for(Bytes::kib(1), 1).is_ok());
+        let error = Parking::Host.has_room_for(Bytes::gib(1 << 30), 1).expect_err("too much");
+        let text = error.to_string();
+        assert!(text.contains("of host memory are free: park it on a disk"), "{text}");
+        let folder = tempfile::tempdir().expect("a folder");
+        let disk = Parking::open(&Park::Disk(folder.path().into())).expect("it can be made");
+        assert!(disk.has_room_for(Bytes::gib(1 << 30), 1).is_ok());
+    }
+}
