@@ -89,9 +89,9 @@ pub mod dry;
 pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally, weight};
 pub use firebox_heap::Heap;
 pub use firebox_lazy::{
-    Arrival, CustomInputs, CustomOp, CustomResults, Discarded, HiddenState, HiddenStates, Lazy,
-    LazyBackend, LazyTensor, RecordError, Recorder, Recording, Rehearsal, Survivor, forget_graphs,
-    initialize, is_recording, is_rehearsal, label, mark, rehearse, restore,
+    Arrival, CustomInputs, CustomOp, CustomResults, Discarded, Half, HiddenState, HiddenStates,
+    Lazy, LazyBackend, LazyTensor, RecordError, Recorder, Recording, Rehearsal, Survivor,
+    forget_graphs, initialize, is_recording, is_rehearsal, label, mark, rehearse, restore,
 };
 pub use firebox_plan::{
     Accumulating, Budget, BudgetError, Cliffs, DoesNotFit, FixedDoesNotFit, HostMemoryError,

@@ -75,3 +75,40 @@ fn every_method_of_burns_backend_traits_is_passed_on() {
     assert!(found > 400, "the traits were found, with {found} methods");
     assert_eq!(missing, Vec::<String>::new(), "methods that fall back to burn's defaults");
 }
+
+/// A method on floats that has no rule would compute in another type than the rest. What burn
+/// composes of methods on quantized tensors is composed of those with rules.
+#[test]
+fn every_method_of_burns_backend_traits_has_a_rule_in_16_bit() {
+    let burn = burn_backend();
+    let own = folder().join("crates/firebox-lazy/src");
+    let read = |path: &str| std::fs::read_to_string(own.join(path)).expect("it is readable");
+    // The lists that both decorators use.
+    let list = |path: &str| {
+        let source = read(path);
+        let list = source.split("macro_rules!").nth(1).expect("there is a list");
+        list.split("pub(crate) use").next().unwrap_or_default().to_owned()
+    };
+    let rest = [read("half/rest.rs"), list("ops/int.rs"), list("ops/bool.rs")].concat();
+    let (float, module) = (read("half/float.rs"), read("half/module.rs"));
+    let traits = [
+        ("tensor.rs", "FloatTensorOps", &float),
+        ("activation.rs", "ActivationOps", &module),
+        ("modules/base.rs", "ModuleOps", &module),
+        ("int_tensor.rs", "IntTensorOps", &rest),
+        ("bool_tensor.rs", "BoolTensorOps", &rest),
+        ("transaction.rs", "TransactionOps", &rest),
+    ];
+    let mut missing = Vec::new();
+    for (theirs, name, source) in traits {
+        let theirs = std::fs::read_to_string(burn.join(theirs)).expect("burn's source is readable");
+        let mut ruled = functions(source);
+        // `layer!` takes the names of its methods as arguments.
+        let layers = source.lines().filter(|line| line.trim().starts_with("layer!("));
+        let names = layers.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
+        ruled.extend(names.map(str::to_owned));
+        let wanted = methods(&theirs, name);
+        missing.extend(wanted.difference(&ruled).map(|method| format!("{name}::{method}")));
+    }
+    assert_eq!(missing, Vec::<String>::new(), "methods without a rule");
+}

@@ -130,7 +130,8 @@ impl<B: Backend> Backend for Lazy<B> {
     }
 }
 
-/// The backends whose operations can be recorded: [`Lazy<B>`] and `Autodiff<Lazy<B>>`.
+/// The backends whose operations can be recorded: [`Lazy<B>`], [`Half<Lazy<B>>`](crate::Half), and
+/// `Autodiff` of either.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot record its operations",
     label = "not a lazy backend",
@@ -168,19 +169,19 @@ impl<B: Backend> LazyBackend for Lazy<B> {
     }
 }
 
-impl<B: Backend, C: CheckpointStrategy> LazyBackend for Autodiff<Lazy<B>, C> {
-    type Base = B;
+impl<L: LazyBackend, C: CheckpointStrategy> LazyBackend for Autodiff<L, C> {
+    type Base = L::Base;
 
-    fn lazy_float(tensor: &Self::FloatTensorPrimitive) -> LazyTensor<B, Float> {
-        tensor.primitive.clone()
+    fn lazy_float(tensor: &Self::FloatTensorPrimitive) -> LazyTensor<L::Base, Float> {
+        L::lazy_float(&tensor.primitive)
     }
 
-    fn lazy_int(tensor: &Self::IntTensorPrimitive) -> LazyTensor<B, Int> {
-        tensor.clone()
+    fn lazy_int(tensor: &Self::IntTensorPrimitive) -> LazyTensor<L::Base, Int> {
+        L::lazy_int(tensor)
     }
 
-    fn lazy_bool(tensor: &Self::BoolTensorPrimitive) -> LazyTensor<B, Bool> {
-        tensor.clone()
+    fn lazy_bool(tensor: &Self::BoolTensorPrimitive) -> LazyTensor<L::Base, Bool> {
+        L::lazy_bool(tensor)
     }
 
     /// burn-autodiff frees such graphs at the end of a backward pass through them. This runs one

@@ -56,7 +56,7 @@ impl<M> GradientSum<M> {
         M: AutodiffModule<B>,
     {
         let grads = self.sum.take().unwrap_or_default();
-        if scale == 1.0 && self.is_single {
+        if scale == 1.0 && self.is_single && !differ_in_type(model, &grads) {
             return grads;
         }
         let mut finish = Finish { finished: GradientsParams::new(), grads, scale };
@@ -276,6 +276,28 @@ where
     }
 }
 
+/// Whether a gradient has another type than its parameter, as with [`Half`](firebox_lazy::Half).
+fn differ_in_type<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    grads: &GradientsParams,
+) -> bool {
+    struct Differ<'a> {
+        grads: &'a GradientsParams,
+        found: bool,
+    }
+
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Differ<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let grad = self.grads.get::<B::InnerBackend, D>(param.id);
+            self.found |= grad.is_some_and(|grad| grad.dtype() != param.val().dtype());
+        }
+    }
+
+    let mut differ = Differ { grads, found: false };
+    model.visit(&mut differ);
+    differ.found
+}
+
 /// Casts a tensor to a type, unless it already has it.
 fn in_type<B: Backend, const D: usize>(tensor: Tensor<B, D>, dtype: DType) -> Tensor<B, D> {
     if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
@@ -313,10 +335,9 @@ struct Finish {
 impl<B: AutodiffBackend> ModuleVisitor<B> for Finish {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) else { return };
-        let dtype = param.val().dtype();
-        let is_wide = grad.dtype() == summed_in(dtype);
-        let grad = scaled(grad, self.scale);
-        let grad = if is_wide { in_type(grad, dtype) } else { grad };
+        let wide = summed_in(grad.dtype());
+        let grad = scaled(in_type(grad, wide), self.scale);
+        let grad = in_type(grad, param.val().dtype());
         self.finished.register::<B::InnerBackend, D>(param.id, grad);
     }
 }

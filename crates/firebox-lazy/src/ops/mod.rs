@@ -6,9 +6,9 @@
 //! does not use.
 
 mod activation;
-mod bool;
+pub(crate) mod bool;
 mod float;
-mod int;
+pub(crate) mod int;
 mod module;
 mod quantized;
 mod transaction;

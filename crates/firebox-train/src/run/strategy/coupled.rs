@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use burn::module::Module;
 use burn::train::Learner;
+use firebox_lazy::in_full_precision;
 use firebox_trace::{Bytes, MemoryModel, PoolPages};
 
 use crate::check::{Check, HIDDEN_WEIGHTS, Host, OF_STATISTICS, Outcome, SplitCheck};
@@ -200,12 +201,12 @@ impl Means {
             pages: Arc::default(),
             host: (!self.memory.is_on_host()).then(Host::new),
         };
-        let mut outcome = check.run()?;
+        let mut outcome = in_full_precision(|| check.run())?;
         if let (Outcome::NotCheckable(why), Some(_)) = (&outcome, check.host.take())
             && why != OF_STATISTICS
         {
             log::info!("whether batches may be split is asked on the device: {why}");
-            outcome = check.run_in_thirds(micro_batch)?;
+            outcome = in_full_precision(|| check.run_in_thirds(micro_batch))?;
             // The thirds opened pages that training does not need.
             if let Some(device) = learner.model().devices().first() {
                 give_back::<LC::Backend>(device);

@@ -1,0 +1,179 @@
+//! Training in 16 bit against 32 bit: the loss after some hundred steps, and what the activations
+//! take, as tensors and on a card. On Flex, from the same parameters and on the same batches.
+
+use std::sync::Arc;
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::AutodiffModule;
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder as _};
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{ClassificationOutput, TrainOutput, TrainStep};
+use comfy_table::presets::ASCII_MARKDOWN;
+use comfy_table::{CellAlignment, Table};
+use firebox::dry::{Card, Dry, DryPooledCuda};
+use firebox::{
+    Bytes, Half, Heap, Lazy, LazyBackend, MemoryModel, Recorder, Trace, WeightedGradients,
+    initialize,
+};
+use firebox_testing::bench::{print_machine, rounds, wants};
+use firebox_testing::full_size::gpt::{Gpt, Texts};
+use firebox_testing::full_size::resnet::{Photos, ResNet50};
+use firebox_testing::zoo::{self, Zoo};
+
+type Full = Autodiff<Lazy<Flex>>;
+type Sixteen = Autodiff<Half<Lazy<Flex>>>;
+type Bytewise = BinBytesRecorder<FullPrecisionSettings>;
+
+const CARD: &str = "RTX 4090";
+/// Items of a batch, and how many batches come in turn.
+const ITEMS: usize = 32;
+const BATCHES: usize = 8;
+
+fn main() {
+    print_machine();
+    let steps = if rounds(2) == 1 { 3 } else { 300 };
+    if wants("loss") {
+        let mut table = table(["model", "loss at first", "32 bit", "16 bit", "difference"]);
+        losses::<zoo::Gpt<Full>, zoo::Gpt<Sixteen>>(&mut table, steps);
+        losses::<zoo::ResNet<Full>, zoo::ResNet<Sixteen>>(&mut table, steps);
+        losses::<zoo::Encoder<Full>, zoo::Encoder<Sixteen>>(&mut table, steps);
+        losses::<zoo::Cnn<Full>, zoo::Cnn<Sixteen>>(&mut table, steps);
+        println!("Mean loss of {BATCHES} batches of {ITEMS} after {steps} steps of Adam\n{table}");
+    }
+    if wants("activations") {
+        activations(rounds(2) > 1);
+    }
+}
+
+fn table<const N: usize>(heads: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN).set_header(heads);
+    let right = |column: &mut comfy_table::Column| {
+        column.set_cell_alignment(CellAlignment::Right);
+    };
+    table.column_iter_mut().skip(1).for_each(right);
+    table
+}
+
+/// Trains for some steps. Returns the losses of the first and of the last round of batches.
+fn train<B, M>(initial: &[u8], steps: usize) -> (f64, f64)
+where
+    B: AutodiffBackend<Device = <Flex as burn::tensor::backend::BackendTypes>::Device>
+        + LazyBackend<Base = Flex>,
+    B::InnerBackend: LazyBackend<Base = Flex>,
+    M: Zoo<B> + AutodiffModule<B>,
+    M: TrainStep<Input = <M as Zoo<B>>::Batch, Output = ClassificationOutput<B>>,
+{
+    let device = Default::default();
+    B::seed(&device, 7);
+    let record = Bytewise::new().load(initial.to_vec(), &device).expect("it was recorded here");
+    let mut model = M::new(&device).load_record(record);
+    let mut optimizer = AdamConfig::new().init::<B, M>();
+    let batches = |at: usize| (at * ITEMS..(at + 1) * ITEMS).collect::<Vec<_>>();
+    let mut losses = Vec::new();
+    for step in 0..steps {
+        let batch = M::batch(&batches(step % BATCHES), &device);
+        let TrainOutput { grads, item } = model.step(batch);
+        let loss = item.loss.into_data().convert::<f64>();
+        losses.push(loss.to_vec::<f64>().expect("a number")[0]);
+        // The types of parameters.
+        let mut sum = WeightedGradients::mean(1.0);
+        sum.add(&model, grads, 1.0);
+        let grads: GradientsParams = sum.finish(&model);
+        model = optimizer.step(1e-3, model, grads);
+    }
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    let round = BATCHES.min(steps);
+    (mean(&losses[..round]), mean(&losses[steps - round..]))
+}
+
+fn losses<M, H>(table: &mut Table, steps: usize)
+where
+    M: Zoo<Full> + AutodiffModule<Full>,
+    M: TrainStep<Input = <M as Zoo<Full>>::Batch, Output = ClassificationOutput<Full>>,
+    H: Zoo<Sixteen> + AutodiffModule<Sixteen>,
+    H: TrainStep<Input = <H as Zoo<Sixteen>>::Batch, Output = ClassificationOutput<Sixteen>>,
+{
+    let model = M::new(&Default::default());
+    initialize(&model);
+    let initial = Bytewise::new().record(model.into_record(), ()).expect("it is recorded");
+    let (first, full) = train::<Full, M>(&initial, steps);
+    let (_, half) = train::<Sixteen, H>(&initial, steps);
+    let difference = format!("{:+.2} %", 100.0 * (half / full - 1.0));
+    let numbers = [first, full, half].map(|loss| format!("{loss:.4}"));
+    let [first, full, half] = numbers;
+    table.add_row([M::NAME.to_owned(), first, full, half, difference]);
+}
+
+/// A forward and a backward pass.
+fn pass<B, M>(model: &M, batch: M::Input) -> Trace
+where
+    B: AutodiffBackend + LazyBackend<Base = Flex>,
+    M: TrainStep + AutodiffModule<B>,
+{
+    initialize(model);
+    let recording = Recorder::new().record::<Flex, _>(|| model.step(batch).grads);
+    recording.expect("nothing else is recorded here").discard().trace
+}
+
+/// What a pass takes above what existed before.
+fn above(trace: &Trace, memory: &dyn MemoryModel) -> Bytes {
+    let footprint = memory.footprint(trace);
+    let in_use = footprint.paging.as_ref().map_or(footprint.peak, |paging| paging.in_use);
+    in_use - footprint.baseline
+}
+
+fn activations(is_full: bool) {
+    let mut table = table([
+        "pass",
+        "tensors, 32 bit",
+        "16 bit",
+        "times",
+        "RTX 4090, 32 bit",
+        "16 bit",
+        "times",
+    ]);
+    let card = Card::named(CARD).expect("it is in the table");
+    let device = Default::default();
+    let int =
+        <<Flex as burn::tensor::backend::BackendTypes>::IntElem as burn_backend::Element>::dtype();
+    let card = Dry::<DryPooledCuda>::new(card.properties()).with_traces_of_ints(int);
+    let card: Arc<dyn MemoryModel> = Arc::new(card);
+    let mut row = |name: &str, full: &Trace, half: &Trace| {
+        let tensors = Heap::simple();
+        let mut cells = vec![name.to_owned()];
+        for memory in [&tensors as &dyn MemoryModel, &*card] {
+            let (full, half) = (above(full, memory), above(half, memory));
+            let times = format!("{:.2}", half.ratio(full));
+            cells.extend([full.to_string(), half.to_string(), times]);
+        }
+        table.add_row(cells);
+    };
+    macro_rules! gpt {
+        ($name:literal, $dropout:expr, $layers:expr, $width:expr, $length:expr, $items:expr) => {
+            let full = Gpt::<Full>::with_dropout($dropout, $layers, $width, $length, &device);
+            let half = Gpt::<Sixteen>::with_dropout($dropout, $layers, $width, $length, &device);
+            row(
+                $name,
+                &pass::<Full, _>(&full, Texts::new($items, $length, &device)),
+                &pass::<Sixteen, _>(&half, Texts::new($items, $length, &device)),
+            );
+        };
+    }
+    if !is_full {
+        gpt!("GPT 2 x 64, 4 x 64 tokens", 0.0, 2, 64, 64, 4);
+        println!("{table}");
+        return;
+    }
+    gpt!("GPT 12 x 768, 4 x 512 tokens", 0.0, 12, 768, 512, 4);
+    gpt!("  with dropout", 0.1, 12, 768, 512, 4);
+    gpt!("GPT 48 x 512, 2 x 512 tokens", 0.0, 48, 512, 512, 2);
+    let (full, half) = (ResNet50::<Full>::new(&device), ResNet50::<Sixteen>::new(&device));
+    row(
+        "ResNet-50, 32 x 224 x 224",
+        &pass::<Full, _>(&full, Photos::new(32, 224, &device)),
+        &pass::<Sixteen, _>(&half, Photos::new(32, 224, &device)),
+    );
+    println!("{table}");
+}
