@@ -28,7 +28,7 @@ type Bytewise = BinBytesRecorder<FullPrecisionSettings>;
 const CARD: &str = "RTX 4090";
 /// Items of a batch, and how many batches come in turn.
 const ITEMS: usize = 32;
-const BATCHES: usize = 8;
+const BATCHES: usize = 100;
 
 fn main() {
     print_machine();

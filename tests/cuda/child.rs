@@ -35,7 +35,7 @@ use firebox_testing::lengths;
 use firebox_testing::zoo::{self, Numbered, Zoo};
 use serde::{Deserialize, Serialize};
 
-use crate::own_loop;
+use crate::{half, own_loop};
 
 type B<C> = Autodiff<Lazy<C>>;
 type Valid<C> = Lazy<C>;
@@ -191,6 +191,7 @@ impl Job {
             "lstm" => self.perform::<C, zoo::Recurrent<B<C>>>(),
             "wide" => self.perform::<C, zoo::Wide<B<C>>>(),
             "reader" => self.perform::<C, zoo::Reader<B<C>>>(),
+            "gpt-in-16-bit" => half::train::<C>(self),
             "lengths" => self.train_lengths::<C>(),
             "own-loop" => own_loop::train::<C>(self).unwrap_or_else(|error| Ended {
                 error: Some(("own loop".to_owned(), error.to_string())),
@@ -345,7 +346,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    fn failed<M, R, S>(error: FitError<M, R, S>) -> Self {
+    pub fn failed<M, R, S>(error: FitError<M, R, S>) -> Self {
         let words = error.to_string();
         let (cause, state) = error.into_parts();
         let kind = match cause {

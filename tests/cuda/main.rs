@@ -18,6 +18,8 @@ mod child;
 #[cfg(feature = "cuda")]
 mod failures;
 #[cfg(feature = "cuda")]
+mod half;
+#[cfg(feature = "cuda")]
 mod largest;
 #[cfg(feature = "cuda")]
 mod long;
@@ -56,6 +58,7 @@ fn main() -> std::process::ExitCode {
         failures::tests(),
         long::tests(),
         largest::tests(),
+        half::tests(),
         own_loop::tests(),
         of_ranks,
     ];

@@ -9,16 +9,18 @@ mod soak;
 use std::process::Command;
 
 use Split::{Into, Loosely, Parked, ToFit, Whole};
+use burn::backend::flex::FlexDevice;
 use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, Optimizer, SgdConfig};
+use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{SupervisedTraining, TrainStep};
-use firebox::{Bytes, Heap, Lazy, Learner, Park, Recorder, join};
+use firebox::{Bytes, Half, Heap, Lazy, LazyBackend, Learner, Park, Recorder, join};
 use firebox_lazy::{HOST_BYTES_PER_CALL, host_bytes_of_descriptions};
 use firebox_testing::classifiers::{Kind, Model, Numbered};
 use peak_alloc::PeakAlloc;
@@ -28,6 +30,7 @@ use soak::SOAKS;
 static HEAP: PeakAlloc = PeakAlloc;
 
 type B = Autodiff<Lazy<Flex>>;
+type Sixteen = Autodiff<Half<Lazy<Flex>>>;
 
 /// Environment variable that holds the case of a child process.
 const CASE: &str = "FIREBOX_TEST_CASE";
@@ -60,6 +63,8 @@ enum Split {
 #[derive(Clone, Copy, Debug)]
 enum Optimizing {
     Adam,
+    /// Adam, in 16 bit.
+    Half,
     AdamW,
     Momentum,
 }
@@ -107,6 +112,10 @@ cases! {
     mlp_parked: Mlp, 1024, Parked(256), Adam;
     encoder_parked: Encoder, 48, Parked(16), AdamW;
     lstm_parked: Lstm, 160, Parked(64), Momentum;
+    mlp_in_16_bit: Mlp, 1024, Into(256), Half;
+    cnn_in_16_bit: Cnn, 160, Into(64), Half;
+    encoder_in_16_bit: Encoder, 48, Whole, Half;
+    lstm_in_16_bit: Lstm, 160, Into(64), Half;
 }
 
 /// Memory that no budget sees: the step takes 64 MiB itself.
@@ -211,11 +220,12 @@ fn in_a_process_of_its_own() {
     let case =
         CASES.iter().chain(&HOARDING).find(|case| case.name == name).expect("a case of this name");
     let (predicted, measured) = match case.optimizer {
-        Optimizing::Adam => train(case, AdamConfig::new().init()),
-        Optimizing::AdamW => train(case, AdamWConfig::new().init()),
+        Optimizing::Adam => train::<B>(case, AdamConfig::new().init()),
+        Optimizing::Half => train::<Sixteen>(case, AdamConfig::new().init()),
+        Optimizing::AdamW => train::<B>(case, AdamWConfig::new().init()),
         Optimizing::Momentum => {
             let momentum = MomentumConfig::new();
-            train(case, SgdConfig::new().with_momentum(Some(momentum)).init())
+            train::<B>(case, SgdConfig::new().with_momentum(Some(momentum)).init())
         }
     };
     println!("measured: {} {}", predicted.get(), measured.get());
@@ -228,7 +238,11 @@ fn budget(mib: u64) -> Bytes {
 }
 
 /// Trains for three iterations and returns the predicted and the measured peak.
-fn train(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Bytes, Bytes) {
+fn train<B>(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Bytes, Bytes)
+where
+    B: AutodiffBackend<Device = FlexDevice> + LazyBackend<Base = Flex>,
+    B::InnerBackend: LazyBackend<Base = Flex>,
+{
     let device = Default::default();
     let folder = tempfile::tempdir().expect("a folder");
     let loader = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
@@ -236,7 +250,8 @@ fn train(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Byte
     let train = DataLoaderBuilder::<B, _, _>::new(batcher.clone())
         .batch_size(case.items)
         .build(loader(3 * case.items));
-    let valid = DataLoaderBuilder::<Lazy<Flex>, _, _>::new(batcher).batch_size(2).build(loader(2));
+    let valid =
+        DataLoaderBuilder::<B::InnerBackend, _, _>::new(batcher).batch_size(2).build(loader(2));
     let level = HEAP.current_usage();
     HEAP.reset_peak_usage();
     let model = Model::<B>::new(case.kind, &device);
@@ -249,7 +264,7 @@ fn train(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Byte
     let builder = match case.kind {
         Kind::Wide => builder
             .metrics_see_whole(join::classification::<B>)
-            .metrics_see_whole(join::classification::<Lazy<Flex>>),
+            .metrics_see_whole(join::classification::<B::InnerBackend>),
         _ => builder,
     };
     let builder = match case.split {

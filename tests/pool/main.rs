@@ -5,6 +5,7 @@
 
 mod again;
 mod devices;
+mod half;
 mod moves;
 mod parked;
 

@@ -148,6 +148,11 @@ pub trait LazyBackend: Backend<Device = <Self::Base as BackendTypes>::Device> {
     /// The decorator's tensor below a boolean tensor of this backend.
     fn lazy_bool(tensor: &Self::BoolTensorPrimitive) -> LazyTensor<Self::Base, Bool>;
 
+    /// The type of 16 bit that the backend computes in where it can, see [`Half`](crate::Half).
+    fn narrow() -> Option<DType> {
+        None
+    }
+
     /// Frees what automatic differentiation still holds of the graphs of `leaves` that nobody can
     /// run backwards any more.
     fn forget_graphs(_device: &Self::Device, _leaves: Vec<Self::FloatTensorPrimitive>) {}
@@ -182,6 +187,10 @@ impl<L: LazyBackend, C: CheckpointStrategy> LazyBackend for Autodiff<L, C> {
 
     fn lazy_bool(tensor: &Self::BoolTensorPrimitive) -> LazyTensor<L::Base, Bool> {
         L::lazy_bool(tensor)
+    }
+
+    fn narrow() -> Option<DType> {
+        L::narrow()
     }
 
     /// burn-autodiff frees such graphs at the end of a backward pass through them. This runs one

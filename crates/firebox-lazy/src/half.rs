@@ -143,7 +143,14 @@ impl<L: LazyBackend> LazyBackend for Half<L> {
     fn lazy_bool(tensor: &Self::BoolTensorPrimitive) -> LazyTensor<Self::Base, Bool> {
         L::lazy_bool(tensor)
     }
+
+    fn narrow() -> Option<DType> {
+        Some(NARROW)
+    }
 }
+
+/// The type of 16 bit.
+const NARROW: DType = DType::BF16;
 
 type FloatOf<B> = <B as BackendTypes>::FloatTensorPrimitive;
 
@@ -190,7 +197,7 @@ pub fn in_full_precision<R>(work: impl FnOnce() -> R) -> R {
 /// A tensor of 32 bit in 16 bit. Others stay as they are.
 fn narrow<B: Backend>(tensor: FloatOf<B>) -> FloatOf<B> {
     match tensor.dtype() {
-        DType::F32 if !IN_FULL.get() => cast::<B>(tensor, DType::BF16),
+        DType::F32 if !IN_FULL.get() => cast::<B>(tensor, NARROW),
         _ => tensor,
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use burn_backend::DType;
 use firebox_batch::MicroBatchError;
 use firebox_lazy::{RecordError, Survivor};
 use firebox_plan::{BudgetError, HostMemoryError, Plan, PlanError};
@@ -226,6 +227,14 @@ pub enum TrainError {
         needed: Bytes,
         /// What is left of the budget after what is already held.
         budget: Bytes,
+    },
+    /// The device does not compute in the type of [`Half`](firebox_lazy::Half).
+    #[error("`{device}` does not compute in {dtype:?}: train without `Half` there")]
+    NoNarrowType {
+        /// The type.
+        dtype: DType,
+        /// The device.
+        device: String,
     },
     /// Host memory has no room for the optimizer's state, which was to be parked there.
     #[error(

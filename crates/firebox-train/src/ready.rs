@@ -5,7 +5,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
-use burn_backend::{Backend, DeviceOps};
+use burn_backend::{Backend, DTypeUsage, DeviceOps};
 use firebox_lazy::{LazyBackend, Recorder, initialize, rehearse};
 use firebox_trace::Bytes;
 
@@ -37,6 +37,7 @@ where
         single_device(model)?;
         initialize(model);
         let device = &model.devices()[0];
+        has_type::<B>(device)?;
         B::Base::sync(device).map_err(|error| not_ready(&error.to_string()))?;
         let others = held_for_others(model)?;
         // A panic on this device's own thread tells the cause. Panics of other devices do not
@@ -73,6 +74,16 @@ fn single_device<B: Backend, M: Module<B>>(model: &M) -> Result<(), TrainError> 
         0 => Err(TrainError::NoParameters),
         1 => Ok(()),
         several => Err(TrainError::SeveralDevices(several)),
+    }
+}
+
+/// Whether the device has the type of 16 bit that the backend computes in.
+fn has_type<B: LazyBackend>(device: &B::Device) -> Result<(), TrainError> {
+    let Some(dtype) = B::narrow() else { return Ok(()) };
+    let usage = B::Base::dtype_usage(device, dtype);
+    match usage.is_superset(DTypeUsage::Storage | DTypeUsage::Arithmetic) {
+        true => Ok(()),
+        false => Err(TrainError::NoNarrowType { dtype, device: format!("{device:?}") }),
     }
 }
 
