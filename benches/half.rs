@@ -1,13 +1,16 @@
 //! Training in 16 bit against 32 bit: the loss after some hundred steps, and what the activations
 //! take, as tensors and on a card. On Flex, from the same parameters and on the same batches.
 
+use std::io::Read as _;
 use std::sync::Arc;
 
+use burn::backend::flex::FlexDevice;
 use burn::backend::{Autodiff, Flex};
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, ModuleMapper, Param};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder as _};
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn::train::{ClassificationOutput, TrainOutput, TrainStep};
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
@@ -34,11 +37,28 @@ fn main() {
     print_machine();
     let steps = if rounds(2) == 1 { 3 } else { 300 };
     if wants("loss") {
-        let mut table = table(["model", "loss at first", "32 bit", "16 bit", "difference"]);
-        losses::<zoo::Gpt<Full>, zoo::Gpt<Sixteen>>(&mut table, steps);
-        losses::<zoo::ResNet<Full>, zoo::ResNet<Sixteen>>(&mut table, steps);
-        losses::<zoo::Encoder<Full>, zoo::Encoder<Sixteen>>(&mut table, steps);
-        losses::<zoo::Cnn<Full>, zoo::Cnn<Sixteen>>(&mut table, steps);
+        let heads = ["model", "loss at first", "32 bit", "from rounded parameters", "16 bit"];
+        let mut table = table(heads);
+        macro_rules! of_zoo {
+            ($name:literal, $model:ident) => {
+                losses::<zoo::$model<Full>, zoo::$model<Sixteen>>(
+                    &mut table,
+                    $name,
+                    steps,
+                    (&made::<Full, zoo::$model<Full>>, &made::<Sixteen, zoo::$model<Sixteen>>),
+                );
+            };
+        }
+        of_zoo!("GPT, texts that repeat", Gpt);
+        of_zoo!("encoder, waves", Encoder);
+        of_zoo!("ResNet, waves", ResNet);
+        let digits = Digits::load();
+        losses::<zoo::ResNet<Full>, zoo::ResNet<Sixteen>>(
+            &mut table,
+            "ResNet, digits",
+            steps,
+            (&|at| digits.batch::<Full>(at), &|at| digits.batch::<Sixteen>(at)),
+        );
         println!("Mean loss of {BATCHES} batches of {ITEMS} after {steps} steps of Adam\n{table}");
     }
     if wants("activations") {
@@ -56,11 +76,62 @@ fn table<const N: usize>(heads: [&str; N]) -> Table {
     table
 }
 
-/// Trains for some steps. Returns the losses of the first and of the last round of batches.
-fn train<B, M>(initial: &[u8], steps: usize) -> (f64, f64)
+/// The batch of a step.
+type Batches<'a, B, M> = &'a dyn Fn(usize) -> <M as Zoo<B>>::Batch;
+
+/// Batches of the zoo's own data.
+fn made<B, M>(step: usize) -> M::Batch
 where
-    B: AutodiffBackend<Device = <Flex as burn::tensor::backend::BackendTypes>::Device>
-        + LazyBackend<Base = Flex>,
+    B: Backend<Device = FlexDevice>,
+    M: Zoo<B>,
+{
+    let at = step % BATCHES;
+    M::batch(&(at * ITEMS..(at + 1) * ITEMS).collect::<Vec<_>>(), &FlexDevice)
+}
+
+/// Handwritten digits of 8 x 8 pixels, enlarged to those of the zoo's ResNet.
+struct Digits {
+    pixels: Vec<[f32; 64]>,
+    classes: Vec<i32>,
+}
+
+impl Digits {
+    fn load() -> Self {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/digits.csv.gz");
+        let file = std::fs::File::open(path).expect("it comes with the sources");
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(file).read_to_string(&mut text).expect("it can be read");
+        let (mut pixels, mut classes) = (Vec::new(), Vec::new());
+        for line in text.lines() {
+            let numbers: Vec<f32> = line.split(',').filter_map(|n| n.parse().ok()).collect();
+            let (class, image) = numbers.split_last().expect("a line has numbers");
+            pixels.push(std::array::from_fn(|at| image[at] / 16.0));
+            classes.push(*class as i32);
+        }
+        Self { pixels, classes }
+    }
+
+    fn batch<B: Backend<Device = FlexDevice>>(
+        &self,
+        step: usize,
+    ) -> <zoo::ResNet<B> as Zoo<B>>::Batch {
+        let images: Vec<usize> =
+            (0..ITEMS).map(|item| (step * ITEMS + item) % self.pixels.len()).collect();
+        let pixels: Vec<f32> = images.iter().flat_map(|image| self.pixels[*image]).collect();
+        let classes: Vec<i32> = images.iter().map(|image| self.classes[*image]).collect();
+        let small =
+            Tensor::<B, 6>::from_data(TensorData::new(pixels, [ITEMS, 1, 8, 1, 8, 1]), &FlexDevice);
+        let mut batch = zoo::ResNet::<B>::batch(&images, &FlexDevice);
+        batch.pixels = small.expand([ITEMS, 3, 8, 8, 8, 8]).reshape([ITEMS, 3, 64, 64]);
+        batch.targets = Tensor::from_data(TensorData::new(classes, [ITEMS]), &FlexDevice);
+        batch
+    }
+}
+
+/// Trains for some steps. Returns the losses of the first and of the last round of batches.
+fn train<B, M>(initial: &[u8], steps: usize, batches: Batches<'_, B, M>) -> (f64, f64)
+where
+    B: AutodiffBackend<Device = FlexDevice> + LazyBackend<Base = Flex>,
     B::InnerBackend: LazyBackend<Base = Flex>,
     M: Zoo<B> + AutodiffModule<B>,
     M: TrainStep<Input = <M as Zoo<B>>::Batch, Output = ClassificationOutput<B>>,
@@ -70,11 +141,9 @@ where
     let record = Bytewise::new().load(initial.to_vec(), &device).expect("it was recorded here");
     let mut model = M::new(&device).load_record(record);
     let mut optimizer = AdamConfig::new().init::<B, M>();
-    let batches = |at: usize| (at * ITEMS..(at + 1) * ITEMS).collect::<Vec<_>>();
     let mut losses = Vec::new();
     for step in 0..steps {
-        let batch = M::batch(&batches(step % BATCHES), &device);
-        let TrainOutput { grads, item } = model.step(batch);
+        let TrainOutput { grads, item } = model.step(batches(step));
         let loss = item.loss.into_data().convert::<f64>();
         losses.push(loss.to_vec::<f64>().expect("a number")[0]);
         // The types of parameters.
@@ -88,8 +157,12 @@ where
     (mean(&losses[..round]), mean(&losses[steps - round..]))
 }
 
-fn losses<M, H>(table: &mut Table, steps: usize)
-where
+fn losses<M, H>(
+    table: &mut Table,
+    name: &str,
+    steps: usize,
+    (of_full, of_half): (Batches<'_, Full, M>, Batches<'_, Sixteen, H>),
+) where
     M: Zoo<Full> + AutodiffModule<Full>,
     M: TrainStep<Input = <M as Zoo<Full>>::Batch, Output = ClassificationOutput<Full>>,
     H: Zoo<Sixteen> + AutodiffModule<Sixteen>,
@@ -98,12 +171,32 @@ where
     let model = M::new(&Default::default());
     initialize(&model);
     let initial = Bytewise::new().record(model.into_record(), ()).expect("it is recorded");
-    let (first, full) = train::<Full, M>(&initial, steps);
-    let (_, half) = train::<Sixteen, H>(&initial, steps);
-    let difference = format!("{:+.2} %", 100.0 * (half / full - 1.0));
-    let numbers = [first, full, half].map(|loss| format!("{loss:.4}"));
-    let [first, full, half] = numbers;
-    table.add_row([M::NAME.to_owned(), first, full, half, difference]);
+    let (first, full) = train::<Full, M>(&initial, steps, of_full);
+    // How far apart trainings end that differ by one rounding to 16 bit at the beginning.
+    let device = Default::default();
+    let model = M::new(&device);
+    let record = Bytewise::new().load(initial.clone(), &device).expect("it was recorded here");
+    let rounded = model.load_record(record).map(&mut Rounded);
+    let rounded = Bytewise::new().record(rounded.into_record(), ()).expect("it is recorded");
+    let (_, rounded) = train::<Full, M>(&rounded, steps, of_full);
+    let (_, half) = train::<Sixteen, H>(&initial, steps, of_half);
+    let compared = |loss: f64| format!("{loss:.4} ({:+.2} %)", 100.0 * (loss / full - 1.0));
+    let in_full = [first, full].map(|loss| format!("{loss:.4}"));
+    let cells = in_full.into_iter().chain([rounded, half].map(compared));
+    table.add_row(std::iter::once(name.to_owned()).chain(cells));
+}
+
+/// Rounds parameters to 16 bit.
+struct Rounded;
+
+impl<B: AutodiffBackend> ModuleMapper<B> for Rounded {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        param.map(|tensor| {
+            let requires = tensor.is_require_grad();
+            let rounded = tensor.inner().cast(DType::BF16).cast(DType::F32);
+            Tensor::from_inner(rounded).set_require_grad(requires)
+        })
+    }
 }
 
 /// A forward and a backward pass.
