@@ -3,8 +3,8 @@
 //! time, and by all three. Predictions, on firebox's pool.
 //!
 //! The models are one with a contrastive loss and one with batch normalization, whose batches must
-//! not or should not be split, a GPT of a single text, of which the longest is looked for, and a GPT
-//! that is mostly parameters, of which the one with the most layers is looked for.
+//! not or should not be split, a GPT of a single text, of which the longest is looked for, and a
+//! GPT that is mostly parameters, of which the one with the most layers is looked for.
 
 use std::sync::Arc;
 

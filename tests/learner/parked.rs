@@ -1,4 +1,5 @@
-//! The optimizer's state is parked between steps: the same bits with any optimizer, and less memory.
+//! The optimizer's state is parked between steps: the same bits with any optimizer, and less
+//! memory.
 
 use std::path::Path;
 

@@ -20,7 +20,8 @@ use crate::{Burns, Ours, SEED, alone, bits, device};
 
 type Unfused = Autodiff<Lazy<CubeBackend<Pooled<WgpuRuntime>, f32, i32, u8>>>;
 
-/// A model trained in micro-batches, with the state parked or on the device, and the memory it took.
+/// A model trained in micro-batches, with the state parked or on the device, and the memory it
+/// took.
 fn trained<B, M, V>(device: &B::Device, parks: bool) -> (Vec<u32>, MemoryUse)
 where
     B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,

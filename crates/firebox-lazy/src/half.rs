@@ -27,15 +27,16 @@ use crate::tensor::LazyTensor;
 ///
 /// - Products, convolutions, attention and embeddings take and give 16 bit.
 /// - Sums and means are computed in 32 bit, and stay so. Losses are thereby in 32 bit.
-/// - Exponentials, logarithms, roots, softmax and norms are computed in 32 bit, and give the type of
-///   their operand.
+/// - Exponentials, logarithms, roots, softmax and norms are computed in 32 bit, and give the type
+///   of their operand.
 /// - An operation on tensors of both types is computed in 32 bit. It gives the type of the larger
 ///   operand, or 32 bit if they are equally large: a scale in 32 bit does not widen an activation,
 ///   and an update of a parameter is in 32 bit.
 /// - All else gives the type of its operand.
 /// - 64-bit tensors stay as they are.
 ///
-/// Values that a program reads may be in 16 bit: convert them, as in `into_data().convert::<f32>()`.
+/// Values that a program reads may be in 16 bit: convert them, as in
+/// `into_data().convert::<f32>()`.
 /// The device must have the type, as CUDA has from compute capability 8.0 on.
 ///
 /// ```

@@ -9,6 +9,7 @@ pub(crate) mod inputs;
 pub(crate) mod known;
 pub(crate) mod limits;
 pub(crate) mod parking;
+pub(crate) mod parks;
 pub(crate) mod recorder;
 pub(crate) mod recording;
 pub(crate) mod rehearsing;

@@ -325,8 +325,8 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// Makes sure that the tensor has its value.
     ///
     /// Returns the tensor, which has its value unless a recording promised it. On a loader thread,
-    /// a tensor without a value keeps none; the value is returned instead, for this thread alone. So
-    /// is that of a parked tensor, which stays parked for its other owners.
+    /// a tensor without a value keeps none; the value is returned instead, for this thread alone.
+    /// So is that of a parked tensor, which stays parked for its other owners.
     fn forced(self) -> Result<K::Primitive, Self> {
         match (self.node.value.get(), self.node.parked().cloned()) {
             (Some(_), _) => Err(self),

@@ -40,6 +40,7 @@ pub(crate) mod recompute;
 mod recorders;
 pub(crate) mod rehearsal;
 pub(crate) mod rehearsed;
+mod remedy;
 mod search;
 pub(crate) mod shape;
 #[cfg(test)]

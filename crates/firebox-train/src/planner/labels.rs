@@ -6,7 +6,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Bool, Int, Tensor, TensorPrimitive};
 use firebox_lazy::{LazyBackend, label, label_of};
-use firebox_trace::{Category, Label, Mark, Origin, Step, TensorIndex, Trace};
+use firebox_trace::{Category, Label, Mark, Origin, Step, TensorIndex, TensorInfo, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Labels the tensors of a module as parameters, each with its path. Does nothing outside of a
@@ -130,15 +130,7 @@ pub(crate) fn retire_what_is_replaced(trace: &mut Trace) {
                     else {
                         continue;
                     };
-                    // State that was parked when the rehearsal began is uploaded.
-                    let existed = match tensor.origin {
-                        Origin::Existing => true,
-                        Origin::Made(made) => {
-                            category == Category::OptimizerState
-                                && matches!(trace.steps[made.0 as usize], Step::Upload { .. })
-                        }
-                    };
-                    if !existed {
+                    if !existed(trace, tensor, category) {
                         continue;
                     }
                     match optimizer_step {
@@ -180,6 +172,17 @@ pub(crate) fn retire_what_is_replaced(trace: &mut Trace) {
     steps.extend(replaced.into_iter().map(Step::Free));
     trace.steps = steps;
     trace.renumber_origins();
+}
+
+/// Whether a tensor existed before the rehearsal. State that was parked then is uploaded in it.
+fn existed(trace: &Trace, tensor: &TensorInfo, category: Category) -> bool {
+    match tensor.origin {
+        Origin::Existing => true,
+        Origin::Made(made) => {
+            let is_upload = matches!(trace.steps[made.0 as usize], Step::Upload { .. });
+            is_upload && category == Category::OptimizerState
+        }
+    }
 }
 
 /// The last use of a tensor in an optimizer step.

@@ -1,15 +1,7 @@
 //! Parks the optimizer's state in a rehearsed iteration, as `park.rs` does when it runs.
 
-use firebox_lazy::{Recorder, Rehearsal};
-use firebox_plan::{Need, ParkedNeed, PlanError, Split};
-use firebox_trace::{
-    Bytes, Category, EarlierPages, Mark, OpIndex, Step, TensorIndex, TensorInfo, Trace, Use,
-};
+use firebox_trace::{Bytes, Category, Mark, OpIndex, Step, TensorIndex, TensorInfo, Trace, Use};
 use rustc_hash::{FxHashMap, FxHashSet};
-
-use super::Planner;
-use crate::error::{Phase, TrainError};
-use crate::planner::rehearsed::{Conditions, assess};
 
 /// Whether the optimizer's state is outside of the device between steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,44 +12,6 @@ pub(crate) enum Parks {
     /// It could be. What does not fit otherwise is told what it would need then.
     Could,
     Does,
-}
-
-impl Planner {
-    /// Adds to the error for a training batch that does not fit what it would need with the
-    /// optimizer's state parked, if that could be.
-    pub(super) fn tell_of_parking(
-        &self,
-        mut error: TrainError,
-        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
-    ) -> TrainError {
-        if let TrainError::Plan { phase: Phase::Training, cause } = &mut error
-            && self.parks == Parks::Could
-            && let Some((split, need)) = misfit(cause)
-        {
-            let budget = self.budget.scale(self.share);
-            let recompute = self.recompute.if_allowed().filter(|_| !self.training_reads);
-            let conditions = self.conditions(Phase::Training, budget, EarlierPages::GiveBack);
-            let conditions = Conditions { parks: true, recompute, ..conditions };
-            // A failure of this rehearsal is no reason to say less about the batch.
-            let Ok(rehearsal) = rehearse(split, &self.recorder(budget)) else { return error };
-            let rehearsed = assess(rehearsal, &conditions);
-            let peak = rehearsed.footprint.peak;
-            if !rehearsed.parked.is_empty() && peak < need.peak {
-                need.parked = Some(ParkedNeed { peak, on_host: self.memory.is_on_host() });
-            }
-        }
-        error
-    }
-}
-
-/// The split that was found not to fit, and what it needs, unless that is too large a buffer.
-fn misfit(error: &mut PlanError<TrainError>) -> Option<(Split, &mut Need)> {
-    let (split, need) = match error {
-        PlanError::DoesNotFit(error) => (Split::chunks(error.batch.get(), 1), &mut error.need),
-        PlanError::FixedDoesNotFit(error) => (error.misfit.split, &mut error.misfit.need),
-        _ => return None,
-    };
-    need.oversized.is_none().then_some((split, need))
 }
 
 /// Parks state behind its last use in each optimizer step, and uploads it before its next.
@@ -194,7 +148,7 @@ pub(crate) fn parked_at_end(trace: &Trace) -> Vec<TensorInfo> {
 mod tests {
     use burn::backend::Flex;
     use burn::tensor::Tensor;
-    use firebox_lazy::{Lazy, mark};
+    use firebox_lazy::{Lazy, Recorder, mark};
     use firebox_trace::Origin;
 
     use super::*;
