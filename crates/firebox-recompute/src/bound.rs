@@ -2,6 +2,7 @@
 
 use firebox_trace::{Bytes, Step, Trace};
 
+use crate::alive::{Alive, walk_alive};
 use crate::cost::Demand;
 use crate::lives::{Lives, NEVER};
 
@@ -13,40 +14,21 @@ use crate::lives::{Lives, NEVER};
 /// bytes, at the worst step.
 pub fn lower_bound(trace: &Trace, limit: Bytes, demand: &Demand) -> Option<f64> {
     let lives = Lives::of(trace, demand.bools);
-    let mut alive = vec![0_u32; trace.tensors.len()];
-    let mut live = 0;
-    let begin = |root: usize, alive: &mut Vec<u32>| {
-        alive[root] += 1;
-        if alive[root] == 1 { lives.buffers[root].bytes } else { 0 }
-    };
-    for tensor in trace.existing() {
-        live += begin(lives.root(tensor), &mut alive);
-    }
-    let mut bound = 0.0_f64;
-    for (at, step) in trace.steps.iter().enumerate() {
-        let (ends, begins) = step.deaths_and_births();
-        let ends: Vec<usize> = ends.map(|tensor| lives.root(tensor)).collect();
-        for tensor in begins {
-            live += begin(lives.root(tensor), &mut alive);
+    let mut bound = Some(0.0_f64);
+    walk_alive(trace, &lives.roots, |at, alive| {
+        if let Some(least) = bound.filter(|_| alive.bytes > limit.get()) {
+            let of_step = knapsack(&lives, at, alive, alive.bytes - limit.get(), demand);
+            bound = of_step.map(|of_step| of_step.max(least));
         }
-        if live > limit.get() {
-            bound = bound.max(knapsack(&lives, at, &alive, live - limit.get(), demand)?);
-        }
-        for root in ends {
-            alive[root] -= 1;
-            if alive[root] == 0 {
-                live -= lives.buffers[root].bytes;
-            }
-        }
-    }
-    Some(bound)
+    });
+    bound
 }
 
 /// The least cost of dropping `bytes` at a step.
 fn knapsack(
     lives: &Lives<'_>,
     at: usize,
-    alive: &[u32],
+    alive: &Alive,
     bytes: u64,
     demand: &Demand,
 ) -> Option<f64> {
@@ -61,9 +43,9 @@ fn knapsack(
     };
     let can_go = |root: &usize| {
         let buffer = &lives.buffers[*root];
-        alive[*root] > 0 && buffer.may_go() && !used(*root)
+        alive.has(*root) && buffer.may_go() && !used(*root)
     };
-    let mut droppable: Vec<(f64, u64)> = (0..alive.len())
+    let mut droppable: Vec<(f64, u64)> = (0..lives.buffers.len())
         .filter(can_go)
         .map(|root| {
             let buffer = &lives.buffers[root];

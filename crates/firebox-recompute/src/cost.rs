@@ -4,8 +4,9 @@ use std::collections::HashSet;
 
 use burn_ir::OperationIr;
 use burn_std::DType;
-use firebox_trace::{Bytes, Call, Footprint, OpIndex, Step, TensorIndex, Trace};
+use firebox_trace::{Bytes, Call, Footprint, OpIndex, Step, Trace};
 
+use crate::alive::walk_alive;
 use crate::masks::{bytes_of, is_byte};
 
 /// What each step of a trace takes.
@@ -61,32 +62,9 @@ impl Demand {
     /// If the footprint has no timeline, or one of another trace.
     pub fn with_workspace(mut self, trace: &Trace, footprint: &Footprint) -> Self {
         assert_eq!(footprint.timeline.len(), trace.steps.len(), "each step has a moment");
-        let roots = trace.buffers();
-        let mut alive = vec![0_u32; trace.tensors.len()];
-        let mut live = Bytes::ZERO;
-        let root = |tensor: TensorIndex| roots[tensor.0 as usize];
-        let begin = |tensor: TensorIndex, alive: &mut [u32]| {
-            let alive = &mut alive[root(tensor).0 as usize];
-            *alive += 1;
-            if *alive == 1 { trace.tensor(root(tensor)).bytes() } else { Bytes::ZERO }
-        };
-        for tensor in trace.existing() {
-            live += begin(tensor, &mut alive);
-        }
-        for (at, step) in trace.steps.iter().enumerate() {
-            let (ends, begins) = step.deaths_and_births();
-            for tensor in begins {
-                live += begin(tensor, &mut alive);
-            }
-            self.workspace[at] = footprint.timeline[at].peak - live;
-            for tensor in ends {
-                let alive = &mut alive[root(tensor).0 as usize];
-                *alive -= 1;
-                if *alive == 0 {
-                    live -= trace.tensor(root(tensor)).bytes();
-                }
-            }
-        }
+        walk_alive(trace, &trace.buffers(), |at, alive| {
+            self.workspace[at] = footprint.timeline[at].peak - Bytes::new(alive.bytes);
+        });
         self
     }
 

@@ -9,6 +9,7 @@
 //! Values stay what they are: a repeated call is the recorded one, on inputs that have the same
 //! values. Never repeated are [random draws, uploads, reads and transfers](is_redoable).
 
+mod alive;
 mod apply;
 mod bound;
 mod check;

@@ -5,8 +5,9 @@
 //! must go at the peak is therefore a knapsack: the cheapest buffers for their bytes, until enough
 //! are chosen.
 
-use firebox_trace::{Bytes, Step, TensorIndex, Trace};
+use firebox_trace::{Bytes, Step, TensorIndex};
 
+use crate::alive::walk_alive;
 use crate::cost::Demand;
 use crate::lives::{Lives, NEVER};
 
@@ -33,7 +34,6 @@ impl Seeds {
         let (trace, costs) = (lives.trace, demand.time.as_slice());
         let gaps = gaps(lives, clock);
         let (peak, at, alive) = fullest(lives, &demand.workspace);
-        let ends = ends(trace);
         let mut candidates = Vec::new();
         let mut seen = vec![0; trace.steps.len()];
         for (root, buffer) in lives.buffers.iter().enumerate() {
@@ -53,7 +53,7 @@ impl Seeds {
                     lives.made[tensor] > begin || lives.remade_until[tensor] >= end
                 });
             if can {
-                let cost = chain(lives, costs, &ends, (root, end), &mut seen);
+                let cost = chain(lives, costs, (root, end), &mut seen);
                 let ratio = cost / buffer.bytes as f64;
                 candidates.push(Candidate { root, bytes: buffer.bytes, ratio });
             }
@@ -104,39 +104,15 @@ fn gaps(lives: &Lives<'_>, clock: &[f64]) -> Vec<Option<(usize, usize)>> {
 
 /// The most bytes of a step with its workspace, the step, and which buffers are alive then.
 fn fullest(lives: &Lives<'_>, workspace: &[Bytes]) -> (u64, usize, Vec<bool>) {
-    let trace = lives.trace;
-    let mut count = vec![0_u32; lives.buffers.len()];
-    let mut live = 0;
     let mut fullest = (0, 0, Vec::new());
-    for tensor in trace.existing() {
-        count[lives.root(tensor)] += 1;
-        live += u64::from(count[lives.root(tensor)] == 1) * lives.buffers[lives.root(tensor)].bytes;
-    }
-    for (at, step) in trace.steps.iter().enumerate() {
-        let (ends, begins) = step.deaths_and_births();
-        for root in begins.map(|tensor| lives.root(tensor)) {
-            count[root] += 1;
-            live += u64::from(count[root] == 1) * lives.buffers[root].bytes;
-        }
-        let taken = live + workspace[at].get();
+    walk_alive(lives.trace, &lives.roots, |at, alive| {
+        let taken = alive.bytes + workspace[at].get();
         if taken > fullest.0 {
-            fullest = (taken, at, count.iter().map(|count| *count > 0).collect());
+            let buffers = 0..lives.buffers.len();
+            fullest = (taken, at, buffers.map(|root| alive.has(root)).collect());
         }
-        for root in ends.map(|tensor| lives.root(tensor)) {
-            count[root] -= 1;
-            live -= u64::from(count[root] == 0) * lives.buffers[root].bytes;
-        }
-    }
+    });
     fullest
-}
-
-/// The step that ends each tensor. [`NEVER`] if none does.
-fn ends(trace: &Trace) -> Vec<usize> {
-    let mut ends = vec![NEVER; trace.tensors.len()];
-    for (at, step) in trace.steps.iter().enumerate() {
-        step.deaths_and_births().0.for_each(|tensor| ends[tensor.0 as usize] = at);
-    }
-    ends
 }
 
 /// What it takes to make a buffer again before a step, with the calls whose results have ended by
@@ -145,13 +121,12 @@ fn ends(trace: &Trace) -> Vec<usize> {
 fn chain(
     lives: &Lives<'_>,
     costs: &[f64],
-    ends: &[usize],
     (root, before): (usize, usize),
     seen: &mut [usize],
 ) -> f64 {
     let mut cost = 0.0;
     let mut missing = lives.buffers[root].tensors.clone();
-    missing.retain(|tensor| ends[tensor.0 as usize] >= before);
+    missing.retain(|tensor| lives.ended[tensor.0 as usize] >= before);
     while let Some(tensor) = missing.pop() {
         let at = lives.made[tensor.0 as usize];
         let Some(Step::Call(call)) = lives.trace.steps.get(at) else { continue };
@@ -160,7 +135,7 @@ fn chain(
         }
         cost += costs[at];
         let gone = |tensor: &TensorIndex| {
-            ends[tensor.0 as usize] < before && lives.made[tensor.0 as usize] != NEVER
+            lives.ended[tensor.0 as usize] < before && lives.made[tensor.0 as usize] != NEVER
         };
         missing.extend(call.inputs.iter().map(|input| input.tensor).filter(gone));
     }
