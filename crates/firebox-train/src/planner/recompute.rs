@@ -198,16 +198,16 @@ impl Recomputed {
     /// rewritten, need not be, or that would take too much time.
     pub(crate) fn program(&self, trace: &Trace, memory: &dyn MemoryModel) -> Option<Program> {
         let size = Size::of(trace);
-        let rehearsed = self.recipes.iter().filter(|(of, _)| *of == size);
-        let of_rehearsed = rehearsed.clone();
+        let mut rehearsed =
+            self.recipes.iter().filter(|(of, _)| *of == size).map(|(_, recipe)| recipe).peekable();
         let made = |recipe: &Recipe| {
             let program = Program::new(trace, recipe);
             program.inspect_err(|error| log::debug!("a recipe is another pass's: {error}")).ok()
         };
-        if rehearsed.clone().next().is_some_and(|(_, recipe)| recipe.edits.is_empty()) {
+        if rehearsed.peek().is_some_and(|recipe| recipe.edits.is_empty()) {
             return None;
         }
-        of_rehearsed.filter_map(|(_, recipe)| made(recipe)).next().or_else(|| {
+        rehearsed.find_map(made).or_else(|| {
             let pass = Pass::of(trace.clone(), memory, &self.speed)?;
             let selected = pass.select(self.limit)?;
             let is_cheap = selected.cost <= self.most * pass.demand.total();
@@ -269,6 +269,15 @@ pub(crate) struct Attempt {
     /// The host memory that its programs take.
     pub(crate) programs: Bytes,
     pub(crate) recomputed: Recomputed,
+}
+
+/// What the passes of an iteration compute again.
+struct Chosen {
+    /// What each pass was to take at most.
+    limit: Bytes,
+    of_kinds: Vec<Selected>,
+    /// The time of repeats, as a share of that of all passes.
+    overhead: f64,
     /// What tensors and workspace of the largest pass take.
     peak: Bytes,
 }
@@ -307,18 +316,29 @@ impl Passes {
         self.kinds.iter().map(|(_, pass)| pass.peak).max().unwrap_or_default()
     }
 
-    /// The iteration with passes that take at most `limit`, or what was found to be closest to it.
-    fn attempt(&self, trace: &Trace, limit: Bytes, most: f64) -> Option<Attempt> {
-        let chosen: Option<Vec<Selected>> =
+    /// What passes compute again so that they take at most `limit`, or what was found to be closest
+    /// to it.
+    fn choose(&self, limit: Bytes) -> Option<Chosen> {
+        let of_kinds: Option<Vec<Selected>> =
             self.kinds.iter().map(|(_, pass)| pass.select(limit)).collect();
-        let chosen = chosen?;
+        let of_kinds = of_kinds?;
         let (mut time, mut again) = (0.0, 0.0);
-        let drains = chosen.iter().any(|selected| selected.recipe.drains);
-        let mut recipe = Recipe { drains, ..Recipe::default() };
-        for (steps, kind, times) in &self.all {
+        for (_, kind, times) in &self.all {
             time += self.kinds[*kind].1.demand.total() * times;
-            again += chosen[*kind].cost * times;
-            let behind = chosen[*kind].recipe.behind(anchors_before(trace, steps.start));
+            again += of_kinds[*kind].cost * times;
+        }
+        let peak = of_kinds.iter().map(|selected| selected.peak).max().unwrap_or_default();
+        let overhead = if time > 0.0 { again / time } else { 0.0 };
+        Some(Chosen { limit, of_kinds, overhead, peak })
+    }
+
+    /// The iteration with what was chosen, which is to take at most `most` of its time.
+    fn attempt(&self, trace: &Trace, chosen: Chosen, most: f64) -> Option<Attempt> {
+        let Chosen { limit, of_kinds, overhead, .. } = chosen;
+        let drains = of_kinds.iter().any(|selected| selected.recipe.drains);
+        let mut recipe = Recipe { drains, ..Recipe::default() };
+        for (steps, kind, _) in &self.all {
+            let behind = of_kinds[*kind].recipe.behind(anchors_before(trace, steps.start));
             recipe.edits.extend(behind.edits);
         }
         let rewritten = apply(trace, &recipe)
@@ -326,11 +346,10 @@ impl Passes {
             .ok()?;
         debug_assert_eq!(firebox_recompute::check(trace, &rewritten), Ok(()));
         let mut programs = Bytes::ZERO;
-        for ((_, pass), selected) in self.kinds.iter().zip(&chosen) {
+        for ((_, pass), selected) in self.kinds.iter().zip(&of_kinds) {
             programs += Program::new(&pass.trace, &selected.recipe).ok()?.host_bytes();
         }
-        let peak = chosen.iter().map(|selected| selected.peak).max().unwrap_or_default();
-        let recipes = self.kinds.iter().zip(chosen);
+        let recipes = self.kinds.iter().zip(of_kinds);
         let recipes = recipes.map(|((_, pass), chosen)| (Size::of(&pass.trace), chosen.recipe));
         let passes = self.all.iter().map(|(_, kind, _)| *kind).collect();
         let recomputed = Recomputed {
@@ -339,12 +358,12 @@ impl Passes {
             passes: Arc::new(passes),
             recipes: Arc::new(recipes.collect()),
             speed: self.speed,
-            overhead: if time > 0.0 { again / time } else { 0.0 },
+            overhead,
             repeats: rewritten.repeats(),
             packed: rewritten.packed(),
             calls: trace.calls().count(),
         };
-        Some(Attempt { trace: rewritten.trace, programs, recomputed, peak })
+        Some(Attempt { trace: rewritten.trace, programs, recomputed })
     }
 
     /// The iteration within the least that is found for at most `most` of its time.
@@ -352,15 +371,13 @@ impl Passes {
         let (mut low, mut high, mut best) = (Bytes::ZERO, self.peak(), None);
         for _ in 0..SELECTIONS {
             let limit = low + (high - low).scale(0.5);
-            let attempt = self.attempt(trace, limit, most);
-            let is_good =
-                |found: &Attempt| found.peak <= limit && found.recomputed.overhead <= most;
-            match attempt.filter(is_good) {
-                Some(attempt) => (high, best) = (limit, Some(attempt)),
+            let is_good = |found: &Chosen| found.peak <= limit && found.overhead <= most;
+            match self.choose(limit).filter(is_good) {
+                Some(chosen) => (high, best) = (limit, Some(chosen)),
                 None => low = limit,
             }
         }
-        best
+        self.attempt(trace, best?, most)
     }
 
     /// Searches the largest limit of a pass with which an iteration that needs `peak` as recorded
@@ -387,33 +404,28 @@ impl Passes {
             if (high - low) <= self.peak().scale(SLACK) || answers == ANSWERS {
                 break;
             }
-            let attempt = self.attempt(trace, limit, most);
-            let attempt = attempt.filter(|attempt| {
-                // What comes close is as good as nothing: less is found for a larger limit.
-                attempt.peak <= limit || least.is_none()
-            });
-            let Some(attempt) = attempt else {
+            // What comes close is as good as nothing: less is found for a larger limit.
+            let chosen = self.choose(limit);
+            let chosen = chosen.filter(|chosen| chosen.peak <= limit || least.is_none());
+            let peak = chosen.as_ref().map_or(Bytes::MAX, |chosen| chosen.peak);
+            let Some(attempt) = chosen.and_then(|chosen| self.attempt(trace, chosen, most)) else {
                 low = limit;
                 continue;
             };
             let overhead = attempt.recomputed.overhead;
             answers += 1;
             let (needed, more) = answer(&attempt);
-            log::debug!(
-                "passes within {limit} (found {}): {needed} at {overhead:.3}",
-                attempt.peak
-            );
+            log::debug!("passes within {limit} (found {peak}): {needed} at {overhead:.3}");
             if least.is_none_or(|least| needed < least.peak) {
                 least = Some(Least { peak: needed, overhead });
             }
-            let fits = needed <= budget && overhead <= most;
-            if !fits && (overhead > most || attempt.peak > limit) {
+            if overhead > most || needed > budget && peak > limit {
                 low = limit;
                 continue;
             }
             if needed > budget {
                 // What was found is smaller than the limit, and would be found again just below it.
-                high = attempt.peak;
+                high = peak;
                 limit = high - (needed - budget).max(self.peak().scale(STEP));
                 continue;
             }
@@ -441,9 +453,9 @@ pub(crate) struct Time {
 impl Time {
     /// The time of the last iteration of a rehearsal. The first one may be a part.
     pub(crate) fn of(trace: &Trace, rates: &Rates) -> Self {
-        let mut ends = trace.steps.iter().enumerate().rev();
-        let mut ends = ends.by_ref().filter(|(_, step)| step.is_mark(&Mark::IterationEnd)).skip(1);
-        let begin = ends.next().map_or(0, |(at, _)| at + 1);
+        let ends = trace.steps.iter().enumerate().rev();
+        let mut ends = ends.filter(|(_, step)| step.is_mark(&Mark::IterationEnd));
+        let begin = ends.nth(1).map_or(0, |(at, _)| at + 1);
         let (mut in_micro_steps, mut micro_steps, mut rest, mut is_in) = (0.0, 0, 0.0, false);
         for (step, cost) in trace.steps.iter().zip(rates.costs(trace)).skip(begin) {
             match step {
