@@ -35,8 +35,8 @@ impl SavedPlanner {
     /// What would need less memory than `plan` for `items` items, or than the whole batch if
     /// nothing fits, the most first.
     ///
-    /// The savings of a smaller batch and of computing again are those of other predictions. Others
-    /// are what the peak holds for it, which is an upper bound but for the ends of pages.
+    /// The savings of a smaller batch, of computing again and of parked state are those of other
+    /// predictions. Others are what the peak holds for it, which is an upper bound but for the ends of pages.
     ///
     /// # Errors
     ///
@@ -47,16 +47,22 @@ impl SavedPlanner {
         items: usize,
         plan: Option<&PlanReport>,
     ) -> Result<Vec<Advice>, TrainError> {
-        let (categories, state, whole) = match plan {
-            Some(report) => {
+        let split = plan.map_or(Split::whole(items), |report| report.plan.split());
+        // As recorded, unless the plan computes tensors again.
+        let recorded = match plan.and_then(|report| report.recomputed) {
+            Some(_) => None,
+            None => Some(self.footprint(trace, split)?.1),
+        };
+        let (categories, state, whole) = match (plan, &recorded) {
+            (Some(report), _) => {
                 let whole = report.plan.is_whole().then(|| report.predicted());
-                (report.categories, report.optimizer_state, whole)
+                (report.categories, report.optimizer_state - report.parked, whole)
             }
-            None => {
-                let (_, footprint) = self.footprint(trace, Split::whole(items))?;
-                let categories = footprint.categories;
-                (categories, categories.get(Category::OptimizerState), Some(footprint.peak))
+            (None, Some(recorded)) => {
+                let state = recorded.categories.get(Category::OptimizerState);
+                (recorded.categories, state, Some(recorded.peak))
             }
+            (None, None) => unreachable!("only a plan computes tensors again"),
         };
         let mut advice = Vec::new();
         let mut add = |what: String, saves: Bytes| {
@@ -76,14 +82,16 @@ impl SavedPlanner {
             let what = "16-bit parameters, gradients and optimizer state";
             add(what.into(), (held + state).scale(0.5));
         }
-        let split = plan.map_or(Split::whole(items), |report| report.plan.split());
-        if plan.is_none_or(|report| report.recomputed.is_none())
+        if let Some(recorded) = &recorded
             && let Some((least, overhead)) = self.least(trace, split)?
         {
-            let (_, recorded) = self.footprint(trace, split)?;
             let percent = 100.0 * overhead;
             let what = format!("activations computed again, for {percent:.0} % more time");
             add(what, recorded.peak - least);
+        }
+        if let Some(recorded) = recorded.filter(|_| state > Bytes::ZERO) {
+            let (_, parked) = self.clone().park_optimizer().footprint(trace, split)?;
+            add("the optimizer's state parked between steps".into(), recorded.peak - parked.peak);
         }
         plan.into_iter().flat_map(without).for_each(|(what, saves)| add(what, saves));
         advice.sort_by(|one, other| other.saves.cmp(&one.saves).then(one.what.cmp(&other.what)));

@@ -1,7 +1,5 @@
 //! Operations on boolean tensors.
 
-use std::cell::Cell;
-
 use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, ExecutionError, Scalar, TensorData, TensorMetadata};
@@ -12,7 +10,6 @@ use crate::kind::{Bool, Int};
 use crate::ops::{create, forward, into_data, move_to};
 use crate::record::call::CallFrame;
 use crate::record::session;
-use crate::record::values::Frame;
 use crate::tensor::LazyTensor;
 use crate::threads::deferred;
 use crate::threads::handover::InUse;
@@ -123,9 +120,6 @@ fn argwhere_now<B: Backend>(
     frame.input(tensor);
     let shape = (indices.shape(), indices.dtype());
     let [described] = frame.describe_by_shape(String::new(), &device, [shape]);
-    // It runs once: what comes of a read is never computed again.
-    let indices = Cell::new(Some(indices));
-    let run = move |_: &mut Frame<'_, B>| indices.take().expect("it runs once");
-    let result: LazyTensor<B, Int> = frame.close(described, run);
+    let result: LazyTensor<B, Int> = frame.close_once(described, move |_| indices);
     result
 }

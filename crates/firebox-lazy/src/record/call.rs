@@ -51,6 +51,17 @@ fn session<B: Backend, R>(f: impl FnOnce(&mut Session<B>) -> R) -> R {
     session::with(f).expect("calls are recorded inside a recording")
 }
 
+/// The instruction of a call that may run again.
+fn again<B: Backend, R: Returned<B>>(
+    slots: R::Slots,
+    run: impl Fn(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
+) -> Instruction<B> {
+    Instruction::Call(Box::new(move |frame: &mut Frame<'_, B>| {
+        let plain = run(frame);
+        R::store(slots, plain, frame);
+    }))
+}
+
 impl<B: Backend> CallFrame<B> {
     /// Starts recording a call.
     pub(crate) fn open(name: &'static str) -> Self {
@@ -165,9 +176,31 @@ impl<B: Backend> CallFrame<B> {
 
     /// Ends a described call. `run` will run it on the backend.
     pub(crate) fn close<R: Returned<B>>(
-        mut self,
+        self,
         described: R::Described,
         run: impl Fn(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
+    ) -> R {
+        self.close_with::<R>(described, |slots| again::<B, R>(slots, run))
+    }
+
+    /// Ends a described call that runs once, because its result comes of a read.
+    pub(crate) fn close_once<R: Returned<B>>(
+        self,
+        described: R::Described,
+        run: impl FnOnce(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
+    ) -> R {
+        self.close_with::<R>(described, |slots| {
+            Instruction::Once(Box::new(move |frame: &mut Frame<'_, B>| {
+                let plain = run(frame);
+                R::store(slots, plain, frame);
+            }))
+        })
+    }
+
+    fn close_with<R: Returned<B>>(
+        mut self,
+        described: R::Described,
+        instruction: impl FnOnce(R::Slots) -> Instruction<B>,
     ) -> R {
         let (result, slots) = R::adopt(described, &mut self);
         session::<B, _>(|session| {
@@ -177,7 +210,7 @@ impl<B: Backend> CallFrame<B> {
                 let known = Arc::new(self.remembered(session, description));
                 session.remember_call(self.signature.finish(), description, known);
             }
-            self.finish::<R>(session, description, slots, run);
+            self.finish(session, description, instruction(slots));
         });
         drop(self.shared);
         result
@@ -199,16 +232,16 @@ impl<B: Backend> CallFrame<B> {
         run: impl Fn(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
     ) -> R {
         let (result, slots) = R::promise(&mut known.results.iter(), &mut self);
-        session::<B, _>(|session| self.finish::<R>(session, description, slots, run));
+        let instruction = again::<B, R>(slots, run);
+        session::<B, _>(|session| self.finish(session, description, instruction));
         result
     }
 
-    fn finish<R: Returned<B>>(
+    fn finish(
         &mut self,
         session: &mut Session<B>,
         description: DescriptionIndex,
-        slots: R::Slots,
-        run: impl Fn(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
+        instruction: Instruction<B>,
     ) {
         let call = Call {
             name: self.name.into(),
@@ -216,11 +249,7 @@ impl<B: Backend> CallFrame<B> {
             outputs: std::mem::take(&mut self.outputs),
             description,
         };
-        let body = move |frame: &mut Frame<'_, B>| {
-            let plain = run(frame);
-            R::store(slots, plain, frame);
-        };
-        session.push_call(call, Instruction::Call(Box::new(body)));
+        session.push_call(call, instruction);
     }
 
     fn forms_of_inputs(&self, session: &Session<B>) -> Vec<(Form, bool)> {
