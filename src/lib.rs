@@ -91,7 +91,8 @@ pub use firebox_heap::Heap;
 pub use firebox_lazy::{
     Arrival, CustomInputs, CustomOp, CustomResults, Discarded, Half, HiddenState, HiddenStates,
     Lazy, LazyBackend, LazyTensor, RecordError, Recorder, Recording, Rehearsal, Survivor,
-    forget_graphs, initialize, is_recording, is_rehearsal, label, mark, rehearse, restore,
+    forget_graphs, in_full_precision, initialize, is_recording, is_rehearsal, label, mark,
+    rehearse, restore,
 };
 pub use firebox_plan::{
     Accumulating, Budget, BudgetError, Cliffs, DoesNotFit, FixedDoesNotFit, HostMemoryError,

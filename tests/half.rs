@@ -79,6 +79,21 @@ fn activations_take_about_half() {
     }
 }
 
+#[test]
+fn in_full_precision_everything_is_in_32_bit() {
+    let _alone = alone();
+    let device = Default::default();
+    let wide = Tensor::<Half<Lazy<Flex>>, 2>::ones([4, 4], &device);
+    let narrow = wide.clone().cast(DType::BF16);
+    assert_eq!(wide.clone().matmul(narrow.clone()).dtype(), DType::BF16);
+    let product = firebox::in_full_precision(|| wide.clone().matmul(narrow.clone()));
+    assert_eq!(product.dtype(), DType::F32);
+    // What meets a larger tensor of 16 bit does not widen it.
+    let scale = Tensor::<Half<Lazy<Flex>>, 2>::ones([1, 4], &device);
+    assert_eq!((narrow.clone() * scale).dtype(), DType::BF16);
+    assert_eq!((narrow + wide).dtype(), DType::F32);
+}
+
 /// The gradients of a step, all in one list, in the types of the parameters.
 fn gradients<B, M>(initial: &[u8], items: usize) -> Vec<f32>
 where

@@ -163,6 +163,8 @@ fn same_bits<O: Optimizer<Model, B> + 'static>(optimizer: O) -> Bytes {
     let before = usual.report.expect("it was planned");
     assert_eq!((before.parked, before.optimizer_state), (Bytes::ZERO, report.optimizer_state));
     assert!(report.parked <= report.optimizer_state, "{report}");
+    let saved = before.predicted() - report.predicted();
+    assert!(saved >= report.parked.scale(0.5), "{saved} less on the device: {report}");
     report.parked
 }
 

@@ -31,7 +31,9 @@ use crate::tensor::LazyTensor;
 ///   of their operand.
 /// - An operation on tensors of both types is computed in 32 bit. It gives the type of the larger
 ///   operand, or 32 bit if they are equally large: a scale in 32 bit does not widen an activation,
-///   and an update of a parameter is in 32 bit.
+///   and a sum of gradients is in 32 bit. A batch of one item may be as large as a parameter that it
+///   meets, and is in 32 bit from there on.
+/// - The optimizer steps in 32 bit.
 /// - All else gives the type of its operand.
 /// - 64-bit tensors stay as they are.
 ///
@@ -171,7 +173,7 @@ thread_local! {
 /// Runs `work` in 32 bit: on this thread, [`Half`] narrows nothing.
 ///
 /// The Learner compares gradients so, to see whether a batch may be split: differences would
-/// otherwise be those of rounding.
+/// otherwise be those of rounding. Optimizers step so, too.
 ///
 /// ```
 /// use burn::backend::Flex;
@@ -195,10 +197,11 @@ pub fn in_full_precision<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// A tensor of 32 bit in 16 bit. Others stay as they are.
+/// A tensor of 32 bit in 16 bit, or the other way round in full precision. Others stay as they are.
 fn narrow<B: Backend>(tensor: FloatOf<B>) -> FloatOf<B> {
     match tensor.dtype() {
-        DType::F32 if !IN_FULL.get() => cast::<B>(tensor, NARROW),
+        _ if IN_FULL.get() => widen::<B>(tensor),
+        DType::F32 => cast::<B>(tensor, NARROW),
         _ => tensor,
     }
 }

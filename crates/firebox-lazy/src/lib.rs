@@ -26,7 +26,7 @@ pub use record::known::{forget_calls, remember_calls_within};
 pub use record::limits::{
     HOST_BYTES_PER_CALL, host_bytes_of_descriptions, host_bytes_of_rehearsal,
 };
-pub use record::parking::{Parked, park_uploads};
+pub use record::parking::{Parked, park_uploads, types_read};
 pub use record::recorder::{RecordError, Recorder};
 pub use record::recording::{
     Discarded, Recording, Survivor, index_in_trace, label, label_of, mark,

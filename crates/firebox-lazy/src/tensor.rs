@@ -333,6 +333,7 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
             (None, Some(parked)) => {
                 let device = self.device();
                 drop(self);
+                let _turn = handover::wait_for_turn::<B>();
                 Ok(streams::on_stream::<B, _>(|| K::from_data(parked.fetch(), &device)))
             }
             (None, None) => deferred::force(self),

@@ -24,6 +24,7 @@ use crate::components::Components;
 use crate::device::DeviceMemory;
 use crate::device::panics::{Listener, panic_message};
 use crate::error::{FitError, Phase, TrainError};
+use crate::planner::parked::Parks;
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::progress::{Renderer, Screen};
@@ -159,6 +160,7 @@ where
                 batches: 1,
                 pages,
                 exchanges: settings.ranks.is_some(),
+                parks: parks == Parks::Does,
             };
             let rehearsed = states.kept(|| {
                 rehearse_training(&learner, splitter, batch, split, course, joins, recorder)

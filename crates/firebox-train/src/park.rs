@@ -8,15 +8,22 @@
 
 mod file;
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::record::{DoublePrecisionSettings, Record};
-use burn::tensor::TensorData;
+use burn::record::{FullPrecisionSettings, Record};
+use burn::tensor::backend::{AutodiffBackend, BackendTypes};
+use burn::tensor::{DType, Element, Tensor, TensorData, TensorPrimitive};
 use burn::train::Learner;
 use burn::train::metric::store::EventStoreClient;
-use firebox_lazy::{Parked, Recorder, park_uploads};
+use burn_backend::TensorMetadata;
+use burn_backend::ops::FloatTensorOps;
+use firebox_lazy::{Parked, Recorder, park_uploads, types_read};
 use firebox_plan::host_memory;
 use firebox_trace::{Bytes, Category, TensorIndex};
 
@@ -64,7 +71,7 @@ impl Parking {
         }
     }
 
-    /// Whether host memory has room for the state of an optimizer.
+    /// Whether host memory has room for the state of an optimizer, shared by so many ranks.
     ///
     /// # Errors
     ///
@@ -79,21 +86,45 @@ impl Parking {
         }
     }
 
-    /// Steps the optimizer of a learner. Its state is parked afterwards. The result of the step is
-    /// whole even if there is an error from writing.
+    /// Steps the optimizer of a learner. Its state is parked afterwards. The step is whole even if
+    /// there is an error.
     ///
     /// # Errors
     ///
     /// If state could not be written to the disk. It is in host memory then.
+    ///
+    /// # Panics
+    ///
+    /// If the optimizer panics, or state cannot be read. The model is what it was.
     pub(crate) fn step<LC: LazyComponents>(
         &self,
         learner: &mut Learner<LC>,
         grads: GradientsParams,
     ) -> Result<(), TrainError> {
-        let mut recording = Recorder::new().record::<LC::Base, _>(|| {
+        // As in burn's own step, the old model is alive until there is a new one.
+        let before = learner.model();
+        let stepped = catch_unwind(AssertUnwindSafe(|| self.record_and_run(learner, grads)));
+        if let Err(panic) = stepped {
+            learner.load_model(before.into_record());
+            resume_unwind(panic);
+        }
+        match self {
+            Self::Host => Ok(()),
+            Self::Disk(file) => file.check(),
+        }
+    }
+
+    fn record_and_run<LC: LazyComponents>(
+        &self,
+        learner: &mut Learner<LC>,
+        grads: GradientsParams,
+    ) {
+        let recording = Recorder::new().record::<LC::Base, _>(|| {
+            let grads = of_step::<LC::Backend, _>(&learner.model(), grads);
             learner.optimizer_step(grads);
             label_parameters(&learner.model());
-        })?;
+        });
+        let mut recording = recording.expect("an optimizer steps outside of recordings");
         let trace = recording.trace();
         let is_parameter = |tensor: &TensorIndex| {
             let label = trace.tensor(*tensor).label.as_deref();
@@ -103,13 +134,11 @@ impl Parking {
         state.retain(|tensor| !is_parameter(tensor));
         recording.park(&state, self.keeper());
         recording.run();
-        match self {
-            Self::Host => Ok(()),
-            Self::Disk(file) => file.check(),
-        }
     }
 
     /// Parks what the optimizer of a learner brings along, from a checkpoint or an earlier run.
+    /// Returns the bytes. State of another type than 32 bit would be converted on the way: it stays
+    /// where it is until the first step.
     ///
     /// # Errors
     ///
@@ -118,25 +147,61 @@ impl Parking {
         &self,
         learner: &mut Learner<LC>,
         store: &EventStoreClient,
-    ) -> Result<(), TrainError> {
-        let Some(record) = records(learner, store).optimizer else { return Ok(()) };
-        let Some(device) = learner_device(learner) else { return Ok(()) };
-        let item = record.into_item::<DoublePrecisionSettings>();
-        let load = || Record::from_item::<DoublePrecisionSettings>(item, &device);
-        learner.load_optim(park_uploads(self.keeper(), load));
-        match self {
-            Self::Host => Ok(()),
-            Self::Disk(file) => file.check(),
+    ) -> Result<Bytes, TrainError> {
+        let devices = learner.model().devices();
+        let (Some(record), Some(device)) = (records(learner, store).optimizer, devices.first())
+        else {
+            return Ok(Bytes::ZERO);
+        };
+        let (item, types) = types_read(|| record.into_item::<FullPrecisionSettings>());
+        let is_plain = <<LC::Base as BackendTypes>::FloatElem as Element>::dtype() == DType::F32;
+        if !is_plain || types.iter().any(|dtype| *dtype != DType::F32) {
+            return Ok(Bytes::ZERO);
         }
+        let parked = Rc::new(Cell::new(0));
+        let (keep, count) = (self.keeper(), parked.clone());
+        let keep = move |data: TensorData| {
+            count.set(count.get() + data.bytes.len() as u64);
+            keep(data)
+        };
+        let load = || Record::from_item::<FullPrecisionSettings>(item, device);
+        learner.load_optim(park_uploads(keep, load));
+        match self {
+            Self::Host => {}
+            Self::Disk(file) => file.check()?,
+        }
+        Ok(Bytes::new(parked.get()))
     }
 }
 
-fn learner_device<LC: LazyComponents>(
-    learner: &Learner<LC>,
-) -> Option<burn::tensor::Device<LC::Base>> {
-    burn::module::Module::devices(&learner.model()).into_iter().next()
-}
+/// Gradients as tensors of the step that is being recorded, so that they can be parked: the first
+/// velocity of an optimizer with momentum is the first gradient. They stay where they are.
+pub(crate) fn of_step<B, M>(model: &M, grads: GradientsParams) -> GradientsParams
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    struct OfStep {
+        grads: GradientsParams,
+        own: GradientsParams,
+    }
 
+    impl<B: AutodiffBackend> ModuleVisitor<B> for OfStep {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let grad = self.grads.remove::<B::InnerBackend, D>(param.id);
+            if let Some(TensorPrimitive::Float(grad)) = grad.map(Tensor::into_primitive) {
+                let shape = grad.shape();
+                let own = B::InnerBackend::float_reshape(grad, shape);
+                let own = Tensor::<B::InnerBackend, D>::from_primitive(TensorPrimitive::Float(own));
+                self.own.register::<B::InnerBackend, D>(param.id, own);
+            }
+        }
+    }
+
+    let mut of_step = OfStep { grads, own: GradientsParams::new() };
+    model.visit(&mut of_step);
+    of_step.own
+}
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,5 +215,71 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let disk = Parking::open(&Park::Disk(folder.path().into())).expect("it can be made");
         assert!(disk.has_room_for(Bytes::gib(1 << 30), 1).is_ok());
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod failing {
+    use burn::backend::{Autodiff, Flex};
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::{AdamConfig, Optimizer};
+    use burn::tensor::backend::Backend;
+    use burn::train::{InferenceStep, LearningComponentsMarker, TrainOutput, TrainStep};
+    use firebox_lazy::Lazy;
+
+    use super::*;
+
+    type B = Autodiff<Lazy<Flex>>;
+
+    #[derive(Module, Debug)]
+    struct Net<B: Backend> {
+        layer: Linear<B>,
+    }
+
+    impl<B: AutodiffBackend> TrainStep for Net<B> {
+        type Input = Tensor<B, 2>;
+        type Output = ();
+
+        fn step(&self, rows: Tensor<B, 2>) -> TrainOutput<()> {
+            let loss = self.layer.forward(rows).powf_scalar(2.0).mean();
+            TrainOutput::new(self, loss.backward(), ())
+        }
+    }
+
+    impl<B: Backend> InferenceStep for Net<B> {
+        type Input = Tensor<B, 2>;
+        type Output = ();
+
+        fn step(&self, _: Tensor<B, 2>) {}
+    }
+
+    #[test]
+    fn a_step_that_fails_leaves_the_model_as_it_was() {
+        fn learner<O: Optimizer<Net<B>, B> + 'static>(
+            optim: O,
+        ) -> Learner<LearningComponentsMarker<B, f64, Net<B>, O>> {
+            let layer = LinearConfig::new(8, 8).init(&Default::default());
+            Learner::new(Net { layer }, optim, 1e-3)
+        }
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let parking = Parking::open(&Park::Disk(folder.path().into())).expect("it can be made");
+        let mut learner = learner(AdamConfig::new().init());
+        let rows = || Tensor::<B, 2>::ones([4, 8], &Default::default());
+        let values = |model: &Net<B>| model.layer.weight.val().into_data();
+        learner.lr_step();
+        let start = values(&learner.model());
+        let grads = learner.train_step(rows()).grads;
+        parking.step(&mut learner, grads).expect("there is room");
+        let first = values(&learner.model());
+        assert_ne!(start, first);
+        let Parking::Disk(file) = &parking else { panic!("it was opened on a disk") };
+        file.cut_off();
+        let grads = learner.train_step(rows()).grads;
+        let step = AssertUnwindSafe(|| parking.step(&mut learner, grads));
+        assert!(catch_unwind(step).is_err(), "the state cannot be read");
+        assert_eq!(values(&learner.model()), first);
+        // It can go on learning.
+        assert!(!learner.train_step(rows()).grads.is_empty());
     }
 }

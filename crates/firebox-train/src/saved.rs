@@ -52,6 +52,7 @@ where
         batches: 1,
         pages: true,
         exchanges: false,
+        parks: false,
     };
     let mut recorder = Recorder::new().substitute_random().refuse_reads();
     let record = |split: Split, at: RecordingProgress| {

@@ -343,8 +343,14 @@ where
         let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
         let overhead = self.overhead(items);
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
-            let course =
-                RehearsalPlan { iterations, has_stepped, batches: 1, pages, exchanges: false };
+            let course = RehearsalPlan {
+                iterations,
+                has_stepped,
+                batches: 1,
+                pages,
+                exchanges: false,
+                parks: false,
+            };
             let batch = (batch, items, weight);
             let rehearsed =
                 rehearse_step(model, optim, (splitter, batch), split, course, step, recorder);

@@ -110,6 +110,7 @@ macro_rules! into_data {
         fn $name(
             tensor: $tensor<Self>,
         ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
+            $crate::record::parking::note_read(burn_backend::TensorMetadata::dtype(&tensor));
             let zeros = $crate::record::limits::Zeros::of(&tensor);
             let parked = tensor.node.parked().cloned();
             let read = parked.is_none().then(|| $crate::record::session::read(tensor)).flatten();

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use burn_backend::TensorData;
+use burn_backend::{DType, TensorData};
 use firebox_trace::TensorIndex;
 
 /// Values outside of a device: in host memory ([`TensorData`] is one), in a file.
@@ -36,6 +36,25 @@ pub(crate) struct Parking {
 
 thread_local! {
     static UPLOADS: RefCell<Option<Keep>> = const { RefCell::new(None) };
+    /// The types of tensors that this thread has read, if somebody wants to know.
+    static READ: RefCell<Option<Vec<DType>>> = const { RefCell::new(None) };
+}
+
+/// Runs `work`. Returns what it returns, and the types of the tensors that it has read, each once.
+pub fn types_read<R>(work: impl FnOnce() -> R) -> (R, Vec<DType>) {
+    let before = READ.replace(Some(Vec::new()));
+    let result = work();
+    let types = READ.replace(before);
+    (result, types.unwrap_or_default())
+}
+
+/// Notes that a tensor of this type is read.
+pub(crate) fn note_read(dtype: DType) {
+    READ.with_borrow_mut(|types| {
+        if let Some(types) = types.as_mut().filter(|types| !types.contains(&dtype)) {
+            types.push(dtype);
+        }
+    });
 }
 
 /// Parks what `load` makes of host data on this thread, instead of uploading it. `keep` finds a

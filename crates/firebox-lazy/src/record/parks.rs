@@ -20,7 +20,7 @@ use crate::record::values::{Instruction, push};
 use crate::tensor::LazyTensor;
 
 impl<B: Backend> Session<B> {
-    /// Uploads a parked tensor for this session. It stays parked for its other owners.
+    /// Uploads a parked tensor for this session alone. It stays parked for its other owners.
     pub(crate) fn bring_back<K: Kind<B>>(
         &mut self,
         tensor: &LazyTensor<B, K>,
@@ -34,17 +34,17 @@ impl<B: Backend> Session<B> {
             frame.store(0, K::erase(K::from_data(parked.fetch(), &device)));
         })));
         push(&mut self.trace.steps, Step::Upload { output, host: Bytes::ZERO });
+        self.brought.push(output);
         output
     }
 
-    /// Parks what is due behind step `at`.
+    /// Parks what is due behind step `at`, and ends what was brought back until then.
     pub(crate) fn park_behind(&mut self, at: usize) {
         let Some(parking) = &mut self.parking else { return };
         while let Some((_, tensor)) = parking.due.pop_if(|(due, _)| *due <= at) {
             let waiting = self.born[tensor.0 as usize].take();
-            if let Some(waiting) = waiting.and_then(|waiting| waiting.upgrade())
-                && let Some(value) = self.values.remove(tensor)
-            {
+            let Some(value) = self.values.remove(tensor) else { continue };
+            if let Some(waiting) = waiting.and_then(|waiting| waiting.upgrade()) {
                 // Without this owner, values that can be moved are not copied.
                 match values_of::<B>(*value) {
                     Some(data) => waiting.park((parking.keep)(data)),
@@ -65,8 +65,12 @@ impl<B: Backend, T> Recording<B, T> {
     /// that uses it: `keep` finds a place for its values, and its memory on the device is free.
     ///
     /// A later call uploads it again for itself, in a recording right before its first use. Whoever
-    /// reads a parked tensor gets its values without the device. Tensors that are no survivors, or
-    /// are quantized, are left alone.
+    /// reads a parked tensor alone gets its values without the device. Tensors that are no
+    /// survivors, or are quantized, are left alone. So are all if the recording is
+    /// [rewritten](Self::rewrite).
+    ///
+    /// What this recording brings back leaves the device behind its last use as well, even if
+    /// somebody else holds the parked tensor.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -88,12 +92,15 @@ impl<B: Backend, T> Recording<B, T> {
         keep: impl Fn(TensorData) -> Arc<dyn Parked> + 'static,
     ) {
         let Some((_, session)) = &mut self.parts else { return };
+        if session.rewritten.is_some() {
+            return;
+        }
         let last = session.trace.last_uses(0..session.trace.steps.len());
         let is_plain = |tensor: &&TensorIndex| {
             let info = session.trace.tensor(**tensor);
             !matches!(info.dtype, DType::QFloat(_))
         };
-        let tensors = tensors.iter().filter(is_plain);
+        let tensors = tensors.iter().filter(is_plain).chain(&session.brought);
         let mut due: Vec<(usize, TensorIndex)> =
             tensors.filter_map(|tensor| Some((last.get(tensor)?.0 as usize, *tensor))).collect();
         due.sort_unstable_by(|one, other| other.cmp(one));

@@ -22,7 +22,8 @@ impl<B: Backend, T> Recording<B, T> {
     /// Values are those of the recorded steps, bit for bit, unless the backend fuses operations.
     pub fn rewrite(&mut self, program: &Arc<Program>, drain: impl Fn() + 'static) -> bool {
         let Some((_, session)) = &mut self.parts else { return false };
-        let can_run = session.ran == 0 && program.is_of(&session.trace);
+        let can_run =
+            session.ran == 0 && session.parking.is_none() && program.is_of(&session.trace);
         if can_run {
             session.rewritten = Some((program.clone(), Box::new(drain)));
         }

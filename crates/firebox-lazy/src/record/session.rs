@@ -118,6 +118,8 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) values: Values<B>,
     /// What is parked while the session runs.
     pub(crate) parking: Option<Parking>,
+    /// What was parked and is uploaded.
+    pub(crate) brought: Vec<TensorIndex>,
     /// Tensors that existed before the session, by the id of their node. Needed where another
     /// thread's recording has met the same tensor since.
     pub(crate) met: FxHashMap<u64, TensorIndex>,
@@ -172,6 +174,7 @@ impl<B: Backend> Session<B> {
             rewritten: None,
             values: Values::drawing_from(substitute),
             parking: None,
+            brought: Vec::new(),
             met: FxHashMap::default(),
             born: Vec::new(),
             operations: Vec::new(),
@@ -220,7 +223,8 @@ impl<B: Backend> Session<B> {
         if let Some(index) = self.met.get(&tensor.node.id()) {
             return *index;
         }
-        if let Some(parked) = tensor.node.parked() {
+        // A deferred call gets its value when it is made.
+        if let Some(parked) = tensor.node.parked().filter(|_| self.deferred.is_none()) {
             let index = self.bring_back(tensor, parked.clone());
             self.met.insert(tensor.node.id(), index);
             tensor.node.enter(self.id, index);

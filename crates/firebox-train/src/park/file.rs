@@ -69,6 +69,12 @@ impl StateFile {
         Ok(Self { folder, inner: Mutex::new(inner) })
     }
 
+    /// Loses what was written, as a disk that fails.
+    #[cfg(test)]
+    pub(super) fn cut_off(&self) {
+        self.inner().file.set_len(0).expect("it can be cut");
+    }
+
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

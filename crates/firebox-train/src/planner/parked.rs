@@ -1,6 +1,8 @@
 //! Parks the optimizer's state in a rehearsed iteration, as `park.rs` does when it runs.
 
-use firebox_trace::{Bytes, Category, Mark, OpIndex, Step, TensorIndex, TensorInfo, Trace, Use};
+use firebox_trace::{
+    Bytes, Category, Mark, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace, Use,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Whether the optimizer's state is outside of the device between steps.
@@ -34,30 +36,37 @@ pub(crate) fn park_state(trace: &mut Trace) {
     trace.renumber_origins();
 }
 
-/// The state that each optimizer step makes and leaves, by the step that uses it last.
+/// The state that each optimizer step makes and leaves, or takes over from gradients, by the step
+/// that uses it last.
 fn leaving(trace: &Trace) -> FxHashMap<usize, Vec<TensorIndex>> {
     let mut leaving: FxHashMap<usize, Vec<TensorIndex>> = FxHashMap::default();
-    let mut begin = None;
+    let (mut known, mut begin) = (FxHashSet::default(), None);
     for (at, step) in trace.steps.iter().enumerate() {
         if step.is_mark(&Mark::OptimizerStep) {
             begin = Some(at);
         } else if step.is_mark(&Mark::IterationEnd)
             && let Some(begin) = begin.take()
         {
-            let calls = trace.steps[begin..at].iter().filter_map(|step| match step {
-                Step::Call(call) => Some(&call.outputs),
-                _ => None,
-            });
-            let made: FxHashSet<TensorIndex> = calls.flatten().copied().collect();
             let last = trace.last_uses(begin..at);
             for tensor in trace.alive_before(OpIndex(at as u32)) {
-                if made.contains(&tensor) && is_state(trace.tensor(tensor)) {
-                    leaving.entry(last[&tensor].0 as usize).or_default().push(tensor);
+                let Some(last) = last.get(&tensor) else { continue };
+                let may = is_state(trace.tensor(tensor)) && is_called_for(trace, tensor);
+                // What an earlier step has parked is brought back, and need not be read again.
+                if may && known.insert(tensor) {
+                    leaving.entry(last.0 as usize).or_default().push(tensor);
                 }
             }
         }
     }
     leaving
+}
+
+/// Whether a call has made a tensor.
+fn is_called_for(trace: &Trace, tensor: TensorIndex) -> bool {
+    match trace.tensor(tensor).origin {
+        Origin::Made(at) => matches!(trace.steps[at.0 as usize], Step::Call(_)),
+        Origin::Existing => false,
+    }
 }
 
 fn is_state(tensor: &TensorInfo) -> bool {
@@ -139,6 +148,8 @@ pub(crate) fn parked_at_end(trace: &Trace) -> Vec<TensorInfo> {
     let steps = begin.map_or(&[][..], |begin| &trace.steps[begin..]);
     let parked = steps.iter().filter_map(|step| match step {
         Step::Read(read) if read.last => Some(trace.tensor(read.tensor)),
+        // Brought back, and not replaced.
+        Step::Free(tensor) if !is_called_for(trace, *tensor) => Some(trace.tensor(*tensor)),
         _ => None,
     });
     parked.filter(|tensor| is_state(tensor)).cloned().collect()
@@ -149,7 +160,6 @@ mod tests {
     use burn::backend::Flex;
     use burn::tensor::Tensor;
     use firebox_lazy::{Lazy, Recorder, mark};
-    use firebox_trace::Origin;
 
     use super::*;
     use crate::planner::labels::{label_by_lifetime, retire_what_is_replaced};

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{AutodiffModule, Module};
 use burn::train::{LearningComponentsTypes, TrainOutput};
-use firebox_lazy::{Arrival, LazyBackend, Recorder, Rehearsal, mark, rehearse};
+use firebox_lazy::{Arrival, LazyBackend, Recorder, Rehearsal, in_full_precision, mark, rehearse};
 use firebox_plan::Split;
 use firebox_trace::{Category, Items, Mark};
 
@@ -18,6 +18,7 @@ use crate::components::{LazyComponents, TrainBatch, TrainItem};
 use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
 use crate::gradients::{WeightedGradients, forget_graphs_without};
+use crate::park::of_step;
 use crate::planner::labels::{
     label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
 };
@@ -52,6 +53,8 @@ pub(crate) struct RehearsalPlan {
     pub(crate) pages: bool,
     /// Whether gradients are summed over several ranks.
     pub(crate) exchanges: bool,
+    /// Whether the optimizer's state is parked between steps.
+    pub(crate) parks: bool,
 }
 
 impl RehearsalPlan {
@@ -155,7 +158,11 @@ fn iterate<LC, S>(
     // Before and after the optimizer step, the device is asked whether all work succeeded.
     note(Mark::Settle);
     note(Mark::OptimizerStep);
-    learner.optimizer_step(grads);
+    let grads = match course.parks {
+        true => of_step::<LC::Backend, _>(labels, grads),
+        false => grads,
+    };
+    in_full_precision(|| learner.optimizer_step(grads));
     label_parameters(&learner.model());
     note(Mark::Settle);
     note(Mark::IterationEnd);

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::backend::Backend;
-use firebox_lazy::{LazyBackend, Recorder, TrainingGuard, loader_streams};
+use firebox_lazy::{LazyBackend, Recorder, TrainingGuard, in_full_precision, loader_streams};
 
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
@@ -70,9 +70,10 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
             // From here on, a failure loses the model.
             lasting(true);
             watch.begin(During::OptimizerStep);
-            let updated = catch_unwind(AssertUnwindSafe(|| work(gradients))).map_err(|panic| {
-                TrainError::OptimizerPanicked { message: panic_message(&*panic) }
-            })?;
+            let updated = catch_unwind(AssertUnwindSafe(|| in_full_precision(|| work(gradients))))
+                .map_err(|panic| TrainError::OptimizerPanicked {
+                    message: panic_message(&*panic),
+                })?;
             watch.check()?;
             Ok::<_, TrainError>(updated)
         });

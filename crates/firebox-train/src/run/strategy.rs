@@ -189,8 +189,9 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     /// statistics.
     batch_start: Option<LearnerModelRecord<LC>>,
     optimizer_lost: bool,
-    /// Where the optimizer's state is between steps, if not on the device.
-    parking: Option<Parking>,
+    /// Where the optimizer's state is between steps, if not on the device, and what of it was there
+    /// when the run began.
+    parking: Option<(Parking, Bytes)>,
     /// Whether the step's trace was saved, or could not be.
     trace_is_saved: bool,
     log: StepLog,
@@ -437,7 +438,7 @@ where
         let mut done =
             std::mem::replace(accumulated, Accumulated::new(self.strategy.settings.reduction));
         let (model, learner) = (self.learner.model(), &mut self.learner);
-        let parking = self.parking.as_ref();
+        let parking = self.parking.as_ref().map(|(parking, _)| parking);
         let together = self.team.as_mut().zip(step).map(|(team, step)| Together::new(team, step));
         let together = RefCell::new(together);
         let stepped = queue::<LC::Backend>(&self.training, &self.device).update(

@@ -2,7 +2,7 @@
 
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
-use firebox_lazy::{Arrival, LazyBackend, mark};
+use firebox_lazy::{Arrival, LazyBackend, in_full_precision, mark};
 use firebox_plan::Accumulating;
 use firebox_trace::{Bytes, Mark};
 
@@ -184,7 +184,7 @@ where
                 rehearsed.has_updated = true;
                 mark::<B::Base>(Mark::Settle);
                 mark::<B::Base>(Mark::OptimizerStep);
-                let result = work(model);
+                let result = in_full_precision(|| work(model));
                 label_parameters(model);
                 mark::<B::Base>(Mark::Settle);
                 mark::<B::Base>(Mark::IterationEnd);

@@ -48,8 +48,8 @@ where
         let Some(park) = &settings.park else { return Ok(()) };
         if planner.parks() {
             let parking = Parking::open(park)?;
-            parking.take_over(&mut self.learner, &self.store)?;
-            self.parking = Some(parking);
+            let parked = parking.take_over(&mut self.learner, &self.store)?;
+            self.parking = Some((parking, parked));
         } else {
             settings.warn(
                 "the optimizer's state is in host memory already, as everything is on this device: `Park::Host` changes \
@@ -106,12 +106,13 @@ where
         let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
         let pages = !planner.memory().is_on_host();
         let (has_stepped, batches) = (self.scheduler_steps > 0, self.accumulation);
-        let exchanges = self.team.is_some();
+        let (exchanges, parks) = (self.team.is_some(), self.parking.is_some());
         let queue = queue::<LC::Backend>(&self.training, &self.device);
         let screen = self.strategy.settings.screen.as_ref();
         let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
             screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
-            let course = RehearsalPlan { iterations, has_stepped, batches, pages, exchanges };
+            let course =
+                RehearsalPlan { iterations, has_stepped, batches, pages, exchanges, parks };
             let rehearsed =
                 rehearse_training(learner, splitter, batch, split, course, joins, recorder);
             queue.after_rehearsal(recorder);
@@ -120,9 +121,11 @@ where
         let prepared = planner.prepare(&to_run, || self.overhead(items), rehearse)?;
         screen.into_iter().for_each(Screen::planned);
         // Later the state is there.
-        if let Some(parking) = self.parking.as_ref().filter(|_| self.latest.is_none()) {
+        if let Some((parking, there)) = self.parking.as_ref().filter(|_| self.latest.is_none()) {
             let sharing = self.strategy.settings.ranks.as_ref().map_or(1, Ranks::local_world);
-            parking.has_room_for(planner.parked(), sharing)?;
+            // A checkpoint that is being written holds the state as it was.
+            let copies = if self.saves { 2.0 } else { 1.0 };
+            parking.has_room_for(planner.parked().scale(copies) - *there, sharing)?;
         }
         if let (Some(pool), Some(_)) = (&self.pool, &prepared.made) {
             // A part of an optimizer step may have run while planning.
