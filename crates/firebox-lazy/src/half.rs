@@ -31,8 +31,8 @@ use crate::tensor::LazyTensor;
 ///   of their operand.
 /// - An operation on tensors of both types is computed in 32 bit. It gives the type of the larger
 ///   operand, or 32 bit if they are equally large: a scale in 32 bit does not widen an activation,
-///   and a sum of gradients is in 32 bit. A batch of one item may be as large as a parameter that it
-///   meets, and is in 32 bit from there on.
+///   and a sum of gradients is in 32 bit. A batch of one item may be as large as a parameter that
+///   it meets, and is in 32 bit from there on.
 /// - The optimizer steps in 32 bit.
 /// - All else gives the type of its operand.
 /// - 64-bit tensors stay as they are.

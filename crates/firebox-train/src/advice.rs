@@ -36,7 +36,8 @@ impl SavedPlanner {
     /// nothing fits, the most first.
     ///
     /// The savings of a smaller batch, of computing again and of parked state are those of other
-    /// predictions. Others are what the peak holds for it, which is an upper bound but for the ends of pages.
+    /// predictions. Others are what the peak holds for it, which is an upper bound but for the ends
+    /// of pages.
     ///
     /// # Errors
     ///
