@@ -29,6 +29,9 @@ type Sixteen = Autodiff<Half<Lazy<Flex>>>;
 type Bytewise = BinBytesRecorder<FullPrecisionSettings>;
 
 const CARD: &str = "RTX 4090";
+/// Trainings from different parameters. Their differences vary: successive normalizations magnify
+/// rounding.
+const TRAININGS: usize = 5;
 /// Items of a batch, and how many batches come in turn.
 const ITEMS: usize = 32;
 const BATCHES: usize = 100;
@@ -59,7 +62,10 @@ fn main() {
             steps,
             (&|at| digits.batch::<Full>(at), &|at| digits.batch::<Sixteen>(at)),
         );
-        println!("Mean loss of {BATCHES} batches of {ITEMS} after {steps} steps of Adam\n{table}");
+        println!(
+            "Mean loss of {BATCHES} batches of {ITEMS} after {steps} steps of Adam, over {TRAININGS} trainings; mean \
+             difference from 32 bit, with its standard error\n{table}"
+        );
     }
     if wants("activations") {
         activations(rounds(2) > 1);
@@ -168,21 +174,34 @@ fn losses<M, H>(
     H: Zoo<Sixteen> + AutodiffModule<Sixteen>,
     H: TrainStep<Input = <H as Zoo<Sixteen>>::Batch, Output = ClassificationOutput<Sixteen>>,
 {
-    let model = M::new(&Default::default());
-    initialize(&model);
-    let initial = Bytewise::new().record(model.into_record(), ()).expect("it is recorded");
-    let (first, full) = train::<Full, M>(&initial, steps, of_full);
-    // How far apart trainings end that differ by one rounding to 16 bit at the beginning.
     let device = Default::default();
-    let model = M::new(&device);
-    let record = Bytewise::new().load(initial.clone(), &device).expect("it was recorded here");
-    let rounded = model.load_record(record).map(&mut Rounded);
-    let rounded = Bytewise::new().record(rounded.into_record(), ()).expect("it is recorded");
-    let (_, rounded) = train::<Full, M>(&rounded, steps, of_full);
-    let (_, half) = train::<Sixteen, H>(&initial, steps, of_half);
-    let compared = |loss: f64| format!("{loss:.4} ({:+.2} %)", 100.0 * (loss / full - 1.0));
-    let in_full = [first, full].map(|loss| format!("{loss:.4}"));
-    let cells = in_full.into_iter().chain([rounded, half].map(compared));
+    let trainings = if rounds(2) == 1 { 1 } else { TRAININGS };
+    let losses: Vec<[f64; 4]> = (0..trainings as u64)
+        .map(|seed| {
+            <Full as Backend>::seed(&device, seed);
+            let model = M::new(&device);
+            initialize(&model);
+            let record =
+                |model: M| Bytewise::new().record(model.into_record(), ()).expect("it is recorded");
+            let (initial, rounded) = (record(model.clone()), record(model.map(&mut Rounded)));
+            let (first, full) = train::<Full, M>(&initial, steps, of_full);
+            // How far apart trainings end that differ by one rounding at the beginning.
+            let (_, rounded) = train::<Full, M>(&rounded, steps, of_full);
+            let (_, half) = train::<Sixteen, H>(&initial, steps, of_half);
+            [first, full, rounded, half]
+        })
+        .collect();
+    let mean =
+        |of: &dyn Fn(&[f64; 4]) -> f64| losses.iter().map(of).sum::<f64>() / losses.len() as f64;
+    let compared = |at: usize| {
+        let differs = |losses: &[f64; 4]| 100.0 * (losses[at] / losses[1] - 1.0);
+        let by = mean(&differs);
+        let variance = mean(&|losses| (differs(losses) - by).powi(2));
+        let error = (variance / (losses.len() - 1).max(1) as f64).sqrt();
+        format!("{:.4} ({by:+.2} ± {error:.2} %)", mean(&|losses| losses[at]))
+    };
+    let in_full = [0, 1].map(|at| format!("{:.4}", mean(&|losses| losses[at])));
+    let cells = in_full.into_iter().chain([2, 3].map(compared));
     table.add_row(std::iter::once(name.to_owned()).chain(cells));
 }
 

@@ -17,8 +17,8 @@ use burn::tensor::{DType, Tensor};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use firebox::{
-    Bytes, Half, Heap, Lazy, LazyBackend, Learner, MemoryModel, Recorder, SplitCheck, Trace,
-    WeightedGradients, initialize,
+    Bytes, Half, Heap, Lazy, LazyBackend, Learner, MemoryModel, Park, PlanReport, Recorder, Sizing,
+    SplitCheck, Trace, WeightedGradients, initialize,
 };
 use firebox_testing::zoo::{self, Numbered, Zoo};
 
@@ -191,6 +191,53 @@ where
     let fitted = learner.fit(training).expect("it fits");
     fitted.model.visit(&mut InFull);
     fitted.split_check
+}
+
+/// The bits of a GPT trained whole within a budget, with the optimizer's state parked in a file or
+/// not, and the prediction.
+fn trained_whole(memory: Bytes, parks: bool) -> (Vec<u32>, PlanReport) {
+    struct Bits(Vec<u32>);
+
+    impl<B: Backend> ModuleVisitor<B> for Bits {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.0.extend(param.val().into_data().iter::<f32>().map(f32::to_bits));
+        }
+    }
+
+    type M = zoo::Gpt<Sixteen>;
+    let device = Default::default();
+    Sixteen::seed(&device, 3);
+    let folder = tempfile::tempdir().expect("a folder");
+    let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
+    let train = DataLoaderBuilder::new(Numbered::<M>::default());
+    let valid = DataLoaderBuilder::new(Numbered::<zoo::Gpt<Inner>>::default());
+    let training = SupervisedTraining::new(
+        folder.path(),
+        train.batch_size(24).build(numbers(48)),
+        valid.batch_size(24).build(numbers(24)),
+    );
+    let training = training.renderer(CliMetricsRenderer::new()).num_epochs(1);
+    let builder = Learner::builder().auto_batch().memory(memory).sizing(Sizing::Whole).quiet();
+    let builder = match parks {
+        true => builder.park_optimizer(Park::Disk(folder.path().to_owned())),
+        false => builder,
+    };
+    let learner = builder.build(M::new(&device), AdamConfig::new().init(), 1e-3);
+    let fitted = learner.fit(training).expect("it fits");
+    let mut bits = Bits(Vec::new());
+    fitted.model.visit(&mut bits);
+    (bits.0, fitted.report.expect("it was planned"))
+}
+
+#[test]
+fn what_is_computed_again_and_parked_is_the_same_to_the_bit() {
+    let _alone = alone();
+    let (whole, report) = trained_whole(Bytes::gib(2), false);
+    let memory = report.predicted().scale(0.75);
+    let (again, report) = trained_whole(memory, true);
+    assert!(report.recomputed.is_some() && report.parked > Bytes::ZERO, "{report}");
+    assert!(report.predicted() <= memory, "{report}");
+    assert!(whole == again, "the same bits");
 }
 
 #[test]

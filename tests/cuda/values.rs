@@ -8,7 +8,7 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining};
-use firebox::{Bytes, Lazy, Learner, Recorder};
+use firebox::{Bytes, Half, Lazy, LazyBackend, Learner, Park, Recorder};
 use firebox_testing::machine::has_nvidia;
 use firebox_testing::task::{Net, PointBatcher, loader, points, random_state, weights};
 use libtest_mimic::{Failed, Trial};
@@ -21,10 +21,15 @@ type Test = fn(&CudaDevice);
 
 /// The tests, or one line that lists those not run.
 pub fn tests() -> Vec<Trial> {
-    let tests: [(&str, Test); 3] = [
+    let tests: [(&str, Test); 5] = [
         ("a_step_is_that_of_the_backend", a_step_is_that_of_the_backend),
         ("a_recording_runs_on_the_device", a_recording_runs_on_the_device),
         ("a_split_batch_trains_like_the_whole_one", a_split_batch_trains_like_the_whole_one),
+        (
+            "parked_state_trains_like_state_on_the_device",
+            parked_state_trains_like_state_on_the_device,
+        ),
+        ("sixteen_bit_trains_like_32", sixteen_bit_trains_like_32),
     ];
     if !has_nvidia() {
         let names = tests.map(|(name, _)| name).join(", ");
@@ -69,32 +74,56 @@ fn a_recording_runs_on_the_device(device: &CudaDevice) {
     assert_eq!(sum, (64 * 64 * 32) as f32);
 }
 
+/// The weights of a model after four steps of Adam.
+fn trained<B>(device: &CudaDevice, micro_batch: usize, park: Option<Park>) -> Vec<f32>
+where
+    B: AutodiffBackend<Device = CudaDevice> + LazyBackend<Base = Cuda>,
+    B::InnerBackend: LazyBackend<Base = Cuda>,
+{
+    B::seed(device, 7);
+    let folder = tempfile::tempdir().expect("a folder");
+    let training = SupervisedTraining::new(
+        folder.path(),
+        loader::<B>(points(48), 24, None),
+        loader::<B::InnerBackend>(points(6), 6, None),
+    )
+    .with_application_logger(None)
+    .renderer(CliMetricsRenderer::new())
+    .num_epochs(2);
+    let builder = Learner::builder().auto_batch().memory(Bytes::gib(1)).quiet();
+    let builder = builder.micro_batch(micro_batch);
+    let builder = match park {
+        Some(park) => builder.park_optimizer(park),
+        None => builder,
+    };
+    let learner = builder.build(Net::<B>::new(device), AdamConfig::new().init(), 1e-3);
+    weights(&learner.fit(training).expect("it fits").model).concat()
+}
+
+/// Fails unless two models differ by at most a share of the norm of the first.
+fn close(one: &[f32], other: &[f32], share: f64) {
+    let distance = |(a, b): (&f32, &f32)| f64::from(a - b).powi(2);
+    let difference = one.iter().zip(other).map(distance).sum::<f64>().sqrt();
+    let norm = one.iter().map(|a| f64::from(*a).powi(2)).sum::<f64>().sqrt();
+    println!("{difference} of {norm}");
+    assert!(difference <= share * norm, "{difference} of {norm}");
+}
+
 fn a_split_batch_trains_like_the_whole_one(device: &CudaDevice) {
     let _lock = random_state();
-    let train = |micro_batch| {
-        <Decorated as Backend>::seed(device, 7);
-        let folder = tempfile::tempdir().expect("a folder");
-        let training = SupervisedTraining::new(
-            folder.path(),
-            loader::<Decorated>(points(48), 24, None),
-            loader::<Lazy<Cuda>>(points(6), 6, None),
-        )
-        .with_application_logger(None)
-        .renderer(CliMetricsRenderer::new())
-        .num_epochs(2);
-        let fitted = Learner::builder()
-            .auto_batch()
-            .memory(Bytes::gib(1))
-            .micro_batch(micro_batch)
-            .quiet()
-            .build(Net::<Decorated>::new(device), AdamConfig::new().init(), 1e-3)
-            .fit(training)
-            .expect("it fits");
-        weights(&fitted.model).concat()
-    };
-    let (whole, split) = (train(24), train(5));
-    let distance = |(a, b): (&f32, &f32)| f64::from(a - b).powi(2);
-    let difference = whole.iter().zip(&split).map(distance).sum::<f64>().sqrt();
-    let norm = whole.iter().map(|a| f64::from(*a).powi(2)).sum::<f64>().sqrt();
-    assert!(difference <= 1e-3 * norm, "{difference} of {norm}");
+    let train = |micro_batch| trained::<Decorated>(device, micro_batch, None);
+    close(&train(24), &train(5), 1e-3);
+}
+
+/// Compiled with fast math, a parked step may come from other kernels.
+fn parked_state_trains_like_state_on_the_device(device: &CudaDevice) {
+    let _lock = random_state();
+    let train = |park| trained::<Decorated>(device, 5, park);
+    close(&train(None), &train(Some(Park::Host)), 1e-5);
+}
+
+fn sixteen_bit_trains_like_32(device: &CudaDevice) {
+    let _lock = random_state();
+    let full = trained::<Decorated>(device, 5, None);
+    close(&full, &trained::<Autodiff<Half<Lazy<Cuda>>>>(device, 5, None), 0.05);
 }

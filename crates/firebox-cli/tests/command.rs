@@ -108,6 +108,23 @@ fn the_largest_batch_is_one_that_fits() {
 }
 
 #[test]
+fn parked_state_is_planned() {
+    let plan = |more: &str| {
+        let out =
+            firebox(&format!("plan mlp.trace --batch 2000 --card cpu --memory 2GiB --json {more}"));
+        serde_json::from_str::<Value>(&text(&out, 0)).expect("JSON")["plans"][0].clone()
+    };
+    let (usual, parked) = (plan(""), plan("--park"));
+    let bytes = |plan: &Value, name: &str| plan[name].as_u64();
+    assert!(bytes(&usual, "parked").is_none() && bytes(&parked, "parked") > Some(0), "{parked}");
+    assert!(bytes(&parked, "peak") < bytes(&usual, "peak"), "{parked} {usual}");
+    let table = text(&firebox("plan mlp.trace --batch 2000 --card cpu --memory 2GiB --park"), 0);
+    assert!(table.contains(" parked"), "{table}");
+    let largest = text(&firebox("largest mlp.trace --card cpu --memory 64MiB --park"), 0);
+    assert!(largest.contains("not split, optimizer state parked"), "{largest}");
+}
+
+#[test]
 fn a_trace_of_few_items_tells_the_largest_batch() {
     let out = text(&firebox("largest autoencoder.trace --card t4 --memory 256MiB --json"), 0);
     let found: Value = serde_json::from_str(&out).expect("JSON");
