@@ -9,7 +9,7 @@ use burn::tensor::backend::Backend;
 use burn::train::SupervisedTraining;
 use burn::train::renderer::CliMetricsRenderer;
 use burn_backend::DTypeUsage;
-use firebox::{Half, Lazy, Learner, TrainError};
+use firebox::{DeviceMemory, Half, Lazy, Learner, TrainError};
 use firebox_testing::zoo::{Gpt, Numbered, Zoo as _};
 
 use crate::{alone, device};
@@ -47,4 +47,7 @@ fn a_device_without_the_type_is_an_error_before_training() {
         }
         (has_type, result) => panic!("{has_type}: {:?}", result.map(|fitted| fitted.memory).err()),
     }
+    // Nothing has trained, so the pages of the model are still there.
+    <firebox::Vulkan as Backend>::sync(&device).expect("the device is healthy");
+    <firebox::Vulkan as DeviceMemory>::give_back(&device);
 }

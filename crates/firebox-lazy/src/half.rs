@@ -39,7 +39,8 @@ use crate::tensor::LazyTensor;
 ///
 /// Values that a program reads may be in 16 bit: convert them, as in
 /// `into_data().convert::<f32>()`.
-/// The device must have the type, as CUDA has from compute capability 8.0 on.
+/// The backend must have the type on the device. NVIDIA's cards have it in hardware from compute
+/// capability 8.0 on.
 ///
 /// ```
 /// use burn::backend::Flex;
