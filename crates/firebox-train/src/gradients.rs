@@ -56,9 +56,6 @@ impl<M> GradientSum<M> {
         M: AutodiffModule<B>,
     {
         let grads = self.sum.take().unwrap_or_default();
-        if scale == 1.0 && self.is_single && !differ_in_type(model, &grads) {
-            return grads;
-        }
         let mut finish = Finish { finished: GradientsParams::new(), grads, scale };
         model.visit(&mut finish);
         finish.finished
@@ -179,7 +176,7 @@ impl<M> WeightedGradients<M> {
     /// The gradients for the optimizer, in the types of the parameters. Nothing is left.
     pub fn finish<B>(&mut self, model: &M) -> GradientsParams
     where
-        B: AutodiffBackend,
+        B: AutodiffBackend<InnerBackend: LazyBackend> + LazyBackend,
         M: AutodiffModule<B>,
     {
         // A rehearsal runs some of the micro-batches and stands for all.
@@ -188,6 +185,10 @@ impl<M> WeightedGradients<M> {
             false => self.reduction.rest(self.reference, self.weight),
         };
         self.weight = 0.0;
+        // Only `Half` gives gradients of another type.
+        if rest == 1.0 && self.sum.is_single && B::narrow().is_none() {
+            return self.sum.sum.take().unwrap_or_default();
+        }
         self.sum.finish(model, rest)
     }
 }
@@ -274,28 +275,6 @@ where
     if let (false, Some(device)) = (without.leaves.is_empty(), model.devices().first()) {
         B::forget_graphs(device, without.leaves);
     }
-}
-
-/// Whether a gradient has another type than its parameter, as with [`Half`](firebox_lazy::Half).
-fn differ_in_type<B: AutodiffBackend, M: AutodiffModule<B>>(
-    model: &M,
-    grads: &GradientsParams,
-) -> bool {
-    struct Differ<'a> {
-        grads: &'a GradientsParams,
-        found: bool,
-    }
-
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Differ<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let grad = self.grads.get::<B::InnerBackend, D>(param.id);
-            self.found |= grad.is_some_and(|grad| grad.dtype() != param.val().dtype());
-        }
-    }
-
-    let mut differ = Differ { grads, found: false };
-    model.visit(&mut differ);
-    differ.found
 }
 
 /// Casts a tensor to a type, unless it already has it.
