@@ -49,21 +49,21 @@ impl SavedPlanner {
         plan: Option<&PlanReport>,
     ) -> Result<Vec<Advice>, TrainError> {
         let split = plan.map_or(Split::whole(items), |report| report.plan.split());
-        // As recorded, unless the plan computes tensors again.
-        let recorded = match plan.and_then(|report| report.recomputed) {
-            Some(_) => None,
-            None => Some(self.footprint(trace, split)?.1),
-        };
-        let (categories, state, whole) = match (plan, &recorded) {
-            (Some(report), _) => {
+        let as_recorded = || self.footprint(trace, split).map(|(_, footprint)| footprint);
+        // Nothing is compared with a plan that computes tensors again.
+        let (recorded, categories, state, whole) = match plan {
+            Some(report) => {
+                let recorded = report.recomputed.is_none().then(as_recorded).transpose()?;
+                let state = report.optimizer_state - report.parked;
                 let whole = report.plan.is_whole().then(|| report.predicted());
-                (report.categories, report.optimizer_state - report.parked, whole)
+                (recorded, report.categories, state, whole)
             }
-            (None, Some(recorded)) => {
-                let state = recorded.categories.get(Category::OptimizerState);
-                (recorded.categories, state, Some(recorded.peak))
+            None => {
+                let recorded = as_recorded()?;
+                let (categories, peak) = (recorded.categories, recorded.peak);
+                let state = categories.get(Category::OptimizerState);
+                (Some(recorded), categories, state, Some(peak))
             }
-            (None, None) => unreachable!("only a plan computes tensors again"),
         };
         let mut advice = Vec::new();
         let mut add = |what: String, saves: Bytes| {

@@ -71,11 +71,12 @@ impl Parking {
         }
     }
 
-    /// Whether host memory has room for the state of an optimizer, shared by so many ranks.
+    /// Checks that there is room for the state of an optimizer, where `sharing` ranks park in the
+    /// same host memory. Of a disk, nothing is known before it is full.
     ///
     /// # Errors
     ///
-    /// If it has not.
+    /// If host memory has no room.
     pub(crate) fn has_room_for(&self, state: Bytes, sharing: usize) -> Result<(), TrainError> {
         // Where the system does not tell, nothing is known to be wrong.
         let (Self::Host, Ok(memory)) = (self, host_memory()) else { return Ok(()) };
@@ -108,6 +109,11 @@ impl Parking {
             learner.load_model(before.into_record());
             resume_unwind(panic);
         }
+        self.check()
+    }
+
+    /// Whether all that was parked is where it belongs.
+    fn check(&self) -> Result<(), TrainError> {
         match self {
             Self::Host => Ok(()),
             Self::Disk(file) => file.check(),
@@ -166,10 +172,7 @@ impl Parking {
         };
         let load = || Record::from_item::<FullPrecisionSettings>(item, device);
         learner.load_optim(park_uploads(keep, load));
-        match self {
-            Self::Host => {}
-            Self::Disk(file) => file.check()?,
-        }
+        self.check()?;
         Ok(Bytes::new(parked.get()))
     }
 }
@@ -202,6 +205,7 @@ where
     model.visit(&mut of_step);
     of_step.own
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,8 +16,8 @@ use crate::threads::handover::{self, TrainingTurn};
 
 impl<B: Backend, T> Recording<B, T> {
     /// Runs `program` instead of what was recorded, once the recording runs. False, and nothing
-    /// changes, if the program is that of another recording, or parts of this one have run. `drain`
-    /// empties the queue of a backend that fuses operations.
+    /// changes, if the program is that of another recording, or parts of this one have run or
+    /// tensors of it are parked. `drain` empties the queue of a backend that fuses operations.
     ///
     /// Values are those of the recorded steps, bit for bit, unless the backend fuses operations.
     pub fn rewrite(&mut self, program: &Arc<Program>, drain: impl Fn() + 'static) -> bool {
