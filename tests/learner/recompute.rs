@@ -11,11 +11,13 @@ use burn::nn::{
 };
 use burn::optim::AdamConfig;
 use burn::prelude::*;
+use burn::tensor::ElementConversion;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
-    Bytes, Coupling, Lazy, Learner, MicroBatch, PlanReport, RecomputePolicy, Sizing, TrainError,
+    Bytes, Coupling, Lazy, Learner, MicroBatch, PlanReport, RecomputePolicy, RecordError, Sizing,
+    TrainError,
 };
 use firebox_testing::task::{random_state, weights};
 
@@ -64,6 +66,10 @@ enum Kind {
     Contrast,
     /// Normalizes over the batch.
     Statistics,
+    /// Reads its activations in the middle, and its loss before the backward pass.
+    Reads,
+    /// The same, and does something else than it would do with zeros.
+    Turns,
 }
 
 #[derive(Module, Debug)]
@@ -99,7 +105,14 @@ impl<B: Backend> Tower<B> {
 
     fn loss(&self, batch: Rows<B>) -> Tensor<B, 1> {
         let mut x = batch.rows;
-        for block in &self.blocks {
+        for (at, block) in self.blocks.iter().enumerate() {
+            if at == 4 && matches!(self.kind, Kind::Reads | Kind::Turns) {
+                let largest: f32 = x.clone().abs().max().into_scalar().elem();
+                x = match self.kind == Kind::Turns && largest > 0.0 {
+                    true => x.clone() * burn::tensor::activation::sigmoid(x),
+                    false => x / largest.max(1.0),
+                };
+            }
             let wide = block.activation.forward(block.wide.forward(block.norm.forward(x.clone())));
             x = x + block.narrow.forward(block.dropout.forward(wide));
         }
@@ -109,6 +122,12 @@ impl<B: Backend> Tower<B> {
         let outputs: Tensor<B, 2> = x.mean_dim(1).squeeze_dim(1);
         match self.kind {
             Kind::Apart | Kind::Lengths | Kind::Statistics => outputs.powf_scalar(2.0).mean(),
+            Kind::Reads | Kind::Turns => {
+                let loss = outputs.powf_scalar(2.0).mean();
+                let value: f32 = loss.clone().into_scalar().elem();
+                assert!(value.is_finite(), "the loss is a number");
+                loss
+            }
             Kind::Contrast => outputs.clone().matmul(outputs.transpose()).mean(),
         }
     }
@@ -201,6 +220,30 @@ fn one_item_that_does_not_fit_is_trained_all_the_same() {
         assert!(predicted <= budget, "{predicted} of {budget}");
         assert!(same == weights, "the same bits within {share}");
     }
+}
+
+#[test]
+fn one_item_that_reads_values_is_trained_all_the_same() {
+    let (weights, needed) = unlimited(Kind::Reads, 1);
+    let budget = needed.scale(0.7);
+    let refused = train(Kind::Reads, 1, budget, RecomputePolicy::never());
+    let refused = refused.expect_err("it does not fit as it is");
+    assert!(matches!(refused, TrainError::Plan { .. }), "{refused}");
+    let (same, report, predicted) =
+        train(Kind::Reads, 1, budget, RecomputePolicy::default()).expect("it fits");
+    is_recomputed(&report);
+    assert!(predicted <= budget, "{predicted} of {budget}");
+    assert!(same == weights, "the same bits");
+}
+
+#[test]
+fn a_step_that_does_not_do_what_it_does_with_zeros_stays_in_the_budget() {
+    let (_, needed) = unlimited(Kind::Turns, 1);
+    let budget = needed.scale(0.7);
+    let refused = train(Kind::Turns, 1, budget, RecomputePolicy::default());
+    // A part of it has run. What was dropped would have to come back.
+    let refused = refused.expect_err("it does not fit as it is");
+    assert!(matches!(refused, TrainError::Record(RecordError::ReadTooLarge { .. })), "{refused}");
 }
 
 #[test]

@@ -132,7 +132,8 @@ pub fn rehearse<B: LazyBackend, M: Module<B>>(
     program: impl FnOnce(&M),
 ) -> Result<Rehearsal, RecordError> {
     initialize(module);
-    let recorder = &Recorder { never_runs: recorder.refuse_reads, ..recorder.clone() };
+    let never_runs = recorder.refuse_reads || recorder.never_runs;
+    let recorder = &Recorder { never_runs, ..recorder.clone() };
     let snapshot = module.clone().into_record();
     let states = SavedStates::save();
     let program = || rehearsing(|| program(module));

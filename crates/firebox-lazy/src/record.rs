@@ -13,6 +13,7 @@ pub(crate) mod parks;
 pub(crate) mod recorder;
 pub(crate) mod recording;
 pub(crate) mod rehearsing;
+pub(crate) mod rewriting;
 pub(crate) mod running;
 pub(crate) mod session;
 pub(crate) mod values;

@@ -33,7 +33,7 @@ pub enum ApplyError {
 
 /// Where a recorded tensor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+pub(crate) enum Version {
     Unborn,
     /// Alive, as this tensor of the rewritten trace.
     Is(TensorIndex),
@@ -51,44 +51,9 @@ enum Version {
 ///
 /// If the recipe is one for another trace.
 pub fn apply(trace: &Trace, recipe: &Recipe) -> Result<Rewritten, ApplyError> {
-    let existing = |tensor: &TensorInfo, index: usize| match tensor.origin {
-        Origin::Existing => Version::Is(TensorIndex(index as u32)),
-        Origin::Made(_) => Version::Unborn,
-    };
-    let mut rewriting = Rewriting {
-        trace,
-        anchors: Anchors::of(trace),
-        members: members(trace),
-        versions: trace.tensors.iter().enumerate().map(|(at, of)| existing(of, at)).collect(),
-        tensors: trace.tensors.clone(),
-        steps: Vec::with_capacity(trace.steps.len() + recipe.edits.len()),
-        origins: Vec::with_capacity(trace.steps.len() + recipe.edits.len()),
-        more: Vec::new(),
-        drains: recipe.drains,
-        undrained: false,
-    };
-    let mut edits = recipe.edits.iter().copied().enumerate().peekable();
-    let mut anchor = Anchor(0);
-    for (at, step) in trace.iter() {
-        if !matches!(step, Step::Free(_)) {
-            while let Some((number, edit)) = edits.next_if(|(_, edit)| edit.before() == anchor) {
-                rewriting.edit(at, number, edit)?;
-            }
-            anchor.0 += 1;
-        }
-        rewriting.record(at)?;
-    }
-    let end = OpIndex(trace.steps.len() as u32);
-    while let Some((number, edit)) = edits.next_if(|(_, edit)| edit.before() == anchor) {
-        rewriting.edit(end, number, edit)?;
-    }
-    // One that comes after an edit of a later step is left over as well.
-    if let Some((number, _)) = edits.next() {
-        return Err(ApplyError::Misplaced(number));
-    }
-    let Rewriting { tensors, steps, origins, more, .. } = rewriting;
-    let descriptions = trace.descriptions.iter().cloned().chain(more).collect();
-    Ok(Rewritten { trace: Trace { tensors, steps, descriptions }, origins })
+    let mut rewriting = Rewriting::new(trace, recipe.drains);
+    rewriting.run(&recipe.edits, trace.steps.len())?;
+    Ok(rewriting.finish())
 }
 
 /// The tensors of each buffer that has views or was made, by its owner.
@@ -100,9 +65,10 @@ fn members(trace: &Trace) -> HashMap<TensorIndex, Vec<TensorIndex>> {
     members
 }
 
-struct Rewriting<'a> {
+/// A trace that is being rewritten.
+pub(crate) struct Rewriting<'a> {
     trace: &'a Trace,
-    anchors: Anchors,
+    pub(crate) anchors: Anchors,
     /// The tensors of each buffer, by its owner.
     members: HashMap<TensorIndex, Vec<TensorIndex>>,
     versions: Vec<Version>,
@@ -114,9 +80,80 @@ struct Rewriting<'a> {
     drains: bool,
     /// Whether there are repeats in the queue.
     undrained: bool,
+    /// The next recorded step, and how many before it are no ends of tensors.
+    next: usize,
+    anchor: Anchor,
 }
 
-impl Rewriting<'_> {
+impl<'a> Rewriting<'a> {
+    pub(crate) fn new(trace: &'a Trace, drains: bool) -> Self {
+        let existing = |tensor: &TensorInfo, index: usize| match tensor.origin {
+            Origin::Existing => Version::Is(TensorIndex(index as u32)),
+            Origin::Made(_) => Version::Unborn,
+        };
+        Self {
+            trace,
+            anchors: Anchors::of(trace),
+            members: members(trace),
+            versions: trace.tensors.iter().enumerate().map(|(at, of)| existing(of, at)).collect(),
+            tensors: trace.tensors.clone(),
+            steps: Vec::with_capacity(trace.steps.len()),
+            origins: Vec::with_capacity(trace.steps.len()),
+            more: Vec::new(),
+            drains,
+            undrained: false,
+            next: 0,
+            anchor: Anchor(0),
+        }
+    }
+
+    /// Rewrites the recorded steps before `until`, and makes the edits before that step, if it is
+    /// no end of a tensor.
+    pub(crate) fn run(&mut self, edits: &[Edit], until: usize) -> Result<(), ApplyError> {
+        let mut edits = edits.iter().copied().enumerate().peekable();
+        loop {
+            let at = OpIndex(self.next as u32);
+            let step = self.trace.steps.get(self.next);
+            if !matches!(step, Some(Step::Free(_))) {
+                let anchor = self.anchor;
+                while let Some((number, edit)) = edits.next_if(|(_, edit)| edit.before() == anchor)
+                {
+                    self.edit(at, number, edit)?;
+                }
+                if self.next < until {
+                    self.anchor.0 += 1;
+                }
+            }
+            if self.next == until {
+                break;
+            }
+            self.record(at)?;
+            self.next += 1;
+        }
+        // One that comes after an edit of a later step is left over as well.
+        edits.next().map_or(Ok(()), |(number, _)| Err(ApplyError::Misplaced(number)))
+    }
+
+    /// Makes one more edit before the next step.
+    pub(crate) fn edit_now(&mut self, edit: Edit) -> Result<(), ApplyError> {
+        self.edit(OpIndex(self.next as u32), 0, edit)
+    }
+
+    pub(crate) fn finish(self) -> Rewritten {
+        let Self { trace, tensors, steps, origins, more, .. } = self;
+        let descriptions = trace.descriptions.iter().cloned().chain(more).collect();
+        Rewritten { trace: Trace { tensors, steps, descriptions }, origins }
+    }
+
+    pub(crate) fn version_of(&self, tensor: TensorIndex) -> Version {
+        self.versions[tensor.0 as usize]
+    }
+
+    /// The tensors of a buffer, by its owner.
+    pub(crate) fn members_of(&self, owner: TensorIndex) -> &[TensorIndex] {
+        self.members.get(&owner).map_or(&[], Vec::as_slice)
+    }
+
     fn push(&mut self, step: Step, origin: StepOrigin) {
         debug_assert!(!self.undrained || origin.is_new(), "the queue was drained");
         self.undrained |= self.drains && origin.is_new();
@@ -208,7 +245,8 @@ impl Rewriting<'_> {
 
     fn drop_buffer(&mut self, root: TensorIndex) {
         self.drain();
-        for tensor in self.members.get(&root).cloned().unwrap_or_default() {
+        let members = self.members.get(&root).cloned();
+        for tensor in members.unwrap_or_else(|| vec![root]) {
             if let Version::Is(is) = *self.version(tensor) {
                 *self.version(tensor) = Version::Dropped;
                 self.push(Step::Free(is), StepOrigin::Dropped);

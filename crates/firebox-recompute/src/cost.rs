@@ -189,14 +189,16 @@ fn flops(trace: &Trace, call: &Call) -> f64 {
 
 /// Whether a call may be repeated: it gives the same values again, and nothing else happens.
 ///
-/// Not so random draws, memory without values, transfers between devices, and calls that burn's
-/// intermediate representation does not have, such as those of the user's own. Additions by index
+/// Not so random draws, memory without values, transfers between devices, positions of non-zero
+/// elements, which are read, and calls that burn's intermediate representation does not have, such
+/// as those of the user's own. Additions by index
 /// may add up in another order on a GPU.
 pub fn is_redoable(trace: &Trace, call: &Call) -> bool {
-    const NEVER: [&str; 7] = [
+    const NEVER: [&str; 8] = [
         "random",
         "empty",
         "to_device",
+        "argwhere",
         "scatter",
         "select_add",
         "embedding_backward",

@@ -1,7 +1,7 @@
 //! A rewritten step, ready to run instead of a recorded one.
 
 use burn_ir::OperationIr;
-use firebox_trace::{Bytes, Call, OpIndex, Step, TensorIndex, Trace};
+use firebox_trace::{Bytes, Call, Step, TensorIndex, Trace};
 
 use crate::apply::{ApplyError, apply};
 use crate::check::{CheckError, check};
@@ -16,9 +16,6 @@ pub enum ProgramError {
     /// The rewritten trace does not compute what the recorded one does.
     #[error(transparent)]
     Check(#[from] CheckError),
-    /// The trace reads values, so parts of it have run before the whole is known.
-    #[error("step {0} reads values")]
-    Reads(OpIndex),
 }
 
 /// What a description takes apart from its operations: shapes and lists.
@@ -77,12 +74,8 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// If the recipe is for another trace, the result computes something else, or the trace reads
-    /// values.
+    /// If the recipe is for another trace, or the result computes something else.
     pub fn new(trace: &Trace, recipe: &Recipe) -> Result<Self, ProgramError> {
-        if let Some(read) = trace.reads().next() {
-            return Err(ProgramError::Reads(read));
-        }
         let rewritten = apply(trace, recipe)?;
         check(trace, &rewritten)?;
         let versions = versions(trace, &rewritten);
@@ -137,6 +130,10 @@ impl Program {
                 }
                 (Step::Upload { output: own, .. }, Step::Upload { output: recorded, .. }) => {
                     own == recorded
+                }
+                (Step::Read(own), Step::Read(recorded)) => {
+                    own.last == recorded.last
+                        && self.versions[own.tensor.0 as usize] == recorded.tensor
                 }
                 (Step::Free(_), Step::Free(_)) | (Step::Mark(_), Step::Mark(_)) => true,
                 _ => false,

@@ -22,11 +22,11 @@ pub struct Made {
 /// One edit of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edit {
-    /// Frees a tensor and all views of its buffer before a recorded step.
+    /// Frees a tensor and all views of its buffer before a recorded step. A view ends alone.
     Drop {
         /// The step.
         before: Anchor,
-        /// The tensor that owns the buffer.
+        /// The tensor that owns the buffer, or the view.
         buffer: Made,
     },
     /// Keeps a mask in a byte for each element, from before a recorded step on.
@@ -106,6 +106,13 @@ impl Recipe {
     /// that it is for.
     pub fn behind(&self, steps: u32) -> Self {
         let edits = self.edits.iter().map(|edit| edit.behind(steps)).collect();
+        Self { edits, drains: self.drains }
+    }
+
+    /// The edits before steps in front of `end`: those for a trace that so far has as many steps
+    /// that are no ends of tensors.
+    pub fn until(&self, end: Anchor) -> Self {
+        let edits = self.edits.iter().copied().filter(|edit| edit.before() < end).collect();
         Self { edits, drains: self.drains }
     }
 }

@@ -20,10 +20,11 @@ use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
 use crate::planner::pages::{OpenPages, Pages, pages_of};
 use crate::planner::parked::Parks;
-use crate::planner::recompute::{RecomputePolicy, Speed};
+use crate::planner::recompute::RecomputePolicy;
 use crate::planner::rehearsal::Iterations;
 use crate::planner::rehearsed::Rehearsed;
 use crate::planner::shape::Shape;
+use crate::planner::speed::Speed;
 
 mod admission;
 mod assess;
@@ -43,6 +44,7 @@ pub(crate) mod rehearsed;
 mod remedy;
 mod search;
 pub(crate) mod shape;
+pub(crate) mod speed;
 #[cfg(test)]
 mod tests;
 mod tuning;
@@ -119,9 +121,8 @@ pub(crate) struct Planner {
     optimizer_state: Vec<TensorInfo>,
     /// The paths of the model's running statistics.
     running_state: BTreeSet<String>,
-    /// Whether the model is known to read values while it runs, and while it trains.
+    /// Whether the model is known to read values while it runs.
     reads: bool,
-    training_reads: bool,
     /// What threads keep permanently after what has run so far, and how much of it the current
     /// batch's `held` includes.
     kept: Arc<AtomicU64>,
@@ -252,7 +253,6 @@ impl Planner {
             optimizer_state: Vec::new(),
             running_state: BTreeSet::new(),
             reads: false,
-            training_reads: false,
             kept: Arc::default(),
             kept_in_held: Bytes::ZERO,
             growth: None,
@@ -319,7 +319,7 @@ impl Planner {
     /// micro-batches, or nothing may be computed again.
     pub(crate) fn keep_whole(&mut self) -> bool {
         let is_free = !matches!(self.sizing, Sizing::Fixed(_) | Sizing::Whole);
-        let may = is_free && self.recompute.if_allowed().is_some() && !self.training_reads;
+        let may = is_free && self.recompute.if_allowed().is_some();
         if may {
             self.stays_whole = true;
             self.plans.retain(|(phase, _), _| *phase != Phase::Training);

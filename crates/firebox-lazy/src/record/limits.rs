@@ -61,9 +61,31 @@ impl Refused {
 
 impl<B: Backend> Session<B> {
     /// Reads a tensor of the session by running what has been recorded so far. `None` if the read
-    /// is refused.
+    /// is refused, or guessed.
     pub(crate) fn read<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> Option<K::Primitive> {
-        if self.refuses_read() {
+        if self.guesses {
+            self.unwind_if_impatient();
+            read_is_refused();
+            let used = self.take(tensor);
+            self.trace.steps.push(Step::Read(used));
+            return None;
+        }
+        if self.refused.is_some() {
+            self.unwind_if_impatient();
+            return None;
+        }
+        self.begin_rewriting();
+        if self.rewriting.is_some() {
+            let used = self.take(tensor);
+            self.trace.steps.push(Step::Read(used));
+            let value = self.read_rewritten()?;
+            return Some(K::restore(value));
+        }
+        // Computing a footprint takes time during which the program is not standing still.
+        let limit = self.read_limit.clone();
+        let refused = limit.and_then(|limit| progress::running(|| limit.refuses(&self.trace)));
+        if let Some((needed, budget)) = refused {
+            self.refuse_read(needed, budget);
             return None;
         }
         progress::running(|| self.run());
@@ -73,35 +95,35 @@ impl<B: Backend> Session<B> {
         Some(K::restore(self.values.fetch(used)))
     }
 
-    /// Whether a read is refused because it would run more than is allowed.
+    /// Refuses a read that would run more than is allowed.
     ///
     /// The program goes on with zeros, because it may hold a lock or be built to abort on a panic.
-    /// Nothing it records will run, and it can [tell](crate::is_rehearsal). A program that reads
-    /// over and over may be waiting for another value and is unwound.
-    fn refuses_read(&mut self) -> bool {
-        if self.refused.is_none() {
-            let Some(limit) = &self.read_limit else { return false };
-            // Computing a footprint takes time during which the program is not standing still.
-            let needed = progress::running(|| (limit.footprint)(&self.trace));
-            let budget = limit.budget;
-            if needed <= budget {
-                return false;
-            }
-            let at = OpIndex(self.trace.steps.len() as u32);
-            self.refused = Some(RecordError::ReadTooLarge { at, needed, budget });
-            read_is_refused();
-        }
+    /// Nothing it records will run, and it can [tell](crate::is_rehearsal).
+    pub(crate) fn refuse_read(&mut self, needed: Bytes, budget: Bytes) {
+        let at = OpIndex(self.trace.steps.len() as u32);
+        self.refused = Some(RecordError::ReadTooLarge { at, needed, budget });
+        read_is_refused();
+        self.unwind_if_impatient();
+    }
+
+    /// A program that reads zeros over and over may be waiting for another value and is unwound.
+    fn unwind_if_impatient(&mut self) {
         self.refusals += 1;
         if self.refusals > PATIENCE {
             self.unwind_refused();
         }
-        true
     }
 
-    /// Unwinds if a read was refused.
+    /// Why the program, which reads a value that it does not get, is not recorded.
+    pub(crate) fn why_refused(&self) -> Option<RecordError> {
+        let at = OpIndex(self.trace.steps.len() as u32);
+        self.refused.clone().or(self.guesses.then_some(RecordError::ReadUnknown { at }))
+    }
+
+    /// Unwinds if a read gave zeros.
     pub(crate) fn unwind_refused(&self) {
-        if let Some(error) = &self.refused {
-            Refused::unwind(error.clone());
+        if let Some(error) = self.why_refused() {
+            Refused::unwind(error);
         }
     }
 

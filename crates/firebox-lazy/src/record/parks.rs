@@ -92,7 +92,7 @@ impl<B: Backend, T> Recording<B, T> {
         keep: impl Fn(TensorData) -> Arc<dyn Parked> + 'static,
     ) {
         let Some((_, session)) = &mut self.parts else { return };
-        if session.rewritten.is_some() {
+        if session.rewriting.is_some() {
             return;
         }
         let last = session.trace.last_uses(0..session.trace.steps.len());

@@ -31,6 +31,7 @@ impl Recorder {
     ///
     /// - [`RecordError::Nested`] inside another recording
     /// - [`RecordError::ReadTooLarge`] if a read is refused
+    /// - [`RecordError::ReadUnknown`] if zeros for what it reads lead nowhere
     /// - [`RecordError::TooLong`] if the recording itself takes too much host memory
     ///
     /// # Panics
@@ -62,6 +63,10 @@ impl Recorder {
                 session.end(Stage::Failed);
                 match panic.downcast::<Refused>() {
                     Ok(refused) => Err(refused.0),
+                    // It computed with zeros, as above.
+                    Err(_) if session.guesses && session.refusals > 0 => {
+                        Err(session.why_refused().expect("it guesses"))
+                    }
                     Err(panic) => resume_unwind(panic),
                 }
             }

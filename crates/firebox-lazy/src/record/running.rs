@@ -1,33 +1,58 @@
-//! Runs a recording: the steps of its trace, or those of a program that computes tensors again
-//! instead of keeping them.
+//! Runs a recording: the steps of its trace, or what runs instead (`rewriting.rs`).
 
 use std::sync::Arc;
 
-use burn_backend::{Backend, Scalar};
-use burn_std::DType;
-use firebox_recompute::{Program, StepOrigin};
+use burn_backend::Backend;
+use firebox_recompute::{Program, ProgramError};
 use firebox_trace::{OpIndex, Step};
 
-use crate::kind::{Bool, Float, Kind};
+use crate::kind::Value;
+use crate::record::recorder::Drain;
 use crate::record::recording::Recording;
+use crate::record::rewriting::Rewriting;
 use crate::record::session::Session;
-use crate::record::values::{Frame, Instruction};
+use crate::record::values::Frame;
 use crate::threads::handover::{self, TrainingTurn};
+use crate::threads::progress;
 
 impl<B: Backend, T> Recording<B, T> {
     /// Runs `program` instead of what was recorded, once the recording runs. False, and nothing
-    /// changes, if the program is that of another recording, or parts of this one have run or
-    /// tensors of it are parked. `drain` empties the queue of a backend that fuses operations.
+    /// changes, if the program is that of another recording, does not begin with what reads have
+    /// already run, or tensors of the recording are parked. `drain` empties the queue of a backend
+    /// that fuses operations.
     ///
     /// Values are those of the recorded steps, bit for bit, unless the backend fuses operations.
-    pub fn rewrite(&mut self, program: &Arc<Program>, drain: impl Fn() + 'static) -> bool {
+    pub fn rewrite(
+        &mut self,
+        program: &Arc<Program>,
+        drain: impl Fn() + Send + Sync + 'static,
+    ) -> bool {
         let Some((_, session)) = &mut self.parts else { return false };
-        let can_run =
-            session.ran == 0 && session.parking.is_none() && program.is_of(&session.trace);
+        let begins_so = match &session.rewriting {
+            Some(rewriting) => rewriting.begins(program),
+            None => session.ran == 0,
+        };
+        let can_run = begins_so && session.parking.is_none() && program.is_of(&session.trace);
         if can_run {
-            session.rewritten = Some((program.clone(), Box::new(drain)));
+            let drain: Drain = Arc::new(drain);
+            let rewriting =
+                session.rewriting.get_or_insert_with(|| Rewriting::of(Arc::default(), drain));
+            rewriting.program = Some(program.clone());
         }
         can_run
+    }
+
+    /// The program that the recording has begun to run, see
+    /// [`Recorder::rewrite_at_reads`](crate::Recorder::rewrite_at_reads). None if it runs as
+    /// recorded.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, which would be a defect.
+    pub fn begun_program(&self) -> Option<Result<Program, ProgramError>> {
+        let (_, session) = self.parts.as_ref()?;
+        let rewriting = session.rewriting.as_ref()?;
+        Some(rewriting.whole(&session.trace))
     }
 }
 
@@ -43,8 +68,8 @@ impl<B: Backend> Session<B> {
             return;
         }
         let _turn = TrainingTurn::take();
-        if let Some((program, drain)) = self.rewritten.take() {
-            return self.run_rewritten(&program, &*drain, done);
+        if self.rewriting.is_some() {
+            return self.run_rewriting(done);
         }
         let mut program = std::mem::take(&mut self.program).into_iter().peekable();
         // Effects may come after the last step.
@@ -69,92 +94,56 @@ impl<B: Backend> Session<B> {
         self.ran = self.trace.steps.len();
     }
 
-    /// Runs the steps of a program. Calls `done` with the program's steps.
-    fn run_rewritten(
-        &mut self,
-        program: &Program,
-        drain: &dyn Fn(),
-        done: &mut dyn FnMut(OpIndex),
-    ) {
-        let trace = program.trace();
-        self.values.resize(trace.tensors.len());
-        let mut instructions: Vec<(OpIndex, Option<Instruction<B>>)> =
-            self.program.drain(..).map(|(at, instruction)| (at, Some(instruction))).collect();
-        let mut next = 0;
-        for ((at, step), origin) in trace.iter().zip(program.origins()) {
-            match (step, *origin) {
-                (Step::Free(tensor), _) => {
-                    handover::tick();
-                    drop(self.values.remove(*tensor));
-                }
-                (_, StepOrigin::Recorded(of)) => {
-                    while let Some((_, instruction)) =
-                        instructions.get_mut(next).filter(|(at, _)| *at <= of)
-                    {
-                        handover::tick();
-                        run(instruction, &mut Frame::of(Some(step), &mut self.values));
-                        next += 1;
-                    }
-                }
-                (_, StepOrigin::Repeated(of)) => {
-                    handover::tick();
-                    let found = instructions.partition_point(|(at, _)| *at <= of);
-                    let call = found.checked_sub(1).and_then(|last| instructions[last].1.as_ref());
-                    let Some(Instruction::Call(body)) = call else {
-                        unreachable!("only burn's own calls are repeated, after they have run");
-                    };
-                    body(&mut Frame::of(Some(step), &mut self.values));
-                }
-                (Step::Call(call), StepOrigin::Packed | StepOrigin::Unpacked) => {
-                    handover::tick();
-                    let dtype = trace.tensor(call.outputs[0]).dtype;
-                    let frame = &mut Frame::of(Some(step), &mut self.values);
-                    match origin {
-                        StepOrigin::Packed => pack(frame, dtype),
-                        _ => unpack(frame, dtype),
-                    }
-                }
-                (_, StepOrigin::Drained) => drain(),
-                (_, StepOrigin::Dropped | StepOrigin::Packed | StepOrigin::Unpacked) => {
-                    unreachable!("the checker has seen that it is none")
-                }
-            }
-            if !matches!(step, Step::Mark(_)) {
-                done(at);
-            }
+    /// Asks at the first read how what was recorded is rewritten.
+    pub(crate) fn begin_rewriting(&mut self) {
+        if self.ran > 0 || self.rewriting.is_some() || self.parking.is_some() {
+            return;
         }
-        // Effects may come after the last step.
-        for (_, instruction) in &mut instructions[next..] {
-            handover::tick();
-            run(instruction, &mut Frame::of(None, &mut self.values));
+        if let Some(at_reads) = self.at_reads.take()
+            && let Some(recipe) = (at_reads.choose)(&self.trace)
+        {
+            self.rewriting = Some(Rewriting::of(recipe, at_reads.drain));
         }
-        self.ran = self.trace.steps.len();
     }
-}
 
-/// Packs a mask of zeros and ones.
-fn pack<B: Backend>(frame: &mut Frame<'_, B>, dtype: DType) {
-    let mask = <Float as Kind<B>>::restore(frame.fetch(0));
-    let packed = B::float_greater_elem(mask, Scalar::Float(0.5), dtype.into());
-    frame.store(0, <Bool as Kind<B>>::erase(packed));
-}
-
-/// Makes a mask of its packed form again.
-fn unpack<B: Backend>(frame: &mut Frame<'_, B>, dtype: DType) {
-    let packed = <Bool as Kind<B>>::restore(frame.fetch(0));
-    let mask = B::bool_into_float(packed, dtype.into());
-    frame.store(0, <Float as Kind<B>>::erase(mask));
-}
-
-/// Runs an instruction that may be asked for again.
-fn run<B: Backend>(instruction: &mut Option<Instruction<B>>, frame: &mut Frame<'_, B>) {
-    match instruction {
-        Some(Instruction::Call(body)) => body(frame),
-        Some(Instruction::Once(_)) => {
-            if let Some(once) = instruction.take() {
-                once.finish(frame);
-            }
+    /// Runs what was recorded so far, up to the read at its end, and returns the value that is
+    /// read. None if that is too large.
+    pub(crate) fn read_rewritten(&mut self) -> Option<Value<B>> {
+        let mut rewriting = self.rewriting.take()?;
+        let rewritten = rewriting.so_far(&self.trace);
+        let rewritten = rewritten.expect("what was dropped can be computed again");
+        let trace = &rewritten.trace;
+        let limit = self.read_limit.clone();
+        let refused = limit.and_then(|limit| progress::running(|| limit.refuses(trace)));
+        if let Some((needed, budget)) = refused {
+            self.refuse_read(needed, budget);
+            return None;
         }
-        None => unreachable!("what was recorded runs once"),
+        rewriting.extend(&mut self.program);
+        progress::running(|| {
+            let _turn = TrainingTurn::take();
+            rewriting.run((trace, &rewritten.origins), &mut self.values, &mut |_| ());
+        });
+        let Some(Step::Read(used)) = trace.steps.last() else {
+            unreachable!("the read is the last step")
+        };
+        let value = self.values.fetch(*used);
+        rewriting.pause(trace, &self.trace, &mut self.values);
+        self.ran = self.trace.steps.len();
+        self.rewriting = Some(rewriting);
+        Some(value)
+    }
+
+    /// Runs what is left of a program. Calls `done` with the program's steps.
+    pub(crate) fn run_rewriting(&mut self, done: &mut dyn FnMut(OpIndex)) {
+        let Some(mut rewriting) = self.rewriting.take() else { return };
+        let program = rewriting.program.take().unwrap_or_else(|| {
+            let whole = rewriting.whole(&self.trace);
+            Arc::new(whole.expect("what was dropped can be computed again"))
+        });
+        rewriting.extend(&mut self.program);
+        rewriting.run((program.trace(), program.origins()), &mut self.values, done);
+        rewriting.run_effects(&mut self.values);
+        self.ran = self.trace.steps.len();
     }
 }

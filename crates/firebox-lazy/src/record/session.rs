@@ -13,7 +13,6 @@ use std::sync::{Arc, Weak};
 use burn_backend::{Backend, TensorData, TensorMetadata};
 use burn_ir::{OperationIr, TensorId};
 use burn_std::{DType, Shape};
-use firebox_recompute::Program;
 use firebox_trace::{
     Bytes, Call, Description, DescriptionIndex, Label, OpIndex, Origin, Step, TensorIndex,
     TensorInfo, TensorType, Trace, Use,
@@ -25,7 +24,8 @@ use crate::record::draws::Generator;
 use crate::record::inputs::{Rows, select_rows};
 use crate::record::known::{self, Form, Known};
 use crate::record::parking::Parking;
-use crate::record::recorder::{AtMarks, ReadLimit, RecordError, Recorder};
+use crate::record::recorder::{AtMarks, AtReads, ReadLimit, RecordError, Recorder};
+use crate::record::rewriting::Rewriting;
 use crate::record::values::{Frame, Instruction, Values, push};
 use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
 use crate::threads::deferred::{Awaited, Deferred};
@@ -95,9 +95,6 @@ pub(crate) fn take<B: Backend>() -> Session<B> {
     *session.downcast::<Session<B>>().expect("the session keeps its backend")
 }
 
-/// Steps that run instead of recorded ones, and what empties the backend's queue.
-pub(crate) type Rewriting = (Arc<Program>, Box<dyn Fn()>);
-
 /// An instruction, and the step that it runs, if it is not an effect.
 pub(crate) type Deed<B> = (Option<Step>, Instruction<B>);
 
@@ -113,8 +110,9 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) program: Vec<(OpIndex, Instruction<B>)>,
     /// How many steps have run.
     pub(crate) ran: usize,
-    /// Steps that run instead of the recorded ones, and what empties the backend's queue.
-    pub(crate) rewritten: Option<Rewriting>,
+    /// What runs instead of the recorded steps, and how that is chosen at the first read.
+    pub(crate) rewriting: Option<Rewriting<B>>,
+    pub(crate) at_reads: Option<AtReads>,
     pub(crate) values: Values<B>,
     /// What is parked while the session runs.
     pub(crate) parking: Option<Parking>,
@@ -138,6 +136,8 @@ pub(crate) struct Session<B: Backend> {
     /// Why the recording must not run, and how many reads were refused for that reason.
     pub(crate) refused: Option<RecordError>,
     pub(crate) refusals: usize,
+    /// Whether reads give zeros, as if they were values.
+    pub(crate) guesses: bool,
     pub(crate) host_limit: Option<Bytes>,
     /// The calls so far, and the bytes of the tensors that existed before the session.
     pub(crate) calls: usize,
@@ -171,7 +171,8 @@ impl<B: Backend> Session<B> {
             types: FxHashSet::default(),
             program: Vec::new(),
             ran: 0,
-            rewritten: None,
+            rewriting: None,
+            at_reads: options.at_reads.clone(),
             values: Values::drawing_from(substitute),
             parking: None,
             brought: Vec::new(),
@@ -185,6 +186,7 @@ impl<B: Backend> Session<B> {
             at_marks: options.at_marks.clone(),
             refused: None,
             refusals: 0,
+            guesses: options.guesses,
             host_limit: options.host_limit,
             calls: 0,
             existing: Bytes::ZERO,

@@ -19,6 +19,8 @@ use crate::planner::shape::Shape;
 pub(crate) struct Applicant<'a> {
     pub(crate) phase: Phase,
     pub(crate) trace: &'a Trace,
+    /// The program of which a part has run, if it reads values.
+    pub(crate) begun: Option<Arc<Program>>,
     /// The shape of the batch it belongs to.
     pub(crate) shape: Shape,
     /// What is alive while it runs, apart from itself.
@@ -111,17 +113,25 @@ impl Planner {
 
     /// What a micro-step needs.
     fn look_up(&mut self, step: &Applicant) -> Admitted {
-        let Applicant { phase, trace, shape, .. } = *step;
+        let Applicant { phase, trace, shape, ref begun, .. } = *step;
         let planned = self.plans.get(&(phase, shape));
         let recomputed = planned.and_then(|planned| planned.rehearsed.recomputed.as_ref());
+        // What has begun as recorded goes on as recorded.
+        let recomputed = recomputed.filter(|_| begun.is_some() || trace.reads().next().is_none());
         let written = recomputed.map_or(Written::AsRecorded, |one| Written::Within(one.limit()));
         let structure = (phase, trace.structural_hash(), written);
-        if let Some(known) = self.known_of(&structure, trace) {
+        let is_begun = |known: &Admitted| match (&known.program, begun) {
+            (Some(known), Some(begun)) => known.origins() == begun.origins(),
+            (_, begun) => begun.is_none(),
+        };
+        if let Some(known) = self.known_of(&structure, trace).filter(is_begun) {
             return known;
         }
         let memory = self.memory.as_ref();
-        let program = recomputed.and_then(|recomputed| recomputed.program(trace, memory));
-        let footprint = memory.footprint(program.as_ref().map_or(trace, Program::trace));
+        let made = || recomputed.and_then(|one| one.program(trace, memory)).map(Arc::new);
+        let program = begun.clone().or_else(made);
+        let rewritten = program.as_ref().map(|program| program.trace());
+        let footprint = memory.footprint(rewritten.unwrap_or(trace));
         let admitted = self.needs(trace, program, &footprint);
         self.remember(structure, admitted)
     }
@@ -130,7 +140,9 @@ impl Planner {
     /// is allowed and enough.
     fn squeeze(&mut self, step: &Applicant, needed: Bytes, budget: Bytes) -> Option<Admitted> {
         let Applicant { phase, trace, .. } = *step;
-        let most = self.recompute.if_allowed().filter(|_| phase == Phase::Training)?;
+        // A part of a step that reads values has run.
+        let may = phase == Phase::Training && trace.reads().next().is_none();
+        let most = self.recompute.if_allowed().filter(|_| may)?;
         let structure = (phase, trace.structural_hash(), Written::Squeezed);
         // What was found for a larger budget may be too large for this one.
         let known = self.known_of(&structure, trace);
@@ -146,7 +158,7 @@ impl Planner {
             (footprint.growth() + recording + programs, footprint)
         };
         let (found, footprint) = passes.within(trace, (budget, needed, most), answer).ok()?;
-        let program = found.recomputed.of_one(trace)?;
+        let program = Arc::new(found.recomputed.of_one(trace)?);
         log::warn!("a micro-batch that outgrew its plan: {}", found.recomputed.report());
         let admitted = self.needs(trace, Some(program), &footprint);
         Some(self.remember(structure, admitted))
@@ -164,13 +176,17 @@ impl Planner {
     }
 
     /// What a recorded micro-step needs, given the footprint of what runs.
-    fn needs(&self, trace: &Trace, program: Option<Program>, footprint: &Footprint) -> Admitted {
+    fn needs(
+        &self,
+        trace: &Trace,
+        program: Option<Arc<Program>>,
+        footprint: &Footprint,
+    ) -> Admitted {
         let mut needed = footprint.growth() + self.recording(trace);
         if self.memory.is_on_host() {
-            needed += program.as_ref().map_or(Bytes::ZERO, Program::host_bytes);
+            needed += program.as_ref().map_or(Bytes::ZERO, |program| program.host_bytes());
         }
-        let (program, stays) = (program.map(Arc::new), footprint.stays);
-        Admitted { program, needed, stays, pages: pages_of(footprint) }
+        Admitted { program, needed, stays: footprint.stays, pages: pages_of(footprint) }
     }
 
     /// Remembers what a structure needs. Of programs, which are large, only the latest few.

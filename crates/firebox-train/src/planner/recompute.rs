@@ -5,11 +5,11 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn_backend::DType;
+use crate::planner::speed::Speed;
 use firebox_recompute::{
-    Demand, Program, Rates, Recipe, Selected, anchors_before, apply, model_steps, segment, select,
+    Demand, Program, Recipe, Selected, anchors_before, apply, model_steps, segment, select,
 };
-use firebox_trace::{Bytes, Mark, MemoryModel, Step, StructuralHash, Trace};
+use firebox_trace::{Bytes, Mark, MemoryModel, OpIndex, Step, StructuralHash, Trace};
 
 /// How often a memory model is asked about rewritten iterations.
 const ANSWERS: usize = 4;
@@ -116,22 +116,6 @@ impl fmt::Display for Recomputing {
     }
 }
 
-/// How a device computes, as far as a choice depends on it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Speed {
-    pub(crate) rates: Rates,
-    /// The type of its booleans, if it is known.
-    pub(crate) bools: Option<DType>,
-}
-
-impl Speed {
-    /// Only ratios between operations matter.
-    pub(crate) fn of(memory: &dyn MemoryModel) -> Self {
-        let rates = if memory.is_on_host() { Rates::CPU } else { Rates::RTX_4090 };
-        Self { rates, bools: None }
-    }
-}
-
 /// What the passes of a plan compute again.
 #[derive(Clone, Debug)]
 pub(crate) struct Recomputed {
@@ -139,8 +123,8 @@ pub(crate) struct Recomputed {
     limit: Bytes,
     /// The most time that may be spent on repeats, as a share.
     most: f64,
-    recipes: Arc<Vec<(Size, Recipe)>>,
-    /// The recipe of each pass of the iteration, in order.
+    kinds: Arc<Vec<Kind>>,
+    /// The kind of each pass of the iteration, in order.
     passes: Arc<Vec<usize>>,
     speed: Speed,
     /// The time of repeated calls, as a share of the time of all passes.
@@ -150,6 +134,22 @@ pub(crate) struct Recomputed {
     repeats: usize,
     packed: usize,
     calls: usize,
+}
+
+/// A kind of pass and its recipe.
+#[derive(Clone, Debug)]
+struct Kind {
+    size: Size,
+    /// What comes before the first value that it reads.
+    before_read: Option<Size>,
+    recipe: Arc<Recipe>,
+}
+
+impl Kind {
+    fn of(trace: &Trace, recipe: Recipe) -> Self {
+        let before_read = trace.reads().next().map(|read| Size::before(trace, read));
+        Self { size: Size::of(trace), before_read, recipe: Arc::new(recipe) }
+    }
 }
 
 /// The least that was found by computing tensors again, if that is too much.
@@ -165,9 +165,15 @@ struct Size(usize, Bytes);
 
 impl Size {
     fn of(trace: &Trace) -> Self {
-        let made = trace.calls().flat_map(|(_, call)| &call.outputs);
+        Self::before(trace, OpIndex(trace.steps.len() as u32))
+    }
+
+    /// Of the steps before `end`.
+    fn before(trace: &Trace, end: OpIndex) -> Self {
+        let calls = || trace.calls().take_while(|(at, _)| *at < end);
+        let made = calls().flat_map(|(_, call)| &call.outputs);
         let bytes = made.map(|tensor| trace.tensor(*tensor).bytes()).sum();
-        Self(trace.calls().count(), bytes)
+        Self(calls().count(), bytes)
     }
 }
 
@@ -183,10 +189,10 @@ impl Recomputed {
 
     /// An iteration like the one that was planned, with the same recipes.
     pub(crate) fn rewrite(&self, trace: &Trace) -> Option<Trace> {
-        let drains = self.recipes.iter().any(|(_, recipe)| recipe.drains);
+        let drains = self.kinds.iter().any(|kind| kind.recipe.drains);
         let mut recipe = Recipe { drains, ..Recipe::default() };
         for (steps, pass) in model_steps(trace).into_iter().zip(&*self.passes) {
-            let (_, of_pass) = &self.recipes[*pass];
+            let of_pass = &self.kinds[*pass].recipe;
             recipe.edits.extend(of_pass.behind(anchors_before(trace, steps.start)).edits);
         }
         let rewritten = apply(trace, &recipe);
@@ -195,11 +201,11 @@ impl Recomputed {
     }
 
     /// The program for a pass that was recorded. None if it runs as it was recorded: it cannot be
-    /// rewritten, need not be, or that would take too much time.
+    /// rewritten, need not be, or that would take too much time. No value was read in it.
     pub(crate) fn program(&self, trace: &Trace, memory: &dyn MemoryModel) -> Option<Program> {
         let size = Size::of(trace);
-        let mut rehearsed =
-            self.recipes.iter().filter(|(of, _)| *of == size).map(|(_, recipe)| recipe).peekable();
+        let rehearsed = self.kinds.iter().filter(|kind| kind.size == size);
+        let mut rehearsed = rehearsed.map(|kind| &*kind.recipe).peekable();
         let made = |recipe: &Recipe| {
             let program = Program::new(trace, recipe);
             program.inspect_err(|error| log::debug!("a recipe is another pass's: {error}")).ok()
@@ -218,7 +224,19 @@ impl Recomputed {
 
     /// The program of a pass on its own.
     pub(crate) fn of_one(&self, trace: &Trace) -> Option<Program> {
-        self.recipes.first().and_then(|(_, recipe)| Program::new(trace, recipe).ok())
+        self.kinds.first().and_then(|kind| Program::new(trace, &kind.recipe).ok())
+    }
+
+    /// Whether passes read values.
+    pub(crate) fn reads(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.before_read.is_some())
+    }
+
+    /// The recipe for a pass that begins so and now reads a value.
+    pub(crate) fn begins(&self, trace: &Trace) -> Option<Arc<Recipe>> {
+        let size = Size::of(trace);
+        let kind = self.kinds.iter().find(|kind| kind.before_read == Some(size))?;
+        (!kind.recipe.edits.is_empty()).then(|| kind.recipe.clone())
     }
 }
 
@@ -231,11 +249,7 @@ struct Pass {
 }
 
 impl Pass {
-    /// None if the pass reads values: parts of it run before it is known.
     fn of(trace: Trace, memory: &dyn MemoryModel, speed: &Speed) -> Option<Self> {
-        if trace.reads().next().is_some() {
-            return None;
-        }
         let mut demand = Demand::new(&trace, &speed.rates);
         demand.drains = !memory.is_on_host();
         if let Some(dtype) = speed.bools {
@@ -349,14 +363,14 @@ impl Passes {
         for ((_, pass), selected) in self.kinds.iter().zip(&of_kinds) {
             programs += Program::new(&pass.trace, &selected.recipe).ok()?.host_bytes();
         }
-        let recipes = self.kinds.iter().zip(of_kinds);
-        let recipes = recipes.map(|((_, pass), chosen)| (Size::of(&pass.trace), chosen.recipe));
+        let kinds = self.kinds.iter().zip(of_kinds);
+        let kinds = kinds.map(|((_, pass), chosen)| Kind::of(&pass.trace, chosen.recipe));
         let passes = self.all.iter().map(|(_, kind, _)| *kind).collect();
         let recomputed = Recomputed {
             limit,
             most,
             passes: Arc::new(passes),
-            recipes: Arc::new(recipes.collect()),
+            kinds: Arc::new(kinds.collect()),
             speed: self.speed,
             overhead,
             repeats: rewritten.repeats(),
@@ -438,38 +452,5 @@ impl Passes {
             limit += left;
         }
         best.ok_or(least)
-    }
-}
-
-/// The predicted time of an iteration.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Time {
-    /// Seconds of a micro-step, in the mean.
-    micro_step: f64,
-    /// Seconds of everything else.
-    rest: f64,
-}
-
-impl Time {
-    /// The time of the last iteration of a rehearsal. The first one may be a part.
-    pub(crate) fn of(trace: &Trace, rates: &Rates) -> Self {
-        let ends = trace.steps.iter().enumerate().rev();
-        let mut ends = ends.filter(|(_, step)| step.is_mark(&Mark::IterationEnd));
-        let begin = ends.nth(1).map_or(0, |(at, _)| at + 1);
-        let (mut in_micro_steps, mut micro_steps, mut rest, mut is_in) = (0.0, 0, 0.0, false);
-        for (step, cost) in trace.steps.iter().zip(rates.costs(trace)).skip(begin) {
-            match step {
-                Step::Mark(Mark::MicroStep) => (micro_steps, is_in) = (micro_steps + 1, true),
-                Step::Mark(Mark::MicroStepEnd(_)) => is_in = false,
-                _ if is_in => in_micro_steps += cost,
-                _ => rest += cost,
-            }
-        }
-        Self { micro_step: in_micro_steps / f64::from(micro_steps.max(1)), rest }
-    }
-
-    /// The seconds of an iteration of so many micro-steps.
-    pub(crate) fn total(&self, micro_steps: usize) -> f64 {
-        self.rest + self.micro_step * micro_steps as f64
     }
 }

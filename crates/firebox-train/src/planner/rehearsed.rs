@@ -16,7 +16,8 @@ use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
 use crate::planner::parked::{park_state, parked_at_end};
-use crate::planner::recompute::{Attempt, Least, Passes, Recomputed, Speed, Time};
+use crate::planner::recompute::{Attempt, Least, Passes, Recomputed};
+use crate::planner::speed::{Speed, Time};
 
 /// The conditions under which a rehearsal is assessed.
 pub(crate) struct Conditions<'a> {

@@ -22,13 +22,14 @@ impl Planner {
             && let Some((split, need)) = misfit(cause)
         {
             let budget = self.budget.scale(self.share);
-            let recompute = self.recompute.if_allowed().filter(|_| !self.training_reads);
+            let recompute = self.recompute.if_allowed();
             let conditions = self.conditions(Phase::Training, budget, EarlierPages::GiveBack);
             // By how much a footprint exceeds a budget need not be known, but for this one.
             let limit = recompute.map_or(Bytes::MAX, |_| budget);
             let conditions = Conditions { parks: true, recompute, budget: limit, ..conditions };
             // A failure of this rehearsal is no reason to say less about the batch.
-            let Ok(rehearsal) = rehearse(split, &self.recorder(budget)) else { return error };
+            let recorder = self.recorder(budget, recompute.is_some());
+            let Ok(rehearsal) = rehearse(split, &recorder) else { return error };
             let rehearsed = assess(rehearsal, &conditions);
             let peak = rehearsed.footprint.peak;
             if !rehearsed.parked.is_empty() && peak < need.peak {

@@ -78,18 +78,25 @@ impl Planner {
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
         let found = self.find_as_recorded(phase, items, is_tuned, cost, rehearse);
-        let most = self.recompute.if_allowed();
-        let most = most.filter(|_| phase == Phase::Training && !self.training_reads);
+        let most = self.recompute.if_allowed().filter(|_| phase == Phase::Training);
         let Some(most) = most else { return found };
         let wanted = Wanted { recompute: Some(most), ..self.wanted(phase, items) };
         match &found {
             Err(TrainError::Plan { cause, .. }) if does_not_fit(cause) => {
                 let wanted = Wanted { pages: EarlierPages::GiveBack, ..wanted };
-                let again = self.search(wanted, cost, rehearse);
-                if again.is_ok() {
-                    self.forget_what_ran();
+                match self.search(wanted, cost, rehearse) {
+                    // It is not known what the model does with other values than zeros.
+                    Err(again) if !matches!(again, TrainError::Plan { .. }) && self.reads => {
+                        log::debug!("nothing is computed again: {again}");
+                        found
+                    }
+                    again => {
+                        if again.is_ok() {
+                            self.forget_what_ran();
+                        }
+                        again
+                    }
                 }
-                again
             }
             // A whole batch has the statistics of a whole batch.
             Ok((plan, recorded)) if !plan.is_whole() && self.prefers_whole(recorded) => {
@@ -261,7 +268,6 @@ impl Planner {
                     ..
                 }) if !self.reads => {
                     self.reads = true;
-                    self.training_reads |= phase == Phase::Training;
                     continue;
                 }
                 Err(cause) => return Err(too_long.unwrap_or_else(|| failed(phase, cause))),
@@ -292,8 +298,8 @@ impl Planner {
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<(Plan, HashMap<Split, Rehearsed>), PlanError<TrainError>> {
         let budget = self.budget.scale(self.share);
-        let recorder = self.recorder(budget);
         let Wanted { phase, items, sizing, pages, recompute } = wanted;
+        let recorder = self.recorder(budget, recompute.is_some());
         let options = self.options(sizing);
         let more = (phase, items, budget, options, self.overhead, self.kept(), recompute);
         let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
@@ -348,8 +354,8 @@ impl Planner {
     ) -> Result<Rehearsed, TrainError> {
         let budget = self.budget.scale(self.share);
         cost.rehearsals += 1;
-        let rehearsal = rehearse(split, &self.recorder(budget))?;
         let Wanted { phase, pages, recompute, .. } = wanted;
+        let rehearsal = rehearse(split, &self.recorder(budget, recompute.is_some()))?;
         let conditions = Conditions { recompute, ..self.conditions(phase, budget, pages) };
         let rehearsed = assess(rehearsal, &conditions);
         self.count_rehearsal(&rehearsed, cost);

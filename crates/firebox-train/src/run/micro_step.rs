@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use burn::module::Module;
 use firebox_lazy::{LazyBackend, RecordError, SavedStates, restore};
@@ -17,6 +18,9 @@ use crate::run::queue::Queue;
 use crate::share::with_share;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
+
+/// What no step should see.
+const DEFECT: &str = "a program was made for another step: please report this";
 
 /// Runs a step on a range of `batch`, in parts if the range does not fit, and hands every output
 /// with its weight to a sink.
@@ -118,23 +122,26 @@ where
         }
         let snapshot = self.keeps_statistics.then(|| self.module.clone().into_record());
         let states = SavedStates::save();
-        let recorder = self.planner.step_recorder(self.held);
+        let device = self.queue.device.clone();
+        let drain = move || B::Base::drain(&device);
+        let key = (self.phase, self.shape);
+        let recorder = self.planner.step_recorder(key, self.held, drain.clone());
         let share = items as f64 / (self.shape.items * self.ranks) as f64;
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let mut recording =
                 recorder.record::<B::Base, _>(|| with_share(share, || step(micro)))?;
+            let begun = recording.begun_program().map(|begun| begun.expect(DEFECT));
             let (admission, program) = self.planner.admit(&Applicant {
                 phase: self.phase,
                 trace: recording.trace(),
+                begun: begun.map(Arc::new),
                 shape: self.shape,
                 held: self.held,
                 items,
                 rehearsed: self.rehearsed,
             })?;
             if let Some(program) = program {
-                let device = self.queue.device.clone();
-                let is_its_own = recording.rewrite(&program, move || B::Base::drain(&device));
-                assert!(is_its_own, "a program was made for another step: please report this");
+                assert!(recording.rewrite(&program, drain), "{DEFECT}");
             }
             self.queue.prepare(admission);
             let output = recording.run();
