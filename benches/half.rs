@@ -39,31 +39,42 @@ const BATCHES: usize = 100;
 fn main() {
     print_machine();
     let steps = if rounds(2) == 1 { 3 } else { 300 };
-    if wants("loss") {
+    let (fast, slow) = (wants("loss, fast"), wants("loss, slow"));
+    if fast || slow {
         let heads = ["model", "loss at first", "32 bit", "from rounded parameters", "16 bit"];
         let mut table = table(heads);
         macro_rules! of_zoo {
-            ($name:literal, $model:ident) => {
+            ($name:literal, $model:ident, $rate:literal) => {
                 losses::<zoo::$model<Full>, zoo::$model<Sixteen>>(
                     &mut table,
                     $name,
-                    steps,
+                    (steps, $rate),
                     (&made::<Full, zoo::$model<Full>>, &made::<Sixteen, zoo::$model<Sixteen>>),
                 );
             };
         }
-        of_zoo!("GPT, texts that repeat", Gpt);
-        of_zoo!("encoder, waves", Encoder);
-        of_zoo!("ResNet, waves", ResNet);
         let digits = Digits::load();
-        losses::<zoo::ResNet<Full>, zoo::ResNet<Sixteen>>(
-            &mut table,
-            "ResNet, digits",
-            steps,
-            (&|at| digits.batch::<Full>(at), &|at| digits.batch::<Sixteen>(at)),
-        );
+        let of_digits = |table: &mut Table, name: &str, rate: f64| {
+            losses::<zoo::ResNet<Full>, zoo::ResNet<Sixteen>>(
+                table,
+                name,
+                (steps, rate),
+                (&|at| digits.batch::<Full>(at), &|at| digits.batch::<Sixteen>(at)),
+            );
+        };
+        if slow {
+            of_digits(&mut table, "ResNet, digits, rate 0.0001", 1e-4);
+            of_digits(&mut table, "ResNet, digits, rate 0.00003", 3e-5);
+            of_zoo!("ResNet, waves, rate 0.0001", ResNet, 1e-4);
+        }
+        if fast {
+            of_zoo!("GPT, texts that repeat", Gpt, 1e-3);
+            of_zoo!("encoder, waves", Encoder, 1e-3);
+            of_zoo!("ResNet, waves", ResNet, 1e-3);
+            of_digits(&mut table, "ResNet, digits", 1e-3);
+        }
         println!(
-            "Mean loss of {BATCHES} batches of {ITEMS} after {steps} steps of Adam, over {TRAININGS} trainings; mean \
+            "Mean loss of {BATCHES} batches of {ITEMS} after {steps} steps of Adam (rate 0.001, if no other is named), over {TRAININGS} trainings; mean \
              difference from 32 bit, with its standard error\n{table}"
         );
     }
@@ -135,7 +146,11 @@ impl Digits {
 }
 
 /// Trains for some steps. Returns the losses of the first and of the last round of batches.
-fn train<B, M>(initial: &[u8], steps: usize, batches: Batches<'_, B, M>) -> (f64, f64)
+fn train<B, M>(
+    initial: &[u8],
+    (steps, rate): (usize, f64),
+    batches: Batches<'_, B, M>,
+) -> (f64, f64)
 where
     B: AutodiffBackend<Device = FlexDevice> + LazyBackend<Base = Flex>,
     B::InnerBackend: LazyBackend<Base = Flex>,
@@ -156,7 +171,7 @@ where
         let mut sum = WeightedGradients::mean(1.0);
         sum.add(&model, grads, 1.0);
         let grads: GradientsParams = sum.finish(&model);
-        model = optimizer.step(1e-3, model, grads);
+        model = optimizer.step(rate, model, grads);
     }
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
     let round = BATCHES.min(steps);
@@ -166,7 +181,7 @@ where
 fn losses<M, H>(
     table: &mut Table,
     name: &str,
-    steps: usize,
+    course: (usize, f64),
     (of_full, of_half): (Batches<'_, Full, M>, Batches<'_, Sixteen, H>),
 ) where
     M: Zoo<Full> + AutodiffModule<Full>,
@@ -184,10 +199,10 @@ fn losses<M, H>(
             let record =
                 |model: M| Bytewise::new().record(model.into_record(), ()).expect("it is recorded");
             let (initial, rounded) = (record(model.clone()), record(model.map(&mut Rounded)));
-            let (first, full) = train::<Full, M>(&initial, steps, of_full);
+            let (first, full) = train::<Full, M>(&initial, course, of_full);
             // How far apart trainings end that differ by one rounding at the beginning.
-            let (_, rounded) = train::<Full, M>(&rounded, steps, of_full);
-            let (_, half) = train::<Sixteen, H>(&initial, steps, of_half);
+            let (_, rounded) = train::<Full, M>(&rounded, course, of_full);
+            let (_, half) = train::<Sixteen, H>(&initial, course, of_half);
             [first, full, rounded, half]
         })
         .collect();

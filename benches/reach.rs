@@ -18,7 +18,7 @@ use comfy_table::{CellAlignment, Table};
 use firebox::dry::{Card, Dry, DryPooledCuda};
 use firebox::{
     Budget, DeviceMemory, Half, Lazy, LazyBackend, Learner, MemoryInfo, MicroBatch,
-    RecomputePolicy, SavedPlanner, SavedTrace,
+    RecomputePolicy, SavedPlanner, SavedTrace, rates_of,
 };
 use firebox_testing::bench::{print_machine, rounds, wants};
 use firebox_testing::full_size::gpt::{Gpt, Texts};
@@ -144,6 +144,7 @@ fn planner(trace: &SavedTrace) -> SavedPlanner {
     let memory = MemoryInfo::new(card.memory(), card.memory() - card.context(), CARD.to_owned());
     let budget = Budget::free().resolve(&memory).expect("an empty card has room");
     SavedPlanner::new(CARD, Arc::new(model), budget)
+        .rates(rates_of(&card))
         .recompute(RecomputePolicy::if_needed().at_most(MOST))
 }
 

@@ -4,17 +4,22 @@
 //!
 //! Activations are what the step takes at its peak above what existed before it. The peaks are
 //! those of tensors, and of the CPU's memory model on the rewritten trace, which is verified. For
-//! the clock, steps run as recorded and rewritten in turn.
+//! the clock, steps run as recorded and rewritten in turn. The part `rates` compares choices made
+//! for a device with those made for another one.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
+use burn::tensor::{BoolStore, DType};
 use burn::train::TrainStep;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
-use firebox::{Bytes, Heap, Lazy, MemoryModel, Recorder, Trace, initialize};
+use firebox::dry::Card;
+use firebox::{
+    Bytes, Heap, Lazy, MemoryModel, Recorder, Trace, initialize, measure_rates, rates_of,
+};
 use firebox_recompute::{Demand, Program, Rates, apply, check, lower_bound, select};
 use firebox_testing::bench::paired::{measure, time};
 use firebox_testing::bench::{print_machine, rounds, wants};
@@ -76,6 +81,75 @@ fn main() {
     if wants("clock") {
         clock();
     }
+    if wants("rates") {
+        rates();
+    }
+}
+
+/// What a choice costs on other devices than the one that it was made for.
+fn rates() {
+    let device = Default::default();
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN);
+    table.set_header(["step", "within", "device", "flop/byte", "chosen for it", "for another"]);
+    let gpt = Gpt::<B>::with_dropout(0.1, 12, 768, 512, &device);
+    elsewhere(&mut table, "GPT 12 x 768, dropout", &trace(&gpt, Texts::new(4, 512, &device)));
+    let resnet = ResNet50::<B>::new(&device);
+    elsewhere(&mut table, "ResNet-50", &trace(&resnet, Photos::new(32, 224, &device)));
+    println!("{table}");
+    println!("assumed of the CPU: {:?}", Rates::CPU);
+    for _ in 0..rounds(5) {
+        let rates = measure_rates::<Flex>(&device).expect("a CPU does not fail");
+        println!("measured: {rates:?}");
+    }
+}
+
+fn elsewhere(table: &mut Table, name: &str, trace: &Trace) {
+    let of_card = |name: &'static str| {
+        let card = Card::named(name).expect("in the table");
+        (name, rates_of(&card).expect("its throughput is known"), Rates::RTX_4090)
+    };
+    // Many cores have more than their share of operations, and less of the memory.
+    let many = Rates { flops: 20.0 * Rates::CPU.flops, ..times_three(Rates::CPU) };
+    let devices = [
+        of_card("RTX 3070"),
+        of_card("A100 40GB"),
+        of_card("L4"),
+        of_card("H100 80GB"),
+        ("CPU, many cores", many, Rates::CPU),
+    ];
+    let bools = DType::Bool(BoolStore::Native);
+    let demand = |rates: &Rates| Demand::new(trace, rates).with_bools(bools);
+    let existing: Bytes = trace.existing().map(|of| trace.tensor(of).bytes()).sum();
+    let peak = select(trace, Bytes::MAX, &demand(&Rates::CPU)).expect("nothing is repeated").peak;
+    for part in [2, 3] {
+        let limit = existing + (peak - existing).scale(1.0 / f64::from(part));
+        for (device, own, assumed) in &devices {
+            let total = |trace: &Trace| own.costs(trace).iter().sum::<f64>();
+            let more = |rates: &Rates| {
+                let selected = select(trace, limit, &demand(rates))?;
+                let rewritten = apply(trace, &selected.recipe).expect("it is its recipe");
+                Some(total(&rewritten.trace) / total(trace) - 1.0)
+            };
+            let shown = |more: Option<f64>| match more {
+                Some(more) => format!("{:.1} %", 100.0 * more),
+                None => "-".to_owned(),
+            };
+            table.add_row([
+                name.to_owned(),
+                format!("1/{part}"),
+                (*device).to_owned(),
+                format!("{:.0}", own.flops / own.bandwidth),
+                shown(more(own)),
+                shown(more(assumed)),
+            ]);
+        }
+    }
+}
+
+fn times_three(rates: Rates) -> Rates {
+    let Rates { bandwidth, mixed_bandwidth, .. } = rates;
+    Rates { bandwidth: 3.0 * bandwidth, mixed_bandwidth: 3.0 * mixed_bandwidth, ..rates }
 }
 
 /// Times steps on the CPU, as they are recorded and within parts of their activations.
@@ -83,7 +157,7 @@ fn clock() {
     let device = Default::default();
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
-    table.set_header(["step", "seconds", "within", "heap", "predicted", "more time"]);
+    table.set_header(["step", "seconds", "within", "heap", "bound", "predicted", "more time"]);
     let gpt = Gpt::<B>::with_dropout(0.0, 24, 128, 256, &device);
     timed(&mut table, "GPT 24 x 128, 4 x 256 tokens", gpt, || Texts::new(4, 256, &device));
     let resnet = ResNet50::<B>::new(&device);
@@ -110,9 +184,7 @@ fn timed<M: TrainStep + AutodiffModule<B>>(
     let recorded = recording.trace().clone();
     recording.run();
     let footprint = heap.footprint(&recorded);
-    let demand = Demand::new(&recorded, &Rates::CPU);
     let existing: Bytes = recorded.existing().map(|of| recorded.tensor(of).bytes()).sum();
-    let peak = select(&recorded, Bytes::MAX, &demand).expect("nothing is repeated").peak;
     let run = |program: Option<&Arc<Program>>| {
         let step = || {
             let mut recording = record();
@@ -121,12 +193,14 @@ fn timed<M: TrainStep + AutodiffModule<B>>(
         };
         time(step).1
     };
+    let demand = Demand::new(&recorded, &Rates::CPU);
     for part in [2.0, 3.0] {
+        let peak = select(&recorded, Bytes::MAX, &demand).expect("nothing is repeated").peak;
         let limit = existing + (peak - existing).scale(1.0 / part);
         let within = format!("1/{part}");
         let selected = select(&recorded, limit, &demand).filter(|found| found.peak <= limit);
         let Some(selected) = selected else {
-            table.add_row([name, "", &within, "nothing was found", "", ""]);
+            table.add_row([name, "", &within, "nothing was found", "", "", ""]);
             continue;
         };
         let program = Program::new(&recorded, &selected.recipe).expect("it passes the checker");
@@ -140,6 +214,8 @@ fn timed<M: TrainStep + AutodiffModule<B>>(
             format!("{:.3}", rounds.seconds(0).median),
             within,
             format!("{} of {}", heap.footprint(program.trace()).peak, footprint.peak),
+            lower_bound(&recorded, limit, &demand)
+                .map_or("-".to_owned(), |bound| format!("{:.1} %", 100.0 * bound / demand.total())),
             format!("{:.1} %", 100.0 * selected.cost / demand.total()),
             format!(
                 "{:.1} % ({:.1} to {:.1})",

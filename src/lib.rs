@@ -113,9 +113,9 @@ pub use firebox_train::{
     Advice, Batches, ByFunctions, ByMicroBatch, Coupling, DeviceFailure, DeviceMemory,
     DurableRecorder, During, FitError, FitResult, Fitted, LastState, Learner, LearnerBuilder,
     MemoryUse, MicroBatches, OverheadBytes, Park, Phase, PlanReport, PlanningCost, PoolUsage,
-    RecomputePolicy, Recomputing, Reduction, SavedPlanner, SplitCheck, Splitter, StepMetric,
+    Rates, RecomputePolicy, Recomputing, Reduction, SavedPlanner, SplitCheck, Splitter, StepMetric,
     StepPlanner, StepUse, TrainError, WeightedGradients, batch_share, footprint, join,
-    label_parameters, newest_checkpoint,
+    label_parameters, measure_rates, newest_checkpoint, rates_of, scale_loss,
 };
 
 pub use firebox_pool::Pooled;

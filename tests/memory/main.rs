@@ -8,7 +8,7 @@ mod soak;
 
 use std::process::Command;
 
-use Split::{Into, Loosely, Parked, ToFit, Whole};
+use Split::{Into, Loop, Loosely, Parked, ToFit, Whole};
 use burn::backend::flex::FlexDevice;
 use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::DataLoaderBuilder;
@@ -20,7 +20,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{SupervisedTraining, TrainStep};
-use firebox::{Bytes, Half, Heap, Lazy, LazyBackend, Learner, Park, Recorder, join};
+use firebox::{
+    Bytes, Half, Heap, Lazy, LazyBackend, Learner, Park, Recorder, WeightedGradients, join,
+};
 use firebox_lazy::{HOST_BYTES_PER_CALL, host_bytes_of_descriptions};
 use firebox_testing::classifiers::{Kind, Model, Numbered};
 use peak_alloc::PeakAlloc;
@@ -58,6 +60,8 @@ enum Split {
     Loosely(u64),
     /// As `Into`, with the optimizer's state in a file between steps.
     Parked(usize),
+    /// The same in a loop of the user's own.
+    Loop(usize),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +116,9 @@ cases! {
     mlp_parked: Mlp, 1024, Parked(256), Adam;
     encoder_parked: Encoder, 48, Parked(16), AdamW;
     lstm_parked: Lstm, 160, Parked(64), Momentum;
+    mlp_parked_in_a_loop: Mlp, 1024, Loop(256), Adam;
+    encoder_parked_in_a_loop: Encoder, 48, Loop(16), AdamW;
+    lstm_parked_in_a_loop: Lstm, 160, Loop(64), Momentum;
     mlp_in_16_bit: Mlp, 1024, Into(256), Half;
     cnn_in_16_bit: Cnn, 160, Into(64), Half;
     encoder_in_16_bit: Encoder, 48, Whole, Half;
@@ -237,12 +244,50 @@ fn budget(mib: u64) -> Bytes {
     Bytes::mib(mib) + Heap::flex().kept()
 }
 
+/// Trains for three iterations in a loop, with parked state, and returns the predicted and the
+/// measured peak.
+fn train_in_a_loop<B, O>(case: &Case, items: usize, mut optimizer: O) -> (Bytes, Bytes)
+where
+    B: AutodiffBackend<Device = FlexDevice> + LazyBackend<Base = Flex>,
+    B::InnerBackend: LazyBackend<Base = Flex>,
+    O: Optimizer<Model<B>, B>,
+{
+    let device = Default::default();
+    let folder = tempfile::tempdir().expect("a folder");
+    let level = HEAP.current_usage();
+    HEAP.reset_peak_usage();
+    let mut model = Model::<B>::new(case.kind, &device);
+    let builder = Learner::builder().auto_batch().memory(Bytes::gib(2)).micro_batch(items);
+    let builder = builder.park_optimizer(Park::Disk(folder.path().to_owned()));
+    let mut steps = builder.quiet().step_planner(&model).expect("it is ready");
+    for iteration in 0..3 {
+        let numbers = iteration * case.items..(iteration + 1) * case.items;
+        let batch = Numbered(case.kind).batch(numbers.collect(), &device);
+        let stepped = steps.step(&mut model, &mut optimizer, &batch, |model, optimizer, parts| {
+            let mut gradients = WeightedGradients::mean(parts.weight());
+            parts.each(
+                model,
+                |model, micro| model.step(micro).grads,
+                |model, grads, weight| gradients.add(model, grads, weight),
+            )?;
+            let grads = gradients.finish(model);
+            parts.update(model, |model| *model = optimizer.step(1e-3, model.clone(), grads))
+        });
+        stepped.expect("it fits");
+    }
+    let measured = Bytes::new((HEAP.peak_usage() - level) as u64);
+    (steps.plans()[0].predicted(), measured)
+}
+
 /// Trains for three iterations and returns the predicted and the measured peak.
 fn train<B>(case: &Case, optimizer: impl Optimizer<Model<B>, B> + 'static) -> (Bytes, Bytes)
 where
     B: AutodiffBackend<Device = FlexDevice> + LazyBackend<Base = Flex>,
     B::InnerBackend: LazyBackend<Base = Flex>,
 {
+    if let Loop(items) = case.split {
+        return train_in_a_loop::<B, _>(case, items, optimizer);
+    }
     let device = Default::default();
     let folder = tempfile::tempdir().expect("a folder");
     let loader = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
@@ -272,7 +317,7 @@ where
         Into(items) => builder.memory(Bytes::gib(2)).micro_batch(items),
         ToFit(mib) => builder.memory(budget(mib)).strict(),
         Loosely(mib) => builder.memory(budget(mib)),
-        Parked(items) => {
+        Parked(items) | Loop(items) => {
             let park = Park::Disk(folder.path().to_owned());
             builder.memory(Bytes::gib(2)).micro_batch(items).park_optimizer(park)
         }

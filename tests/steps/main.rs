@@ -1,6 +1,7 @@
 //! Tests training loops of the user's own: their values against burn's, their plans, and what they
 //! leave after an error.
 
+mod parked;
 mod statistics;
 
 use std::cell::Cell;

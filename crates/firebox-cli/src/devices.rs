@@ -1,7 +1,7 @@
 //! `firebox cards` and `firebox gpus`.
 
-use firebox::Bytes;
 use firebox::dry::Card;
+use firebox::{Bytes, rates_of};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -19,6 +19,8 @@ pub fn cards(as_json: bool) -> anyhow::Result<()> {
                 "memory": card.memory(),
                 "capability": card.capability().to_string(),
                 "multiprocessors": card.multiprocessors(),
+                "flops": rates_of(card).map(|rates| rates.flops),
+                "bandwidth": rates_of(card).map(|rates| rates.bandwidth),
                 "largest_buffer_on_burns_pools": card.largest_buffer(),
             })
         });
@@ -26,13 +28,20 @@ pub fn cards(as_json: bool) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&cards)?);
         return Ok(());
     }
-    let mut table = table(["card", "memory", "capability", "multiprocessors"], 1..4);
+    let mut table =
+        table(["card", "memory", "capability", "multiprocessors", "Tflop/s", "GB/s"], 1..6);
     for card in Card::all() {
+        let rates = rates_of(card);
+        let shown = |number: Option<f64>, digits: usize| {
+            number.map_or("-".to_owned(), |number| format!("{number:.digits$}"))
+        };
         table.add_row([
             card.name().to_owned(),
             card.memory().to_string(),
             card.capability().to_string(),
             card.multiprocessors().to_string(),
+            shown(rates.map(|rates| rates.flops / 1e12), 1),
+            shown(rates.map(|rates| rates.bandwidth / 1e9), 0),
         ]);
     }
     println!("{table}");

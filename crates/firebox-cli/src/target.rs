@@ -6,7 +6,7 @@ use anyhow::Context;
 use firebox::dry::{Card, Dry, DryCuda, DryPooledCuda};
 use firebox::{
     Budget, Bytes, Heap, MemoryInfo, MemoryModel, PlanReport, RecomputePolicy, SavedPlanner,
-    SavedTrace, Sizing, TrainError, host_memory,
+    SavedTrace, Sizing, TrainError, host_memory, rates_of,
 };
 
 use crate::args::{On, Recompute, StepOptions};
@@ -97,7 +97,7 @@ fn on_card(card: &Card, on: &On, trace: &SavedTrace) -> anyhow::Result<Target> {
     Ok(Target {
         name: card.name().to_owned(),
         allocator: if on.burn_pools { "burn's pools" } else { "firebox's pool" },
-        planner: SavedPlanner::new(card.name(), model, budget),
+        planner: SavedPlanner::new(card.name(), model, budget).rates(rates_of(card)),
         pooled,
     })
 }

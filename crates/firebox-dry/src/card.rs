@@ -90,6 +90,16 @@ pub struct Card {
     multiprocessors: u32,
     shared_memory: Bytes,
     context: Bytes,
+    throughput: Option<Throughput>,
+}
+
+/// What a card computes and moves at most in a second, as published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Throughput {
+    /// Floating-point operations in 32 bit, without tensor cores, in 10⁹.
+    pub gflops: u32,
+    /// Bytes between the memory and the processor, in 10⁹.
+    pub gigabytes: u32,
 }
 
 impl Card {
@@ -106,7 +116,8 @@ impl Card {
         let shared_memory = capability.shared_memory();
         let context = DEFAULT_CONTEXT;
         let name = Cow::Borrowed(name);
-        Self { name, memory, capability, multiprocessors, shared_memory, context }
+        let throughput = None;
+        Self { name, memory, capability, multiprocessors, shared_memory, context, throughput }
     }
 
     /// The same card with another name.
@@ -125,6 +136,38 @@ impl Card {
     pub const fn with_context(mut self, context: Bytes) -> Self {
         self.context = context;
         self
+    }
+
+    /// The same card with this throughput.
+    pub const fn with_throughput(mut self, throughput: Throughput) -> Self {
+        self.throughput = Some(throughput);
+        self
+    }
+
+    /// The card of the table that a driver calls `name`, such as `NVIDIA A100-SXM4-80GB`.
+    ///
+    /// A variant with a name of its own, such as an RTX 4070 Ti, is another card. One with another
+    /// connector is not.
+    ///
+    /// ```
+    /// use firebox_dry::Card;
+    /// let name = |driver| Card::of_driver(driver).map(|card| card.name().to_owned());
+    /// assert_eq!(name("NVIDIA GeForce RTX 4090").as_deref(), Some("RTX 4090"));
+    /// assert_eq!(name("NVIDIA A100-SXM4-80GB").as_deref(), Some("A100 80GB"));
+    /// assert_eq!(name("NVIDIA GeForce RTX 4070 Ti"), None);
+    /// ```
+    pub fn of_driver(name: &str) -> Option<&'static Self> {
+        const MAKERS: [&str; 8] =
+            ["nvidia", "geforce", "tesla", "pcie", "sxm4", "sxm5", "hbm3", "hbm3e"];
+        let words = |name: &str| -> (Vec<String>, Vec<String>) {
+            let lower = name.to_lowercase();
+            let words = lower.split([' ', '-']).filter(|word| !MAKERS.contains(word));
+            words.map(str::to_owned).partition(|word| !word.ends_with("gb"))
+        };
+        let (model, memory) = words(name);
+        let same = || Self::all().iter().filter(|card| words(&card.name).0 == model);
+        let same_memory = same().find(|card| words(&card.name).1 == memory);
+        same_memory.or_else(|| same().next())
     }
 
     /// The card of the table with this name, or else the first whose name contains all words of
@@ -160,6 +203,11 @@ impl Card {
     /// The compute capability.
     pub fn capability(&self) -> Capability {
         self.capability
+    }
+
+    /// What it computes and moves at most in a second, if that is known.
+    pub fn throughput(&self) -> Option<Throughput> {
+        self.throughput
     }
 
     /// The number of streaming multiprocessors.

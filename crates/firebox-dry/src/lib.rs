@@ -119,7 +119,7 @@ mod twin;
 
 mod replay;
 
-pub use card::{Capability, Card};
+pub use card::{Capability, Card, Throughput};
 pub use compiler::{DryCompiler, NoCode};
 pub use device::{DryDevice, Lease, Panicked};
 pub use registry::{LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD};

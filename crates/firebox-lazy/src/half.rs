@@ -14,16 +14,22 @@ use std::marker::PhantomData;
 
 use burn_backend::backend::BackendTypes;
 use burn_backend::{Backend, DType, DTypeUsageSet, ExecutionError, TensorData, TensorMetadata};
+use burn_std::{bf16, f16};
 
 use crate::backend::LazyBackend;
 use crate::kind::{Bool, Float, Int};
 use crate::tensor::LazyTensor;
 
-/// A backend that computes in brain floats, 16 bit with the range of 32 bit, where that is accurate
-/// enough. Parameters, their gradients and the optimizer's state stay in 32 bit.
+/// A backend that computes in 16 bit where that is accurate enough. Parameters, their gradients and
+/// the optimizer's state stay in 32 bit.
 ///
 /// Use it between `Autodiff` and [`Lazy`](crate::Lazy): `Autodiff<Half<Lazy<Flex>>>`. A model needs
 /// no change. What is kept for the backward pass takes about half the memory.
+///
+/// By default, 16 bit are brain floats, which have the range of 32 bit. `Half<Lazy<Flex>, f16>`
+/// computes in half floats, for devices that have no others, such as NVIDIA's before compute
+/// capability 8.0. They hold nothing above 65,504, and gradients vanish in them: the loss must be
+/// scaled, as `firebox::scale_loss` does.
 ///
 /// - Products, convolutions, attention and embeddings take and give 16 bit.
 /// - Sums and means are computed in 32 bit, and stay so. Losses are thereby in 32 bit.
@@ -39,8 +45,8 @@ use crate::tensor::LazyTensor;
 ///
 /// Values that a program reads may be in 16 bit: convert them, as in
 /// `into_data().convert::<f32>()`.
-/// The backend must have the type on the device. NVIDIA's cards have it in hardware from compute
-/// capability 8.0 on.
+/// The backend must have the type on the device. NVIDIA's cards have brain floats in hardware from
+/// compute capability 8.0 on, half floats from 5.3 on.
 ///
 /// ```
 /// use burn::backend::Flex;
@@ -53,27 +59,48 @@ use crate::tensor::LazyTensor;
 /// assert_eq!(product.dtype(), DType::BF16);
 /// assert_eq!(product.sum().dtype(), DType::F32);
 /// ```
-pub struct Half<B>(PhantomData<B>);
+pub struct Half<B, E = bf16>(PhantomData<fn() -> (B, E)>);
 
-impl<B> Clone for Half<B> {
+/// A type of 16 bit: brain floats or half floats.
+pub trait Narrow: sealed::Sealed + Send + Sync + 'static {
+    /// The type of tensors.
+    const DTYPE: DType;
+}
+
+impl Narrow for bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+
+impl Narrow for f16 {
+    const DTYPE: DType = DType::F16;
+}
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for burn_std::bf16 {}
+    impl Sealed for burn_std::f16 {}
+}
+
+impl<B, E> Clone for Half<B, E> {
     fn clone(&self) -> Self {
         Self(PhantomData)
     }
 }
 
-impl<B> Default for Half<B> {
+impl<B, E> Default for Half<B, E> {
     fn default() -> Self {
         Self(PhantomData)
     }
 }
 
-impl<B> fmt::Debug for Half<B> {
+impl<B, E> fmt::Debug for Half<B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Half")
     }
 }
 
-impl<B: Backend> BackendTypes for Half<B> {
+impl<B: Backend, E: Narrow> BackendTypes for Half<B, E> {
     type Device = B::Device;
     type FloatTensorPrimitive = B::FloatTensorPrimitive;
     type FloatElem = B::FloatElem;
@@ -84,7 +111,7 @@ impl<B: Backend> BackendTypes for Half<B> {
     type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
 }
 
-impl<B: Backend> Backend for Half<B> {
+impl<B: Backend, E: Narrow> Backend for Half<B, E> {
     fn ad_enabled(device: &Self::Device) -> bool {
         B::ad_enabled(device)
     }
@@ -133,7 +160,7 @@ impl<B: Backend> Backend for Half<B> {
     }
 }
 
-impl<L: LazyBackend> LazyBackend for Half<L> {
+impl<L: LazyBackend, E: Narrow> LazyBackend for Half<L, E> {
     type Base = L::Base;
 
     fn lazy_float(tensor: &Self::FloatTensorPrimitive) -> LazyTensor<Self::Base, Float> {
@@ -149,12 +176,9 @@ impl<L: LazyBackend> LazyBackend for Half<L> {
     }
 
     fn narrow() -> Option<DType> {
-        Some(NARROW)
+        Some(E::DTYPE)
     }
 }
-
-/// The type of 16 bit.
-const NARROW: DType = DType::BF16;
 
 type FloatOf<B> = <B as BackendTypes>::FloatTensorPrimitive;
 
@@ -199,10 +223,10 @@ pub fn in_full_precision<R>(work: impl FnOnce() -> R) -> R {
 }
 
 /// A tensor of 32 bit in 16 bit, or the other way round in full precision. Others stay as they are.
-fn narrow<B: Backend>(tensor: FloatOf<B>) -> FloatOf<B> {
+fn narrow<B: Backend, E: Narrow>(tensor: FloatOf<B>) -> FloatOf<B> {
     match tensor.dtype() {
         _ if IN_FULL.get() => widen::<B>(tensor),
-        DType::F32 => cast::<B>(tensor, NARROW),
+        DType::F32 => cast::<B>(tensor, E::DTYPE),
         _ => tensor,
     }
 }

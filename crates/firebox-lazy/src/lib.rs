@@ -16,7 +16,7 @@ mod threads;
 
 pub use backend::{Lazy, LazyBackend};
 pub use custom::{CustomInputs, CustomOp, CustomResults};
-pub use half::{Half, in_full_precision};
+pub use half::{Half, Narrow, in_full_precision};
 pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
 pub use module::{Rehearsal, forget_graphs, initialize, rehearse, restore};
 pub use record::arrival::Arrival;

@@ -83,20 +83,34 @@ pub struct Rates {
     pub bandwidth: f64,
     /// The same where an operation takes tensors of different shapes, one of which is repeated.
     pub mixed_bandwidth: f64,
+    /// Seconds for a function of one number, such as an exponential.
+    pub function: f64,
     /// Seconds for a call that does nothing.
     pub launch: f64,
 }
 
 impl Rates {
     /// An RTX 4090 in 32 bit: 82.6 Tflop/s and 1,008 GB/s, from NVIDIA's "Ada GPU architecture",
-    /// 2022, appendix A. Five microseconds for a launch are an assumption.
-    pub const RTX_4090: Self =
-        Self { flops: 82.6e12, bandwidth: 1008e9, mixed_bandwidth: 1008e9, launch: 5e-6 };
+    /// 2022, appendix A.
+    pub const RTX_4090: Self = Self::device(82.6e12, 1008e9);
 
-    /// burn's Flex on two cores of a server, in round numbers, measured on operations of a GPT and
-    /// of ResNet-50. What matters are the ratios between operations.
-    pub const CPU: Self =
-        Self { flops: 120e9, bandwidth: 10e9, mixed_bandwidth: 1.5e9, launch: 2e-6 };
+    /// burn's Flex on two cores of a server (AMD EPYC), as `measure_rates` of `firebox-train` found
+    /// it, in round numbers. What matters are the ratios between operations.
+    pub const CPU: Self = Self {
+        flops: 250e9,
+        bandwidth: 8e9,
+        mixed_bandwidth: 5.5e9,
+        function: 1.3e-9,
+        launch: 1e-7,
+    };
+
+    /// A device that computes so many floating-point operations and moves so many bytes in a
+    /// second. Five microseconds for a launch, and as much time for a function of a number as for
+    /// sixteen operations, are assumptions.
+    pub const fn device(flops: f64, bandwidth: f64) -> Self {
+        let function = 16.0 / flops;
+        Self { flops, bandwidth, mixed_bandwidth: bandwidth, function, launch: 5e-6 }
+    }
 
     /// The seconds of each step of a trace: what it computes or what it reads and writes, whatever
     /// takes longer, and a launch. Views cost nothing unless they are copies.
@@ -111,7 +125,8 @@ impl Rates {
                     .sum();
                 let is_mixed = is_elementwise(call) && has_several_shapes(trace, call);
                 let bandwidth = if is_mixed { self.mixed_bandwidth } else { self.bandwidth };
-                let computes = flops(trace, call) / self.flops;
+                let (operations, functions) = work(trace, call);
+                let computes = operations / self.flops + functions * self.function;
                 computes.max(bytes as f64 / bandwidth) + self.launch
             }
             _ => 0.0,
@@ -155,20 +170,16 @@ fn has_several_shapes(trace: &Trace, call: &Call) -> bool {
     shapes.any(|shape| Some(shape) != first)
 }
 
-/// What a function such as an exponential counts for each element, in floating-point operations. A
-/// processor takes two nanoseconds.
-const FUNCTION: f64 = 240.0;
-
-/// The floating-point operations of a call. One for each element of its results, where it is no
-/// product, no convolution and no function.
-fn flops(trace: &Trace, call: &Call) -> f64 {
+/// The floating-point operations of a call, and the functions of numbers. One operation for each
+/// element of its results, where it is no product, no convolution and no function.
+fn work(trace: &Trace, call: &Call) -> (f64, f64) {
     let shape = |at: usize| call.inputs.get(at).map(|input| &trace.tensor(input.tensor).shape);
     let elements = |at: usize| shape(at).map_or(0.0, |shape| shape.num_elements() as f64);
     let made = call.outputs.iter().map(|tensor| trace.tensor(*tensor).shape.num_elements() as f64);
     let made: f64 = made.sum();
     let last = |at: usize| shape(at).and_then(|shape| shape.last().copied()).unwrap_or(1) as f64;
     let first = |at: usize| shape(at).and_then(|shape| shape.first().copied()).unwrap_or(1) as f64;
-    match &*call.name {
+    let flops = match &*call.name {
         "float_matmul" | "linear" => 2.0 * made * last(0),
         // (weight, gradient of the output) and (input, gradient of the output)
         "linear_x_backward" => 2.0 * made * last(1),
@@ -180,11 +191,15 @@ fn flops(trace: &Trace, call: &Call) -> f64 {
         }
         name if name.starts_with("conv") => 2.0 * made * elements(1) / first(1),
         "attention" => 4.0 * made * shape(1).map_or(1.0, |keys| keys[keys.len() - 2] as f64),
-        "gelu" | "gelu_backward" => 2.0 * FUNCTION * made,
-        "float_exp" | "float_log" | "float_tanh" | "float_erf" | "float_sin" | "float_cos"
-        | "float_powf" | "sigmoid" | "softmax" | "log_softmax" => FUNCTION * made,
         _ => made,
-    }
+    };
+    let functions = match &*call.name {
+        "gelu" | "gelu_backward" => 2.0 * made,
+        "float_exp" | "float_log" | "float_tanh" | "float_erf" | "float_sin" | "float_cos"
+        | "float_powf" | "sigmoid" | "softmax" | "log_softmax" => made,
+        _ => 0.0,
+    };
+    (flops, functions)
 }
 
 /// Whether a call may be repeated: it gives the same values again, and nothing else happens.

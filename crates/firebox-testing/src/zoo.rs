@@ -59,7 +59,8 @@ macro_rules! steps {
 
             fn step(&self, batch: $batch<B>) -> burn::train::TrainOutput<Self::Output> {
                 let output = self.output(batch);
-                burn::train::TrainOutput::new(self, output.loss.backward(), output)
+                let grads = firebox::scale_loss(output.loss.clone()).backward();
+                burn::train::TrainOutput::new(self, grads, output)
             }
         }
 

@@ -13,6 +13,7 @@ pub(crate) mod own_pool;
 pub(crate) mod panics;
 #[cfg(feature = "cuda")]
 pub(crate) mod prerequisites;
+pub(crate) mod rates;
 pub(crate) mod watch;
 
 use std::collections::BTreeSet;
@@ -33,6 +34,7 @@ use cubecl_common::stream_id::StreamId;
 use firebox_dry::{Dry, DryRuntime, DryTwin, Mirrored, Target};
 use firebox_plan::MemoryInfo;
 use firebox_pool::{Control, Pooled, has_exact_pages};
+use firebox_recompute::Rates;
 use firebox_trace::{Bytes, MemoryModel};
 
 use crate::device::own_pool::OwnPool;
@@ -72,6 +74,13 @@ pub trait DeviceMemory: Backend {
     /// [`TrainError::UnknownMemory`] if the memory cannot be queried, as on wgpu.
     /// [`TrainError::Device`] if the query fails.
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
+
+    /// How fast `device` computes, for choices between computing again and splitting. Only ratios
+    /// matter. Default: unknown, and that of an RTX 4090 is assumed, or on the host that of two
+    /// cores of a server.
+    fn rates(_device: &Self::Device) -> Option<Rates> {
+        None
+    }
 
     /// Whether operations are queued and run together, as in burn's fusion. Default: no.
     const FUSES: bool = false;
@@ -144,6 +153,11 @@ pub trait RuntimeMemory: Mirrored {
     /// The current memory of `device`.
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
 
+    /// See [`DeviceMemory::rates`].
+    fn rates(_device: &Self::Device) -> Option<Rates> {
+        None
+    }
+
     /// See [`DeviceMemory::pool_usage`].
     fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
         pool_usage(&Self::client(device))
@@ -166,6 +180,10 @@ impl<R: RuntimeMemory> RuntimeMemory for Pooled<R> {
         R::memory_info(device)
     }
 
+    fn rates(device: &Self::Device) -> Option<Rates> {
+        R::rates(device)
+    }
+
     fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
         let client = Self::client(device);
         let usage = catch_unwind(AssertUnwindSafe(|| client.memory_usage())).ok()?.ok()?;
@@ -186,6 +204,11 @@ impl RuntimeMemory for cubecl::cuda::CudaRuntime {
 
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
         Ok(crate::device::nvidia::memory_info(device.index)?)
+    }
+
+    fn rates(device: &Self::Device) -> Option<Rates> {
+        let name = crate::device::nvidia::name(device.index)?;
+        rates::rates_of(firebox_dry::Card::of_driver(&name)?)
     }
 }
 
@@ -221,6 +244,10 @@ where
 
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
         R::memory_info(device)
+    }
+
+    fn rates(device: &Self::Device) -> Option<Rates> {
+        R::rates(device)
     }
 
     fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
@@ -269,6 +296,10 @@ where
 
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
         R::memory_info(device)
+    }
+
+    fn rates(device: &Self::Device) -> Option<Rates> {
+        R::rates(device)
     }
 
     fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {

@@ -231,6 +231,17 @@ pub enum TrainError {
         /// What is left of the budget after what is already held.
         budget: Bytes,
     },
+    /// A step computes in half floats, in which the gradients of its loss would vanish.
+    #[error(
+        "the step computes in half floats and does not scale its loss: call `firebox::scale_loss(loss).backward()`, or use \
+         brain floats, `Half<Lazy<B>>`"
+    )]
+    LossNotScaled,
+    /// A loop of the user's own computes in half floats, whose losses only the Learner scales.
+    #[error(
+        "losses in half floats are scaled by the Learner alone: use brain floats, `Half<Lazy<B>>`, in loops of your own"
+    )]
+    ScaledLoop,
     /// The device does not compute in the type of [`Half`](firebox_lazy::Half).
     #[error("`{device}` does not compute in {dtype:?}: train without `Half` there")]
     NoNarrowType {

@@ -141,8 +141,23 @@ impl<M> WeightedGradients<M> {
         B: AutodiffBackend<InnerBackend: LazyBackend> + LazyBackend,
         M: AutodiffModule<B>,
     {
+        self.add_times(model, grads, weight, 1.0);
+    }
+
+    /// The same with the gradient times `factor`.
+    pub(crate) fn add_times<B>(
+        &mut self,
+        model: &M,
+        grads: GradientsParams,
+        weight: f64,
+        factor: f64,
+    ) where
+        B: AutodiffBackend<InnerBackend: LazyBackend> + LazyBackend,
+        M: AutodiffModule<B>,
+    {
         self.weight += weight;
         let Some(scale) = self.reduction.scale(weight, self.reference) else { return };
+        let scale = scale * factor;
         if is_rehearsal() {
             label_gradients(model, &grads, Category::Gradient);
         }

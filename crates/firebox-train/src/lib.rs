@@ -4,6 +4,7 @@
 //! `firebox-plan` choose a split, and runs it inside burn's training loop.
 
 mod learner;
+mod loss_scale;
 mod ready;
 mod settings;
 
@@ -47,12 +48,15 @@ pub use device::nvidia::{DeviceUsage, cuda_memory};
 pub use device::nvidia_error::{Looked, NvidiaError, Version};
 #[cfg(feature = "cuda")]
 pub use device::prerequisites::check_cuda;
+pub use device::rates::{measure_rates, rates_of};
 pub use device::{DeviceMemory, PoolUsage, RuntimeMemory};
 pub use durable::DurableRecorder;
 pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};
+pub use firebox_recompute::Rates;
 pub use footprint::footprint;
 pub use gradients::WeightedGradients;
 pub use learner::{FitResult, Fitted, Learner, LearnerBuilder, Unset};
+pub use loss_scale::scale_loss;
 pub use park::Park;
 pub use planner::PlanningCost;
 pub use planner::labels::label_parameters;

@@ -3,8 +3,8 @@
 //!
 //! An optimizer step is recorded, so that it is known where each tensor is last used. It runs
 //! parameter by parameter: the state of one is uploaded, used, and parked again before that of the
-//! next. The training loop calls [`Parking::step`]; `planner/parked.rs` does the same to what is
-//! rehearsed.
+//! next. The training loop calls [`Parking::step`], loops of the user's own [`Parking::update`].
+//! `planner/parked.rs` does the same to what is rehearsed.
 
 mod file;
 
@@ -17,13 +17,13 @@ use std::sync::Arc;
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::record::{FullPrecisionSettings, Record};
-use burn::tensor::backend::{AutodiffBackend, BackendTypes};
+use burn::tensor::backend::{AutodiffBackend, Backend, BackendTypes};
 use burn::tensor::{DType, Element, Tensor, TensorData, TensorPrimitive};
 use burn::train::Learner;
 use burn::train::metric::store::EventStoreClient;
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
-use firebox_lazy::{Parked, Recorder, park_uploads, types_read};
+use firebox_lazy::{LazyBackend, Parked, Recorder, park_uploads, types_read};
 use firebox_plan::host_memory;
 use firebox_trace::{Bytes, Category, TensorIndex};
 
@@ -125,11 +125,54 @@ impl Parking {
         learner: &mut Learner<LC>,
         grads: GradientsParams,
     ) {
-        let recording = Recorder::new().record::<LC::Base, _>(|| {
+        self.record_and_park::<LC::Base, _>(|| {
             let grads = of_step::<LC::Backend, _>(&learner.model(), grads);
             learner.optimizer_step(grads);
             label_parameters(&learner.model());
         });
+    }
+
+    /// Runs what changes parameters in a loop of the user's own. What it makes and leaves, but for
+    /// the parameters of `model`, is parked afterwards. The change is whole even if there is an
+    /// error.
+    ///
+    /// # Errors
+    ///
+    /// If state could not be written to the disk. It is in host memory then.
+    ///
+    /// # Panics
+    ///
+    /// If `work` panics, or state cannot be read. The model is what it was.
+    pub(crate) fn update<B, M, R>(
+        &self,
+        model: &mut M,
+        work: impl FnOnce(&mut M) -> R,
+    ) -> (R, Result<(), TrainError>)
+    where
+        B: LazyBackend,
+        M: Module<B>,
+    {
+        let before = model.clone();
+        let updated = catch_unwind(AssertUnwindSafe(|| {
+            self.record_and_park::<B::Base, _>(|| {
+                let result = work(model);
+                label_parameters(model);
+                result
+            })
+        }));
+        match updated {
+            Ok(result) => (result, self.check()),
+            Err(panic) => {
+                *model = before;
+                resume_unwind(panic)
+            }
+        }
+    }
+
+    /// Records an optimizer step, which labels parameters, and runs it. What it leaves that is none
+    /// is parked.
+    fn record_and_park<B: Backend, R>(&self, step: impl FnOnce() -> R) -> R {
+        let recording = Recorder::new().record::<B, _>(step);
         let mut recording = recording.expect("an optimizer steps outside of recordings");
         let trace = recording.trace();
         let is_parameter = |tensor: &TensorIndex| {
@@ -139,7 +182,7 @@ impl Parking {
         let mut state = recording.survivors();
         state.retain(|tensor| !is_parameter(tensor));
         recording.park(&state, self.keeper());
-        recording.run();
+        recording.run()
     }
 
     /// Parks what the optimizer of a learner brings along, from a checkpoint or an earlier run.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use burn_backend::DType;
 use firebox_lazy::remember_calls_within;
 use firebox_plan::{Cliffs, Plan, Sizing};
-use firebox_recompute::Program;
+use firebox_recompute::{Program, Rates};
 use firebox_trace::{Bytes, MemoryModel, StructuralHash, TensorInfo, Trace};
 
 use crate::cache::Cache;
@@ -220,7 +220,7 @@ impl Planner {
         sizing: Sizing,
         cliffs: Option<Cliffs>,
     ) -> Self {
-        let speed = Speed::of(&*memory);
+        let speed = Speed::of(&*memory, None);
         let usual = if memory.keeps_pages() { Cliffs::Avoid } else { Cliffs::Ignore };
         Self {
             memory,
@@ -294,6 +294,12 @@ impl Planner {
     /// What is parked between optimizer steps.
     pub(crate) fn parked(&self) -> Bytes {
         self.parked.iter().map(TensorInfo::bytes).sum()
+    }
+
+    /// Takes these for the device's rates, if they are known.
+    pub(crate) fn with_rates(mut self, rates: Option<Rates>) -> Self {
+        self.speed.rates = rates.unwrap_or(self.speed.rates);
+        self
     }
 
     /// Packs masks in booleans of this type.

@@ -8,6 +8,7 @@ use burn::module::Module;
 use burn_backend::{Backend, BackendTypes, Element};
 use firebox_lazy::{RecordError, Recorder, Rehearsal};
 use firebox_plan::{Cliffs, Sizing, Split};
+use firebox_recompute::Rates;
 use firebox_saved::{About, RecordingProgress, Sample, SaveError, SavedTrace};
 use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
 
@@ -114,6 +115,7 @@ pub struct SavedPlanner {
     sizing: Sizing,
     cliffs: Option<Cliffs>,
     recompute: RecomputePolicy,
+    rates: Option<Rates>,
     parks: Parks,
     overhead: Overhead,
 }
@@ -138,6 +140,7 @@ impl SavedPlanner {
             sizing: Sizing::default(),
             cliffs: None,
             recompute: RecomputePolicy::default(),
+            rates: None,
             parks: Parks::Could,
             overhead: Overhead::default(),
         }
@@ -163,6 +166,14 @@ impl SavedPlanner {
     #[must_use]
     pub fn recompute(mut self, policy: RecomputePolicy) -> Self {
         self.recompute = policy;
+        self
+    }
+
+    /// How fast the device computes, see [`DeviceMemory::rates`](crate::DeviceMemory::rates) and
+    /// [`rates_of`](crate::rates_of). Default: unknown.
+    #[must_use]
+    pub fn rates(mut self, rates: Option<Rates>) -> Self {
+        self.rates = rates;
         self
     }
 
@@ -250,7 +261,7 @@ impl SavedPlanner {
         let most = self.recompute.if_allowed().unwrap_or(MOST_OVERHEAD);
         let trace = self.iterations(trace, split)?;
         let memory = &*self.memory;
-        let passes = Passes::of(&trace, memory, Speed::of(memory));
+        let passes = Passes::of(&trace, memory, Speed::of(memory, self.rates));
         let least = passes.and_then(|passes| passes.least(&trace, most));
         let answer = |attempt: Attempt| {
             (memory.footprint(&attempt.trace).peak, attempt.recomputed.report().overhead)
@@ -269,6 +280,7 @@ impl SavedPlanner {
 
     fn planner(&self) -> Planner {
         let planner = Planner::new(self.memory.clone(), self.budget, self.sizing, self.cliffs);
+        let planner = planner.with_rates(self.rates);
         let mut planner = planner.recomputing(self.recompute, false).parking(self.parks);
         planner.count(self.overhead);
         planner

@@ -11,13 +11,14 @@ use burn_backend::{BoolStore, DType, Element};
 use firebox_lazy::{HiddenStates, LazyBackend};
 use firebox_plan::{Budget, Cliffs, MemoryInfo, Sizing};
 use firebox_ranks::Ranks;
+use firebox_recompute::Rates;
 use firebox_trace::Bytes;
 
 use crate::cache::{Cache, Remembering};
 use crate::check::Coupling;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
-use crate::park::Park;
+use crate::park::{Park, Parking};
 use crate::planner::growth::Growth;
 use crate::planner::parked::Parks;
 use crate::planner::recompute::RecomputePolicy;
@@ -36,6 +37,7 @@ pub(crate) struct Settings {
     pub(crate) sizing: Sizing,
     /// When tensors are computed again.
     pub(crate) recompute: RecomputePolicy,
+    pub(crate) rates: Option<Rates>,
     /// Where the optimizer's state is between steps, if not on the device.
     pub(crate) park: Option<Park>,
     /// What to do at cliffs, if the user chose.
@@ -113,7 +115,8 @@ impl Settings {
             CacheOption::In(folder) => Some(Cache::new(folder)),
             CacheOption::None => None,
         };
-        let memory = B::Base::memory_model(&model.devices()[0]);
+        let device = &model.devices()[0];
+        let memory = B::Base::memory_model(device);
         // A host's model answers sooner than a file is found.
         let memory = match cache.clone().filter(|_| !memory.is_on_host()) {
             Some(cache) => Arc::new(Remembering { model: memory, cache }),
@@ -122,7 +125,9 @@ impl Settings {
         let growth = memory.is_on_host().then(|| Growth::begin(parameter_bytes::<B, M>(model)));
         let planner = Planner::new(memory, budget, self.sizing, self.cliffs);
         let planner = planner.recomputing(self.recompute, self.pools_statistics.is_some());
-        let planner = planner.with_bools(bools::<B::Base>());
+        let planner = planner
+            .with_rates(self.rates.or_else(|| B::Base::rates(device)))
+            .with_bools(bools::<B::Base>());
         Ok(planner.measuring(growth.flatten()).remembering(cache))
     }
 
@@ -134,6 +139,23 @@ impl Settings {
             Some(Park::Host) if is_on_host => Parks::Could,
             Some(_) => Parks::Does,
         }
+    }
+
+    /// The place for parked state, if it `parks`. Warns if it was asked for and does not.
+    ///
+    /// # Errors
+    ///
+    /// If no file can be made.
+    pub(crate) fn open_parking(&self, parks: bool) -> Result<Option<Parking>, TrainError> {
+        let Some(park) = &self.park else { return Ok(None) };
+        if !parks {
+            self.warn(
+                "the optimizer's state is in host memory already, as everything is on this device: `Park::Host` changes \
+                 nothing here",
+            );
+            return Ok(None);
+        }
+        Parking::open(park).map(Some)
     }
 
     /// The budget in bytes: what training may use. Memory the process already holds for training

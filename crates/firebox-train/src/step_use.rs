@@ -30,6 +30,11 @@ pub struct StepUse {
     pub items_per_second: f64,
     /// The learning rate. `None` in a loop of one's own.
     pub lr: Option<f64>,
+    /// The [scale of losses](crate::scale_loss) that the next step begins with. `None` unless
+    /// training is in half floats.
+    pub loss_scale: Option<f64>,
+    /// Whether the optimizer did not step, because a gradient was not finite.
+    pub left_out: bool,
     /// The memory that training may use, in bytes.
     pub budget: Bytes,
     /// The most memory predicted for the run so far, in bytes.

@@ -29,6 +29,8 @@ use crate::device::watch::Watch;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::has_untrained;
 use crate::learner::LearnerBuilder;
+use crate::loss_scale::LossScale;
+use crate::park::Parking;
 use crate::planner::labels::{label_by_lifetime, label_parameters, retire_what_is_replaced};
 use crate::planner::overhead::Overhead;
 use crate::planner::pieces::representative;
@@ -138,6 +140,8 @@ where
     unmeasured: usize,
     has_stepped: bool,
     keeps_statistics: bool,
+    /// Where the optimizers' state is between updates, if not on the device.
+    parking: Option<Parking>,
     plans: Vec<PlanReport>,
     memory: MemoryUse,
     log: StepLog,
@@ -175,10 +179,16 @@ where
     M: AutodiffModule<B>,
 {
     pub(crate) fn new(model: &M, settings: Settings, splitter: S) -> Result<Self, TrainError> {
+        if LossScale::of::<B>().is_some() {
+            return Err(TrainError::ScaledLoop);
+        }
         let others = make_ready::<B, _>(model)?;
         let settings = Settings { others, ..settings };
         let device = model.devices()[0].clone();
-        let mut planner = settings.planner::<B, _>(model)?;
+        let planner = settings.planner::<B, _>(model)?;
+        let parks = settings.parks(planner.memory().is_on_host());
+        let mut planner = planner.parking(parks);
+        let parking = settings.open_parking(planner.parks())?;
         let pool = B::Base::own_pool(&device).map(|pool| {
             let of = device.clone();
             let drain = move || B::Base::drain(&of);
@@ -201,6 +211,7 @@ where
             unmeasured: 0,
             has_stepped: false,
             keeps_statistics: has_untrained::<B, _>(model),
+            parking,
             plans: Vec::new(),
             memory: MemoryUse::default(),
             log: StepLog::open(settings.log_path.as_deref())?,
@@ -299,6 +310,7 @@ where
             watch: &mut self.watch,
             pool: self.pool.as_deref(),
             keeps_statistics: self.keeps_statistics,
+            parking: self.parking.as_ref(),
             prepared,
         };
         let micro_batches = running.prepared.plan.len();
@@ -349,7 +361,7 @@ where
                 batches: 1,
                 pages,
                 exchanges: false,
-                parks: false,
+                parks: self.parking.is_some(),
             };
             let batch = (batch, items, weight);
             let rehearsed =
@@ -359,6 +371,10 @@ where
         };
         let prepared = self.planner.prepare(&to_run, || overhead, rehearse)?;
         self.latest = Some(shape);
+        // Later plans park what is parked already.
+        if let Some(parking) = self.parking.as_ref().filter(|_| self.plans.is_empty()) {
+            parking.has_room_for(self.planner.parked(), 1)?;
+        }
         if let (Some(pool), Some(_)) = (&self.pool, &prepared.made) {
             // A part of an update may have run while planning.
             pool.lasting(false);
@@ -451,7 +467,8 @@ where
             }
             for iteration in 1..=course.iterations as usize {
                 let pieces = course.pieces(&pieces, iteration);
-                let mut parts = MicroBatches::rehearsed(splitter, batch, Rehearsed::new(pieces));
+                let mut parts =
+                    MicroBatches::rehearsed(splitter, batch, Rehearsed::new(pieces, course.parks));
                 let result = step(&mut current, &mut optim, &mut parts);
                 parts.end();
                 if let Err(error) = result {

@@ -5,7 +5,7 @@ use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, In
 use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, TensorMetadata};
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
-use super::{Half, as_is, cast, narrow, together, wide, widen};
+use super::{Half, Narrow, as_is, cast, narrow, together, wide, widen};
 
 /// Computes in 32 bit, and stays there.
 macro_rules! reduced {
@@ -36,7 +36,7 @@ macro_rules! compared {
     )*};
 }
 
-impl<B: Backend> FloatTensorOps<Self> for Half<B> {
+impl<B: Backend, E: Narrow> FloatTensorOps<Self> for Half<B, E> {
     fn float_into_data(
         tensor: FloatTensor<Self>,
     ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
@@ -45,7 +45,7 @@ impl<B: Backend> FloatTensorOps<Self> for Half<B> {
 
     /// Sums of products, which need most of the time and of the memory.
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        B::float_matmul(narrow::<B>(lhs), narrow::<B>(rhs))
+        B::float_matmul(narrow::<B, E>(lhs), narrow::<B, E>(rhs))
     }
 
     fn float_powf(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {

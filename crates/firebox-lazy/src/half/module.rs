@@ -10,7 +10,7 @@ use burn_backend::ops::{
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, Scalar, TensorMetadata};
 
-use super::{Half, as_is, cast, narrow, wide, widen};
+use super::{Half, Narrow, as_is, cast, narrow, wide, widen};
 
 /// A layer in 16 bit: its output and the gradients of its inputs are in 16 bit, those of its
 /// parameters in 32 bit.
@@ -22,11 +22,11 @@ macro_rules! layer {
             bias: Option<FloatTensor<Self>>,
             options: $options,
         ) -> FloatTensor<Self> {
-            B::$forward(narrow::<B>(x), narrow::<B>(weight), bias.map(narrow::<B>), options)
+            B::$forward(narrow::<B, E>(x), narrow::<B, E>(weight), bias.map(narrow::<B, E>), options)
         }
 
         fn $x($($x_arg: FloatTensor<Self>,)* options: $options) -> FloatTensor<Self> {
-            B::$x($(narrow::<B>($x_arg),)* options)
+            B::$x($(narrow::<B, E>($x_arg),)* options)
         }
 
         fn $weight(
@@ -36,7 +36,7 @@ macro_rules! layer {
             options: $options,
         ) -> FloatTensor<Self> {
             let dtype = weight.dtype();
-            let (x, weight, grad) = (narrow::<B>(x), narrow::<B>(weight), narrow::<B>(output_grad));
+            let (x, weight, grad) = (narrow::<B, E>(x), narrow::<B, E>(weight), narrow::<B, E>(output_grad));
             cast::<B>(B::$weight(x, weight, grad, options), dtype)
         }
 
@@ -60,7 +60,7 @@ macro_rules! wide_backward {
     )*};
 }
 
-impl<B: Backend> ModuleOps<Self> for Half<B> {
+impl<B: Backend, E: Narrow> ModuleOps<Self> for Half<B, E> {
     layer!(ConvOptions<1>: conv1d, conv1d_x_backward(x, weight, output_grad), conv1d_weight_backward, conv1d_bias_backward);
     layer!(ConvOptions<2>: conv2d, conv2d_x_backward(x, weight, output_grad), conv2d_weight_backward, conv2d_bias_backward);
     layer!(ConvOptions<3>: conv3d, conv3d_x_backward(x, weight, output_grad), conv3d_weight_backward, conv3d_bias_backward);
@@ -69,7 +69,7 @@ impl<B: Backend> ModuleOps<Self> for Half<B> {
     layer!(ConvTransposeOptions<3>: conv_transpose3d, conv_transpose3d_x_backward(weight, output_grad), conv_transpose3d_weight_backward, conv_transpose3d_bias_backward);
 
     fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        narrow::<B>(B::embedding(weights, indices))
+        narrow::<B, E>(B::embedding(weights, indices))
     }
 
     fn embedding_backward(
@@ -86,21 +86,21 @@ impl<B: Backend> ModuleOps<Self> for Half<B> {
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        B::linear(narrow::<B>(x), narrow::<B>(weight), bias.map(narrow::<B>))
+        B::linear(narrow::<B, E>(x), narrow::<B, E>(weight), bias.map(narrow::<B, E>))
     }
 
     fn linear_x_backward(
         weight: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        B::linear_x_backward(narrow::<B>(weight), narrow::<B>(output_grad))
+        B::linear_x_backward(narrow::<B, E>(weight), narrow::<B, E>(output_grad))
     }
 
     fn linear_weight_backward(
         x: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        widen::<B>(B::linear_weight_backward(narrow::<B>(x), narrow::<B>(output_grad)))
+        widen::<B>(B::linear_weight_backward(narrow::<B, E>(x), narrow::<B, E>(output_grad)))
     }
 
     fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -115,8 +115,16 @@ impl<B: Backend> ModuleOps<Self> for Half<B> {
         bias: Option<FloatTensor<Self>>,
         options: DeformConvOptions<2>,
     ) -> FloatTensor<Self> {
-        let (x, offset, weight) = (narrow::<B>(x), narrow::<B>(offset), narrow::<B>(weight));
-        B::deform_conv2d(x, offset, weight, mask.map(narrow::<B>), bias.map(narrow::<B>), options)
+        let (x, offset, weight) =
+            (narrow::<B, E>(x), narrow::<B, E>(offset), narrow::<B, E>(weight));
+        B::deform_conv2d(
+            x,
+            offset,
+            weight,
+            mask.map(narrow::<B, E>),
+            bias.map(narrow::<B, E>),
+            options,
+        )
     }
 
     fn deform_conv2d_backward(
@@ -128,9 +136,10 @@ impl<B: Backend> ModuleOps<Self> for Half<B> {
         output_grad: FloatTensor<Self>,
         options: DeformConvOptions<2>,
     ) -> DeformConv2dBackward<Self> {
-        let (mask, bias) = (mask.map(narrow::<B>), bias.map(narrow::<B>));
-        let (x, offset, weight) = (narrow::<B>(x), narrow::<B>(offset), narrow::<B>(weight));
-        let grad = narrow::<B>(output_grad);
+        let (mask, bias) = (mask.map(narrow::<B, E>), bias.map(narrow::<B, E>));
+        let (x, offset, weight) =
+            (narrow::<B, E>(x), narrow::<B, E>(offset), narrow::<B, E>(weight));
+        let grad = narrow::<B, E>(output_grad);
         let grads = B::deform_conv2d_backward(x, offset, weight, mask, bias, grad, options);
         DeformConv2dBackward {
             x_grad: grads.x_grad,
@@ -223,8 +232,9 @@ impl<B: Backend> ModuleOps<Self> for Half<B> {
         attn_bias: Option<FloatTensor<Self>>,
         options: AttentionModuleOptions,
     ) -> FloatTensor<Self> {
-        let (query, key, value) = (narrow::<B>(query), narrow::<B>(key), narrow::<B>(value));
-        B::attention(query, key, value, mask, attn_bias.map(narrow::<B>), options)
+        let (query, key, value) =
+            (narrow::<B, E>(query), narrow::<B, E>(key), narrow::<B, E>(value));
+        B::attention(query, key, value, mask, attn_bias.map(narrow::<B, E>), options)
     }
 
     fn layer_norm(
@@ -307,7 +317,7 @@ impl<B: Backend> ModuleOps<Self> for Half<B> {
     }
 }
 
-impl<B: Backend> ActivationOps<Self> for Half<B> {
+impl<B: Backend, E: Narrow> ActivationOps<Self> for Half<B, E> {
     fn relu_backward(output: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let grad = cast::<B>(grad, output.dtype());
         B::relu_backward(output, grad)

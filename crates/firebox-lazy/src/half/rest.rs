@@ -13,11 +13,11 @@ use burn_backend::tensor::{
 use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData};
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
-use super::{Half, as_is};
+use super::{Half, Narrow, as_is};
 use crate::ops::bool::bool_methods;
 use crate::ops::int::int_methods;
 
-impl<B: Backend> IntTensorOps<Self> for Half<B> {
+impl<B: Backend, E: Narrow> IntTensorOps<Self> for Half<B, E> {
     fn int_into_data(
         tensor: IntTensor<Self>,
     ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
@@ -43,7 +43,7 @@ impl<B: Backend> IntTensorOps<Self> for Half<B> {
     }
 }
 
-impl<B: Backend> BoolTensorOps<Self> for Half<B> {
+impl<B: Backend, E: Narrow> BoolTensorOps<Self> for Half<B, E> {
     fn bool_into_data(
         tensor: BoolTensor<Self>,
     ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
@@ -70,7 +70,7 @@ impl<B: Backend> BoolTensorOps<Self> for Half<B> {
 }
 
 /// What burn composes of these methods and of those on floats keeps to the rules for floats.
-impl<B: Backend> QTensorOps<Self> for Half<B> {
+impl<B: Backend, E: Narrow> QTensorOps<Self> for Half<B, E> {
     fn quantize(
         tensor: FloatTensor<Self>,
         scheme: &QuantScheme,
@@ -101,7 +101,7 @@ impl<B: Backend> QTensorOps<Self> for Half<B> {
     }
 }
 
-impl<B: Backend> TransactionOps<Self> for Half<B> {
+impl<B: Backend, E: Narrow> TransactionOps<Self> for Half<B, E> {
     fn tr_execute(
         transaction: TransactionPrimitive<Self>,
     ) -> impl Future<Output = Result<TransactionPrimitiveData, ExecutionError>> + Send {

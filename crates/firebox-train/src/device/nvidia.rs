@@ -47,9 +47,7 @@ pub fn cuda_memory(device: usize) -> Result<DeviceUsage, NvidiaError> {
     if !driver_is_there() {
         return Err(NvidiaError::NoDriver);
     }
-    // The query makes the context current. On a thread of its own that affects nothing else.
-    let asked = std::thread::scope(|scope| scope.spawn(|| ask(device)).join());
-    let cause = match asked {
+    let cause = match alone(|| ask(device)) {
         Ok(Ok(usage)) => return Ok(usage),
         Ok(Err(error)) => error.to_string(),
         Err(panic) => panic_message(&*panic),
@@ -61,6 +59,20 @@ pub fn cuda_memory(device: usize) -> Result<DeviceUsage, NvidiaError> {
 pub(crate) fn memory_info(device: usize) -> Result<MemoryInfo, NvidiaError> {
     let usage = cuda_memory(device)?;
     Ok(MemoryInfo::new(usage.total, usage.free, format!("CUDA device {device}")))
+}
+
+/// What the driver calls a device. None if it cannot be asked.
+pub(crate) fn name(device: usize) -> Option<String> {
+    if !driver_is_there() {
+        return None;
+    }
+    alone(|| CudaContext::new(device)?.name()).ok()?.ok()
+}
+
+/// Asks the driver. The question makes a context current; on a thread of its own that affects
+/// nothing else.
+fn alone<T: Send>(ask: impl FnOnce() -> T + Send) -> std::thread::Result<T> {
+    std::thread::scope(|scope| scope.spawn(ask).join())
 }
 
 /// Whether the driver's library can be loaded. If it cannot, cudarc panics at its first call.

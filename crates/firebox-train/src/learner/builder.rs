@@ -11,6 +11,7 @@ use burn::train::{InferenceStep, TrainStep};
 use firebox_lazy::{HiddenState, LazyBackend};
 use firebox_plan::{Budget, Cliffs, Sizing};
 use firebox_ranks::Ranks;
+use firebox_recompute::Rates;
 
 use super::Learner;
 use crate::check::Coupling;
@@ -89,6 +90,17 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Default: [`RecomputePolicy::if_needed`], where a batch cannot be trained in another way.
     pub fn recompute(mut self, policy: RecomputePolicy) -> Self {
         self.settings.recompute = policy;
+        self
+    }
+
+    /// How fast the device computes, by which it is chosen what is computed again, and whether that
+    /// or a split is faster. Only ratios between operations matter.
+    ///
+    /// Default: the published numbers of an NVIDIA card that firebox knows, those of an RTX 4090
+    /// for other GPUs, and those of two cores of a server on the host. They give the same plans in
+    /// every run. [`measure_rates`](crate::measure_rates) measures them.
+    pub fn rates(mut self, rates: Rates) -> Self {
+        self.settings.rates = Some(rates);
         self
     }
 

@@ -16,14 +16,16 @@ pub(crate) enum Parks {
     Does,
 }
 
-/// Parks state behind its last use in each optimizer step, and uploads it before its next.
-pub(crate) fn park_state(trace: &mut Trace) {
+/// Parks state behind its last use in each optimizer step, and uploads it before its next. Returns
+/// what is parked at the end of the last one.
+pub(crate) fn park_state(trace: &mut Trace) -> Vec<TensorInfo> {
     let mut leaving = leaving(trace);
-    let mut state = Moved::default();
+    let (mut state, mut parked) = (Moved::default(), Vec::new());
     let mut steps = Vec::with_capacity(trace.steps.len());
     for (at, step) in std::mem::take(&mut trace.steps).into_iter().enumerate() {
         if step.is_mark(&Mark::IterationEnd) {
             steps.extend(state.end().map(Step::Free));
+            parked = state.now.keys().map(|tensor| trace.tensor(*tensor).clone()).collect();
         }
         let Some(step) = state.before(step, trace, &mut steps) else { continue };
         steps.push(step);
@@ -34,6 +36,7 @@ pub(crate) fn park_state(trace: &mut Trace) {
     }
     trace.steps = steps;
     trace.renumber_origins();
+    parked
 }
 
 /// The state that each optimizer step makes and leaves, or takes over from gradients, by the step
@@ -50,7 +53,8 @@ fn leaving(trace: &Trace) -> FxHashMap<usize, Vec<TensorIndex>> {
             let last = trace.last_uses(begin..at);
             for tensor in trace.alive_before(OpIndex(at as u32)) {
                 let Some(last) = last.get(&tensor) else { continue };
-                let may = is_state(trace.tensor(tensor)) && is_called_for(trace, tensor);
+                let made = is_made_by_call(trace, tensor, begin);
+                let may = is_state(trace.tensor(tensor)) && made;
                 // What an earlier step has parked is brought back, and need not be read again.
                 if may && known.insert(tensor) {
                     leaving.entry(last.0 as usize).or_default().push(tensor);
@@ -61,11 +65,13 @@ fn leaving(trace: &Trace) -> FxHashMap<usize, Vec<TensorIndex>> {
     leaving
 }
 
-/// Whether a call has made a tensor.
-fn is_called_for(trace: &Trace, tensor: TensorIndex) -> bool {
+/// Whether a call of an optimizer step has made a tensor.
+fn is_made_by_call(trace: &Trace, tensor: TensorIndex, begin: usize) -> bool {
     match trace.tensor(tensor).origin {
-        Origin::Made(at) => matches!(trace.steps[at.0 as usize], Step::Call(_)),
-        Origin::Existing => false,
+        Origin::Made(OpIndex(at)) if at as usize > begin => {
+            matches!(trace.steps[at as usize], Step::Call(_))
+        }
+        _ => false,
     }
 }
 
@@ -142,19 +148,6 @@ impl Moved {
     }
 }
 
-/// The state that is parked at the end of a trace.
-pub(crate) fn parked_at_end(trace: &Trace) -> Vec<TensorInfo> {
-    let begin = trace.steps.iter().rposition(|step| step.is_mark(&Mark::OptimizerStep));
-    let steps = begin.map_or(&[][..], |begin| &trace.steps[begin..]);
-    let parked = steps.iter().filter_map(|step| match step {
-        Step::Read(read) if read.last => Some(trace.tensor(read.tensor)),
-        // Brought back, and not replaced.
-        Step::Free(tensor) if !is_called_for(trace, *tensor) => Some(trace.tensor(*tensor)),
-        _ => None,
-    });
-    parked.filter(|tensor| is_state(tensor)).cloned().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use burn::backend::Flex;
@@ -210,7 +203,7 @@ mod tests {
         let mut trace = rehearsed(true);
         let calls = |trace: &Trace| trace.calls().map(|(_, call)| call.name.clone()).collect();
         let before: Vec<_> = calls(&trace);
-        park_state(&mut trace);
+        let parked = park_state(&mut trace);
         assert_eq!(trace.check(), Ok(()));
         assert_eq!(
             steps(&trace),
@@ -219,7 +212,7 @@ mod tests {
              mul_scalar upload mul_scalar add exp read free |"
         );
         assert_eq!(calls(&trace), before);
-        assert_eq!(parked_at_end(&trace).len(), 1);
+        assert_eq!(parked.len(), 1);
         let alive = trace.survivors();
         assert!(alive.iter().all(|tensor| trace.tensor(*tensor).origin == Origin::Existing));
     }
@@ -243,7 +236,7 @@ mod tests {
         let recording = Recorder::new().record::<Flex, _>(record).expect("it is recorded");
         let mut trace = recording.discard().trace;
         let before = trace.clone();
-        park_state(&mut trace);
+        assert!(park_state(&mut trace).is_empty());
         assert_eq!(trace, before);
     }
 }

@@ -18,6 +18,7 @@ use crate::components::{LazyComponents, TrainBatch, TrainItem};
 use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
 use crate::gradients::{WeightedGradients, forget_graphs_without};
+use crate::loss_scale::{LossScale, Scaling, witness};
 use crate::park::of_step;
 use crate::planner::labels::{
     label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
@@ -127,6 +128,8 @@ fn iterate<LC, S>(
     let note = mark::<LC::Base>;
     // Any share of the batch, but for all of it: that gradient stays as it is.
     let share = if pieces.len() > 1 { 0.5 } else { 1.0 };
+    let scale = LossScale::of::<LC::Backend>();
+    let scaling = Scaling::with(scale);
     let mut gradients = WeightedGradients::mean(1.0);
     learner.lr_step();
     let current = learner.model();
@@ -137,9 +140,10 @@ fn iterate<LC, S>(
         let micro = cut(&mut arrival, splitter, batch, piece);
         note(Mark::Drain);
         note(Mark::MicroStep);
-        let output = train_step(learner, &current, micro);
+        let output = scaling.step(|| train_step(learner, &current, micro));
         note(Mark::Drain);
-        gradients.add(labels, output.grads, share);
+        // One that does not scale its loss is told when it runs.
+        gradients.add_times(labels, output.grads, share, scaling.undo().unwrap_or(1.0));
         note(Mark::Drain);
         outputs.add(output.item);
         note(Mark::MicroStepEnd(outputs.more(piece)));
@@ -155,6 +159,9 @@ fn iterate<LC, S>(
             grads
         }
     };
+    if scale.is_some() && !course.exchanges {
+        drop(witness::<LC::Backend, _>(labels, &grads));
+    }
     // Before and after the optimizer step, the device is asked whether all work succeeded.
     note(Mark::Settle);
     note(Mark::OptimizerStep);

@@ -15,7 +15,7 @@ use crate::cache::Key;
 use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
 };
-use crate::planner::parked::{park_state, parked_at_end};
+use crate::planner::parked::park_state;
 use crate::planner::recompute::{Attempt, Least, Passes, Recomputed};
 use crate::planner::speed::{Speed, Time};
 
@@ -88,11 +88,9 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let Conditions { memory, pages, .. } = *conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let operations = trace.calls().count();
-    if conditions.parks {
-        park_state(&mut trace);
-        debug_assert_eq!(trace.check(), Ok(()), "parking wrote a trace that contradicts itself");
-    }
-    let (optimizer_state, parked) = (state_at_end(&trace), parked_at_end(&trace));
+    let parked = if conditions.parks { park_state(&mut trace) } else { Vec::new() };
+    debug_assert_eq!(trace.check(), Ok(()), "parking wrote a trace that contradicts itself");
+    let optimizer_state = state_at_end(&trace);
     let state = (optimizer_state.as_slice(), parked.as_slice());
     let (loader_limit, mut overhead) = add_beside(&mut trace, conditions, state);
     // How much is missing decides how much is computed again.

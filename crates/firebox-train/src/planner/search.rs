@@ -301,7 +301,8 @@ impl Planner {
         let Wanted { phase, items, sizing, pages, recompute } = wanted;
         let recorder = self.recorder(budget, recompute.is_some());
         let options = self.options(sizing);
-        let more = (phase, items, budget, options, self.overhead, self.kept(), recompute);
+        let recompute_at = recompute.map(|most| (most, self.speed.rates));
+        let more = (phase, items, budget, options, self.overhead, self.kept(), recompute_at);
         let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
         let plan = plan_at_once(Items::new(items), budget, &options, |splits| {
             if let Some(needs) = earlier.needs(splits) {

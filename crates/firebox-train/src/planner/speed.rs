@@ -14,9 +14,10 @@ pub(crate) struct Speed {
 }
 
 impl Speed {
-    /// Only ratios between operations matter.
-    pub(crate) fn of(memory: &dyn MemoryModel) -> Self {
-        let rates = if memory.is_on_host() { Rates::CPU } else { Rates::RTX_4090 };
+    /// `rates` are those of the device, if they are known.
+    pub(crate) fn of(memory: &dyn MemoryModel, rates: Option<Rates>) -> Self {
+        let assumed = if memory.is_on_host() { Rates::CPU } else { Rates::RTX_4090 };
+        let rates = rates.unwrap_or(assumed);
         Self { rates, bools: None }
     }
 }

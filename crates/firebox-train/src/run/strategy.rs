@@ -38,6 +38,7 @@ use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::{Phase, TrainError};
+use crate::loss_scale::{LossScale, Scaling, are_finite};
 use crate::park::Parking;
 use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
@@ -192,6 +193,8 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     /// Where the optimizer's state is between steps, if not on the device, and what of it was there
     /// when the run began.
     parking: Option<(Parking, Bytes)>,
+    /// The scale of losses, in half floats.
+    loss_scale: Option<LossScale>,
     /// Whether the step's trace was saved, or could not be.
     trace_is_saved: bool,
     log: StepLog,
@@ -368,7 +371,7 @@ where
         let Prepared { shape, plan, held, made, pages, .. } = prepared;
         let (splitter, settings) = (&self.strategy.train_splitter, &self.strategy.settings);
         let (items, micro_batch, reduction) = (shape.items, shape.items / 2, settings.reduction);
-        let mut is_asked = !plan.is_whole();
+        let (mut is_asked, scaling) = (!plan.is_whole(), Scaling::with(self.loss_scale));
         let (model, known, learner) = (self.learner.model(), &mut self.known, &self.learner);
         let to_split = ToSplit { batch, items, weight: total, micro_batch, splitter, settings };
         let mut micro_step = MicroStep::<LC::Backend, LC::TrainingModel, TrainBatch<LC>, ST> {
@@ -395,19 +398,19 @@ where
         let (queue, watch) = (queue::<LC::Backend>(&self.training, &self.device), &self.watch);
         let sender = sender(&mut self.processor, &self.training, &self.gate);
         let mut outputs = Outputs::of_batch(sender, at, settings.joins.of());
-        let mut parts = 0.0;
+        let (mut parts, gradients) = (0.0, &mut accumulated.gradients);
         for range in plan.ranges() {
             outputs.send();
             outputs.done = (range.end, items);
             micro_step.run(
                 range,
-                &mut |micro| train_step(learner, &model, micro),
+                &mut |micro| scaling.step(|| train_step(learner, &model, micro)),
                 &mut |output, weight| {
-                    watch.heard_nothing()?;
+                    let scale = watch.heard_nothing().and_then(|()| scaling.undo())?;
                     parts += weight;
                     if reduction.counts(weight) {
                         outputs.add(output.item, weight);
-                        queue.alone(|| accumulated.gradients.add(&model, output.grads, weight));
+                        queue.alone(|| gradients.add_times(&model, output.grads, weight, scale));
                     }
                     Ok(())
                 },
@@ -440,23 +443,28 @@ where
         let (model, learner) = (self.learner.model(), &mut self.learner);
         let parking = self.parking.as_ref().map(|(parking, _)| parking);
         let together = self.team.as_mut().zip(step).map(|(team, step)| Together::new(team, step));
-        let together = RefCell::new(together);
+        let (together, loss_scale) = (RefCell::new(together), &mut self.loss_scale);
         let stepped = queue::<LC::Backend>(&self.training, &self.device).update(
             &mut self.watch,
             self.pool.as_deref(),
             // The model is let go of before the optimizer replaces its parameters.
             || {
-                let model = model;
-                match &mut *together.borrow_mut() {
-                    Some(together) => together.sum(&model, &mut done.gradients),
-                    None => Ok(done.gradients.finish(&model)),
-                }
+                let (model, mut together) = (model, together.borrow_mut());
+                let grads = match &mut *together {
+                    Some(together) => together.sum(&model, &mut done.gradients)?,
+                    None => done.gradients.finish(&model),
+                };
+                let is_made = LossScale::judge(loss_scale, || match &mut *together {
+                    Some(together) => together.skips_if_not_finite(),
+                    None => are_finite::<LC::Backend, _>(&model, &grads),
+                })?;
+                Ok(is_made.then_some(grads))
             },
             || together.borrow_mut().as_mut().map_or(Ok(()), Together::commit),
-            |grads| match parking {
-                Some(parking) => parking.step(learner, grads),
-                None => {
-                    learner.optimizer_step(grads);
+            |grads| match (grads, parking) {
+                (Some(grads), Some(parking)) => parking.step(learner, grads),
+                (grads, _) => {
+                    grads.into_iter().for_each(|grads| learner.optimizer_step(grads));
                     Ok(())
                 }
             },

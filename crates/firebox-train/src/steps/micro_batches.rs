@@ -11,6 +11,7 @@ use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::{Phase, TrainError};
 use crate::gradients::summed_bytes;
+use crate::park::Parking;
 use crate::planner::labels::label_parameters;
 use crate::planner::pieces::Piece;
 use crate::planner::{Planner, Prepared};
@@ -64,11 +65,13 @@ pub(super) struct Rehearsed<'a> {
     arrival: Arrival,
     /// Whether an update was the last thing.
     has_updated: bool,
+    /// Whether what updates leave is parked.
+    parks: bool,
 }
 
 impl<'a> Rehearsed<'a> {
-    pub(super) fn new(pieces: &'a [Piece]) -> Self {
-        Self { pieces, arrival: Arrival::new(), has_updated: false }
+    pub(super) fn new(pieces: &'a [Piece], parks: bool) -> Self {
+        Self { pieces, arrival: Arrival::new(), has_updated: false, parks }
     }
 }
 
@@ -80,6 +83,7 @@ pub(super) struct Running<'a, B: LazyBackend<Base: DeviceMemory>> {
     pub(super) watch: &'a mut Watch<B::Base>,
     pub(super) pool: Option<&'a TrainingPool>,
     pub(super) keeps_statistics: bool,
+    pub(super) parking: Option<&'a Parking>,
     pub(super) prepared: Prepared,
 }
 
@@ -171,9 +175,14 @@ where
     /// Runs what changes parameters: the step of an optimizer, or of a moving average. The tensors
     /// that `work` makes and that are alive at its end are counted as lasting.
     ///
+    /// With [parked](crate::LearnerBuilder::park_optimizer) state, `work` is recorded and runs at
+    /// its end; a value that it reads is computed at once. Those tensors then leave the device, but
+    /// for the parameters of `model`. What uses one again brings it back.
+    ///
     /// # Errors
     ///
-    /// If `work` panics, or the device has failed.
+    /// If `work` panics, the device has failed, or parked state could not be written, after which
+    /// the update is whole.
     pub fn update<R>(
         &mut self,
         model: &mut M,
@@ -184,8 +193,10 @@ where
                 rehearsed.has_updated = true;
                 mark::<B::Base>(Mark::Settle);
                 mark::<B::Base>(Mark::OptimizerStep);
+                let before = rehearsed.parks.then(|| model.clone());
                 let result = in_full_precision(|| work(model));
                 label_parameters(model);
+                drop(before);
                 mark::<B::Base>(Mark::Settle);
                 mark::<B::Base>(Mark::IterationEnd);
                 Ok(result)
@@ -193,9 +204,12 @@ where
             Mode::Running(running) => {
                 // It holds the tensors that the update replaces.
                 self.since.start = None;
-                let result = running.update(|| work(model))?;
+                let (result, parked) = match running.parking {
+                    None => (running.update(|| work(model))?, Ok(())),
+                    Some(parking) => running.update(|| parking.update::<B, _, _>(model, work))?,
+                };
                 self.since.has_updated = true;
-                Ok(result)
+                parked.map(|()| result)
             }
         }
     }

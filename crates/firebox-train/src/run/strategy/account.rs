@@ -40,6 +40,8 @@ where
             epoch: Some(epoch),
             iteration,
             lr,
+            loss_scale: self.loss_scale.map(|scale| scale.scale()),
+            left_out: self.loss_scale.is_some_and(|scale| scale.has_left_out()),
             ..step_use::<LC::Base>(device, planner, settings)
         })
     }

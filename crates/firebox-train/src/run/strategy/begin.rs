@@ -19,6 +19,7 @@ use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::TrainError;
 use crate::gradients::has_untrained;
+use crate::loss_scale::LossScale;
 use crate::ranks::Team;
 use crate::ranks::exchange::exchanged_bytes;
 use crate::signals::Signals;
@@ -127,6 +128,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             position: (epoch, 0),
             batch_start: None,
             optimizer_lost: false,
+            loss_scale: LossScale::of::<LC::Backend>(),
             parking: None,
             trace_is_saved: false,
             log: StepLog::default(),

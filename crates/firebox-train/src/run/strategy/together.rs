@@ -206,11 +206,19 @@ pub(super) struct Together<'a> {
     step: Step,
     is_finite: bool,
     not_finite: Option<String>,
+    /// Whether gradients that are not finite are no error: all leave the step out.
+    skips: bool,
 }
 
 impl<'a> Together<'a> {
     pub(super) fn new(team: &'a mut Team, step: Step) -> Self {
-        Self { team, step, is_finite: true, not_finite: None }
+        Self { team, step, is_finite: true, not_finite: None, skips: false }
+    }
+
+    /// Whether the sums are finite. If not, all ranks leave the step out.
+    pub(super) fn skips_if_not_finite(&mut self) -> bool {
+        self.skips = true;
+        self.is_finite
     }
 
     /// Sums the gradients of all ranks.
@@ -240,10 +248,10 @@ impl<'a> Together<'a> {
     ///
     /// # Errors
     ///
-    /// If a rank has failed, or the sum is not finite.
+    /// If a rank has failed, or the sum is not finite and the step is not left out.
     pub(super) fn commit(&mut self) -> Result<(), TrainError> {
         let words = self.team.round(Word::Summed(self.not_finite.take()), None, |_, _| {})?;
-        if self.is_finite {
+        if self.is_finite || self.skips {
             return Ok(());
         }
         let parameter = words.into_iter().enumerate().find_map(|(rank, word)| match word {

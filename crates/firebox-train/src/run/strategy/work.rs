@@ -13,7 +13,6 @@ use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::summed_bytes;
-use crate::park::Parking;
 use crate::planner::rehearsal::{
     Iterations, RehearsalPlan, rehearse_training, rehearse_validation,
 };
@@ -44,17 +43,9 @@ where
 
     /// Parks what the optimizer brings along, if its state is to be parked.
     pub(super) fn begin_parking(&mut self, planner: &Planner) -> Result<(), TrainError> {
-        let settings = &self.strategy.settings;
-        let Some(park) = &settings.park else { return Ok(()) };
-        if planner.parks() {
-            let parking = Parking::open(park)?;
+        if let Some(parking) = self.strategy.settings.open_parking(planner.parks())? {
             let parked = parking.take_over(&mut self.learner, &self.store)?;
             self.parking = Some((parking, parked));
-        } else {
-            settings.warn(
-                "the optimizer's state is in host memory already, as everything is on this device: `Park::Host` changes \
-                 nothing here",
-            );
         }
         Ok(())
     }

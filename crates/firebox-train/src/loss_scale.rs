@@ -1,0 +1,245 @@
+//! Scales losses where gradients would vanish in 16 bit, and unscales gradients. Each micro-step
+//! runs inside [`with_scale`].
+//!
+//! Half floats hold nothing below 6e-8. With a loss that is some thousand times as large, so are
+//! all gradients in the backward pass; divided by the same number in 32 bit, they are those of the
+//! loss. As large a scale as gradients allow is found by trial: Micikevicius et al., "Mixed
+//! Precision Training", 2018, section 3.2.
+
+use std::cell::Cell;
+
+use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor};
+use firebox_lazy::LazyBackend;
+
+use crate::error::TrainError;
+
+thread_local! {
+    /// The scale of the running step. None if losses are not scaled.
+    static SCALE: Cell<Option<f64>> = const { Cell::new(None) };
+    /// Whether the step has asked for it.
+    static IS_ASKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The scale with which training begins.
+const FIRST: f64 = 65_536.0;
+
+/// After so many optimizer steps in a row with finite gradients, the scale is doubled.
+const PATIENCE: u32 = 2000;
+
+/// The loss times the scale of the running step, for its backward pass.
+///
+/// For training in half floats, `Autodiff<Half<Lazy<B>, f16>>`, in which gradients would vanish
+/// otherwise. The Learner divides the gradients by the scale, in 32 bit. If a gradient of an
+/// optimizer step is infinite or not a number, the step is left out and the scale is halved; after
+/// 2,000 steps in a row it is doubled. It begins with 65,536.
+///
+/// Everywhere else, in another type and outside of the Learner's training steps, gives the loss
+/// unchanged. So a model may always use it.
+///
+/// ```
+/// use burn::prelude::*;
+/// use burn::tensor::backend::AutodiffBackend;
+/// use burn::train::{ClassificationOutput, TrainOutput};
+/// # use burn::nn::Linear;
+/// use firebox_train::scale_loss;
+///
+/// fn finish<B: AutodiffBackend>(
+///     model: &Linear<B>,
+///     output: ClassificationOutput<B>,
+/// ) -> TrainOutput<ClassificationOutput<B>> {
+///     let grads = scale_loss(output.loss.clone()).backward();
+///     TrainOutput::new(model, grads, output)
+/// }
+/// ```
+pub fn scale_loss<B: Backend, const D: usize>(loss: Tensor<B, D>) -> Tensor<B, D> {
+    match SCALE.get() {
+        Some(scale) => {
+            IS_ASKED.set(true);
+            loss.mul_scalar(scale)
+        }
+        None => loss,
+    }
+}
+
+/// Runs a step whose loss is to be scaled. Also returns whether the step has done so.
+pub(crate) fn with_scale<R>(scale: f64, step: impl FnOnce() -> R) -> (R, bool) {
+    struct Before(Option<f64>, bool);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            SCALE.set(self.0);
+            IS_ASKED.set(self.1);
+        }
+    }
+
+    let _before = Before(SCALE.replace(Some(scale)), IS_ASKED.replace(false));
+    let result = step();
+    (result, IS_ASKED.get())
+}
+
+/// The scale of losses, which follows their gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LossScale {
+    scale: f64,
+    /// Optimizer steps with finite gradients since the scale was last changed.
+    clean: u32,
+    /// Whether the latest step was left out.
+    left_out: bool,
+}
+
+impl LossScale {
+    /// For a backend that computes in half floats. None for others.
+    pub(crate) fn of<B: LazyBackend>() -> Option<Self> {
+        (B::narrow() == Some(DType::F16)).then_some(Self {
+            scale: FIRST,
+            clean: 0,
+            left_out: false,
+        })
+    }
+
+    pub(crate) fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    pub(crate) fn has_left_out(&self) -> bool {
+        self.left_out
+    }
+
+    /// Whether an optimizer step is made: `are_finite` tells whether its gradients are. Asked only
+    /// if losses are scaled.
+    ///
+    /// # Errors
+    ///
+    /// If they are not, and a smaller scale would not help.
+    pub(crate) fn judge(
+        scale: &mut Option<Self>,
+        are_finite: impl FnOnce() -> bool,
+    ) -> Result<bool, TrainError> {
+        let Some(scale) = scale else { return Ok(true) };
+        let (are_finite, before) = (are_finite(), scale.scale);
+        if !scale.note(are_finite) {
+            return Err(TrainError::NotFinite { parameter: None });
+        }
+        if !are_finite {
+            log::debug!(
+                "gradients are not finite with losses times {before}: the step is left out"
+            );
+        }
+        Ok(are_finite)
+    }
+
+    /// Takes note of an optimizer step, which is left out if its gradients are not finite. False if
+    /// a smaller scale would not help.
+    fn note(&mut self, are_finite: bool) -> bool {
+        self.left_out = !are_finite;
+        if are_finite {
+            self.clean += 1;
+            if self.clean >= PATIENCE {
+                (self.scale, self.clean) = (2.0 * self.scale, 0);
+            }
+            return true;
+        }
+        let helps = self.scale > 1.0;
+        (self.scale, self.clean) = ((self.scale / 2.0).max(1.0), 0);
+        helps
+    }
+}
+
+/// How the losses of a batch's micro-steps are scaled.
+pub(crate) struct Scaling {
+    scale: Option<f64>,
+    /// Whether a step has not scaled its loss.
+    is_missing: Cell<bool>,
+}
+
+impl Scaling {
+    pub(crate) fn with(scale: Option<LossScale>) -> Self {
+        Self { scale: scale.map(|scale| scale.scale), is_missing: Cell::new(false) }
+    }
+
+    /// Runs a step.
+    pub(crate) fn step<R>(&self, step: impl FnOnce() -> R) -> R {
+        let Some(scale) = self.scale else { return step() };
+        let (result, is_scaled) = with_scale(scale, step);
+        self.is_missing.set(!is_scaled);
+        result
+    }
+
+    /// The factor that undoes the scale of the latest step's gradients.
+    ///
+    /// # Errors
+    ///
+    /// If the step has not scaled its loss.
+    pub(crate) fn undo(&self) -> Result<f64, TrainError> {
+        match self.is_missing.get() {
+            true => Err(TrainError::LossNotScaled),
+            false => Ok(self.scale.map_or(1.0, f64::recip)),
+        }
+    }
+}
+
+/// A number that is finite if all gradients are. None if there are none.
+pub(crate) fn witness<B, M>(
+    model: &M,
+    grads: &GradientsParams,
+) -> Option<Tensor<B::InnerBackend, 1>>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    struct Sum<'a, B: AutodiffBackend> {
+        grads: &'a GradientsParams,
+        sum: Option<Tensor<B::InnerBackend, 1>>,
+    }
+
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Sum<'_, B> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) else { return };
+            let sum = grad.sum();
+            self.sum = Some(match self.sum.take() {
+                Some(before) => before + sum,
+                None => sum,
+            });
+        }
+    }
+
+    let mut sum = Sum::<B> { grads, sum: None };
+    model.visit(&mut sum);
+    sum.sum
+}
+
+/// Whether all gradients are finite. Waits for the device.
+pub(crate) fn are_finite<B, M>(model: &M, grads: &GradientsParams) -> bool
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    let Some(sum) = witness::<B, M>(model, grads) else { return true };
+    sum.into_data().iter::<f64>().all(f64::is_finite)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scale_is_halved_and_doubled() {
+        let mut scale = LossScale { scale: 4.0, clean: 0, left_out: false };
+        assert!(scale.note(false) && scale.scale == 2.0);
+        (1..PATIENCE).for_each(|_| assert!(scale.note(true)));
+        assert_eq!(scale.scale, 2.0);
+        assert!(scale.note(true) && scale.scale == 4.0);
+        assert!(scale.note(false) && scale.note(false) && scale.scale == 1.0);
+        assert!(!scale.note(false) && scale.scale == 1.0);
+    }
+
+    #[test]
+    fn a_step_that_panics_leaves_no_scale() {
+        let panics = || with_scale(8.0, || std::panic::resume_unwind(Box::new(())));
+        assert!(std::panic::catch_unwind(panics).map(|((), _)| ()).is_err());
+        assert_eq!(SCALE.get(), None);
+    }
+}
