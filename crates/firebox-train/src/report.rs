@@ -180,7 +180,11 @@ impl fmt::Display for PlanReport {
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(COLUMNS);
         let steps = if self.plan.is_whole() { "whole" } else { "micro-batches" };
         table.add_row(vec!["device".to_owned(), self.device.clone()]);
-        table.add_row(vec!["budget".to_owned(), self.budget.to_string()]);
+        let budget = match self.budget {
+            Bytes::MAX => "no limit".to_owned(),
+            budget => budget.to_string(),
+        };
+        table.add_row(vec!["budget".to_owned(), budget]);
         table.add_row(vec![format!("batch ({steps})"), self.plan.to_string()]);
         if let Some(recomputed) = self.recomputed {
             table.add_row(vec!["computed again".to_owned(), recomputed.to_string()]);
