@@ -90,7 +90,7 @@ pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally, 
 pub use firebox_heap::Heap;
 pub use firebox_lazy::{
     Arrival, CustomInputs, CustomOp, CustomResults, Discarded, Half, HiddenState, HiddenStates,
-    Lazy, LazyBackend, LazyTensor, RecordError, Recorder, Recording, Rehearsal, Survivor,
+    Lazy, LazyBackend, LazyTensor, Narrow, RecordError, Recorder, Recording, Rehearsal, Survivor,
     forget_graphs, in_full_precision, initialize, is_recording, is_rehearsal, label, mark,
     rehearse, restore,
 };
@@ -100,6 +100,7 @@ pub use firebox_plan::{
     Split, host_memory, plan, plan_at_once,
 };
 pub use firebox_ranks::{Alone, Engine, RankError, Ranks, Shard, Summing, begin_epoch, shard};
+pub use firebox_recompute::{Program, ProgramError, Recipe};
 pub use firebox_saved::{
     About, InstantiateError, Irregular, LoadError, RecordingProgress, Sample, SaveError, SavedTrace,
 };

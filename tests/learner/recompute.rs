@@ -17,7 +17,7 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
     Bytes, Coupling, Lazy, Learner, MicroBatch, PlanReport, RecomputePolicy, RecordError, Sizing,
-    TrainError,
+    TrainError, is_rehearsal,
 };
 use firebox_testing::task::{random_state, weights};
 
@@ -70,6 +70,8 @@ enum Kind {
     Reads,
     /// The same, and does something else than it would do with zeros.
     Turns,
+    /// Reads its loss where it learns, and not in rehearsals.
+    Logs,
 }
 
 #[derive(Module, Debug)]
@@ -126,6 +128,14 @@ impl<B: Backend> Tower<B> {
                 let loss = outputs.powf_scalar(2.0).mean();
                 let value: f32 = loss.clone().into_scalar().elem();
                 assert!(value.is_finite(), "the loss is a number");
+                loss
+            }
+            Kind::Logs => {
+                let loss = outputs.powf_scalar(2.0).mean();
+                if !is_rehearsal() {
+                    let value: f32 = loss.clone().into_scalar().elem();
+                    assert!(value > 0.0, "it is not a guess");
+                }
                 loss
             }
             Kind::Contrast => outputs.clone().matmul(outputs.transpose()).mean(),
@@ -234,6 +244,17 @@ fn one_item_that_reads_values_is_trained_all_the_same() {
     assert!(matches!(refused, TrainError::Plan { .. }), "{refused}");
     let (same, report, predicted) =
         train(Kind::Reads, 1, budget, RecomputePolicy::default()).expect("it fits");
+    is_recomputed(&report);
+    assert!(predicted <= budget, "{predicted} of {budget}");
+    assert!(same == weights, "the same bits");
+}
+
+#[test]
+fn one_item_whose_loss_is_logged_is_trained_all_the_same() {
+    let (weights, needed) = unlimited(Kind::Logs, 1);
+    let budget = needed.scale(0.7);
+    let (same, report, predicted) =
+        train(Kind::Logs, 1, budget, RecomputePolicy::default()).expect("it fits");
     is_recomputed(&report);
     assert!(predicted <= budget, "{predicted} of {budget}");
     assert!(same == weights, "the same bits");

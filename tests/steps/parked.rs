@@ -107,3 +107,39 @@ fn a_folder_that_is_not_there_is_an_error() {
     let error = error.expect_err("there is no folder").to_string();
     assert!(error.contains("/no/such/folder"), "{error}");
 }
+
+#[test]
+fn state_that_is_loaded_is_parked() {
+    use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
+    type Bytewise = BinBytesRecorder<FullPrecisionSettings>;
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let begin = |park: bool, memory: Bytes, model: &Pair<B>| {
+        let builder = Learner::builder().auto_batch().memory(memory).quiet();
+        let park = park.then(|| Park::Disk(folder.path().to_owned()));
+        let builder = match park {
+            Some(park) => builder.park_optimizer(park),
+            None => builder,
+        };
+        builder.step_planner(model).expect("it is ready")
+    };
+    let (mut model, mut optim) = (Pair::<B>::new(), AdamConfig::new().init());
+    let mut steps = begin(false, Bytes::mib(64), &model);
+    step(&mut steps, &mut model, &mut optim, &points(40)).expect("it fits");
+    let record: Vec<u8> = Bytewise::new().record(optim.to_record(), ()).expect("it is recorded");
+    let saved = model.clone();
+    step(&mut steps, &mut model, &mut optim, &points(40)).expect("it fits");
+    drop(steps);
+    let (went_on, mut predicted) = (weights(&model), Vec::new());
+    for park in [false, true] {
+        let (mut model, optim) = (saved.clone(), AdamConfig::new().init::<B, Pair<B>>());
+        let mut steps = begin(park, Bytes::mib(64), &model);
+        let load = || Bytewise::new().load(record.clone(), &Default::default());
+        let record = steps.load(load).expect("there is room").expect("it was recorded here");
+        let mut optim = optim.load_record(record);
+        step(&mut steps, &mut model, &mut optim, &points(40)).expect("it fits");
+        assert_eq!(weights(&model), went_on);
+        predicted.push(steps.plans()[0].predicted());
+    }
+    assert!(predicted[1] < predicted[0], "{predicted:?}");
+}

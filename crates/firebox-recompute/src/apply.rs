@@ -80,7 +80,7 @@ pub(crate) struct Rewriting<'a> {
     drains: bool,
     /// Whether there are repeats in the queue.
     undrained: bool,
-    /// The next recorded step, and how many before it are no ends of tensors.
+    /// The next recorded step, and the place before it.
     next: usize,
     anchor: Anchor,
 }
@@ -103,7 +103,7 @@ impl<'a> Rewriting<'a> {
             drains,
             undrained: false,
             next: 0,
-            anchor: Anchor(0),
+            anchor: Anchor { step: 0, reads: 0 },
         }
     }
 
@@ -116,18 +116,14 @@ impl<'a> Rewriting<'a> {
             let step = self.trace.steps.get(self.next);
             if !matches!(step, Some(Step::Free(_))) {
                 let anchor = self.anchor;
-                while let Some((number, edit)) = edits.next_if(|(_, edit)| edit.before() == anchor)
-                {
+                let is_due = |(_, edit): &(usize, Edit)| anchor.is_due(edit.before(), step);
+                while let Some((number, edit)) = edits.next_if(is_due) {
                     self.edit(at, number, edit)?;
                 }
-                if self.next < until {
-                    self.anchor.0 += 1;
-                }
             }
-            if self.next == until {
-                break;
-            }
+            let Some(step) = step.filter(|_| self.next < until) else { break };
             self.record(at)?;
+            self.anchor.pass(step);
             self.next += 1;
         }
         // One that comes after an edit of a later step is left over as well.

@@ -51,6 +51,20 @@ pub enum CheckError {
 ///
 /// The first difference.
 pub fn check(trace: &Trace, rewritten: &Rewritten) -> Result<(), CheckError> {
+    check_steps(trace, rewritten)?.survivors(&rewritten.origins)
+}
+
+/// Verifies the beginning of a trace, which goes on: as [`check`], but for what is alive at its
+/// end. What is missing there is to be made again.
+///
+/// # Errors
+///
+/// The first difference.
+pub fn check_begun(trace: &Trace, rewritten: &Rewritten) -> Result<(), CheckError> {
+    check_steps(trace, rewritten).map(|_| ())
+}
+
+fn check_steps<'a>(trace: &'a Trace, rewritten: &'a Rewritten) -> Result<Checker<'a>, CheckError> {
     let Rewritten { trace: new, origins } = rewritten;
     new.check()?;
     let has_its_own = new.descriptions.starts_with(&trace.descriptions);
@@ -83,7 +97,7 @@ pub fn check(trace: &Trace, rewritten: &Rewritten) -> Result<(), CheckError> {
         }
     }
     checker.skip_ends(next, OpIndex(trace.steps.len() as u32))?;
-    checker.survivors(origins)
+    Ok(checker)
 }
 
 struct Checker<'a> {

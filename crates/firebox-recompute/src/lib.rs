@@ -28,7 +28,7 @@ mod walk;
 
 pub use apply::{ApplyError, apply};
 pub use bound::lower_bound;
-pub use check::{CheckError, check};
+pub use check::{CheckError, check, check_begun};
 pub use cost::{Demand, Rates, is_redoable};
 pub use program::{Program, ProgramError};
 pub use recipe::{Anchor, Edit, Made, Recipe, Rewritten, StepOrigin};

@@ -9,7 +9,7 @@ use crate::apply::{ApplyError, Rewriting, Version};
 use crate::recipe::{Anchor, Edit, Made, Recipe};
 
 /// The recipe for a trace whose steps before `from` are edited as `recipe` says, and whose further
-/// steps run as recorded. Before step `from`, everything that is then alive as recorded is made
+/// steps run as recorded. At `from`, everything that is then alive as recorded is made
 /// again.
 ///
 /// At that step, tensors may take more than they take as recorded, by what is needed to make others
@@ -22,7 +22,7 @@ pub fn restore(trace: &Trace, recipe: &Recipe, from: Anchor) -> Result<Recipe, A
     let edits = recipe.until(from).edits;
     let mut rewriting = Rewriting::new(trace, recipe.drains);
     let end = trace.steps.len();
-    let at = rewriting.anchors.step(from).map_or(end, |at| at.0 as usize);
+    let at = rewriting.anchors.step_at(from).map_or(end, |at| at.0 as usize);
     rewriting.run(&edits, at)?;
     let mut restoring = Restoring { trace, rewriting, before: from, edits };
     let alive = trace.alive_before(OpIndex(at as u32));
@@ -139,15 +139,41 @@ mod tests {
             let limit = bytes_at_peak(&trace).scale(0.75);
             let Some(selected) = select(&trace, limit, &Demand::of(graph.costs)) else { return Ok(()) };
             let calls = trace.calls().count();
-            let from = Anchor(at.index(calls + 1) as u32);
+            let from = Anchor { step: at.index(calls + 1) as u32, reads: 0 };
             let restored = restore(&trace, &selected.recipe, from).expect("all of it comes back");
             let rewritten = apply(&trace, &restored).expect("it is a recipe for this trace");
             prop_assert_eq!(check(&trace, &rewritten), Ok(()));
             prop_assert_eq!(restored.until(from), selected.recipe.until(from));
             // What comes behind runs as recorded.
-            let end = Anchor(calls as u32);
+            let end = Anchor { step: calls as u32, reads: 0 };
             let is_between = |edit: &Edit| edit.before() > from && edit.before() < end;
             prop_assert!(!restored.edits.iter().any(is_between));
+        }
+
+        #[test]
+        fn reads_move_no_edits(
+            graph in graphs(),
+            reads in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+            more in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+        ) {
+            // The tensor that exists before is there all the time.
+            let read = |trace: &Trace, places: &[prop::sample::Index]| {
+                let mut trace = trace.clone();
+                for place in places {
+                    let used = firebox_trace::Use { tensor: TensorIndex(0), last: false };
+                    trace.steps.insert(place.index(trace.steps.len() + 1), Step::Read(used));
+                }
+                trace.renumber_origins();
+                trace
+            };
+            let known = read(&graph.trace, &reads);
+            let costs = vec![1.0; known.steps.len()];
+            let limit = bytes_at_peak(&known).scale(0.75);
+            let Some(selected) = select(&known, limit, &Demand::of(costs)) else { return Ok(()) };
+            for trace in [&known, &graph.trace, &read(&graph.trace, &more), &read(&known, &more)] {
+                let rewritten = apply(trace, &selected.recipe).expect("its calls are the same");
+                prop_assert_eq!(check(trace, &rewritten), Ok(()));
+            }
         }
     }
 }

@@ -108,27 +108,41 @@ impl LossScale {
         self.left_out
     }
 
-    /// Whether an optimizer step is made: `are_finite` tells whether its gradients are. Asked only
-    /// if losses are scaled.
-    ///
-    /// # Errors
-    ///
-    /// If they are not, and a smaller scale would not help.
-    pub(crate) fn judge(
-        scale: &mut Option<Self>,
-        are_finite: impl FnOnce() -> bool,
-    ) -> Result<bool, TrainError> {
-        let Some(scale) = scale else { return Ok(true) };
-        let (are_finite, before) = (are_finite(), scale.scale);
-        if !scale.note(are_finite) {
-            return Err(TrainError::NotFinite { parameter: None });
-        }
-        if !are_finite {
+    /// Whether an optimizer step is made, given whether its gradients are finite.
+    pub(crate) fn judge(&mut self, are_finite: bool) -> Judgement {
+        let before = self.scale;
+        if self.note(are_finite) {
+            if are_finite {
+                return Judgement::Made;
+            }
             log::debug!(
                 "gradients are not finite with losses times {before}: the step is left out"
             );
+            return Judgement::LeftOut;
         }
-        Ok(are_finite)
+        Judgement::Hopeless
+    }
+
+    /// The gradients of an optimizer step of this process alone, if it is made. Waits for the
+    /// device.
+    ///
+    /// # Errors
+    ///
+    /// If they are not finite, and a smaller scale would not help.
+    pub(crate) fn judge_alone<B, M>(
+        &mut self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<Option<GradientsParams>, TrainError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        match self.judge(are_finite::<B, M>(model, &grads)) {
+            Judgement::Made => Ok(Some(grads)),
+            Judgement::LeftOut => Ok(None),
+            Judgement::Hopeless => Err(TrainError::NotFinite { parameter: None }),
+        }
     }
 
     /// Takes note of an optimizer step, which is left out if its gradients are not finite. False if
@@ -146,6 +160,15 @@ impl LossScale {
         (self.scale, self.clean) = ((self.scale / 2.0).max(1.0), 0);
         helps
     }
+}
+
+/// What becomes of an optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Judgement {
+    Made,
+    LeftOut,
+    /// Its gradients are not finite, and a smaller scale would not help.
+    Hopeless,
 }
 
 /// How the losses of a batch's micro-steps are scaled.
@@ -212,7 +235,7 @@ where
 }
 
 /// Whether all gradients are finite. Waits for the device.
-pub(crate) fn are_finite<B, M>(model: &M, grads: &GradientsParams) -> bool
+fn are_finite<B, M>(model: &M, grads: &GradientsParams) -> bool
 where
     B: AutodiffBackend,
     M: AutodiffModule<B>,

@@ -207,16 +207,30 @@ impl Parking {
         if !is_plain || types.iter().any(|dtype| *dtype != DType::F32) {
             return Ok(Bytes::ZERO);
         }
+        let load = || Record::from_item::<FullPrecisionSettings>(item, device);
+        let (record, parked) = self.park_loaded(load)?;
+        learner.load_optim(record);
+        Ok(parked)
+    }
+
+    /// Parks what `load` would upload. Returns what it returns, and the bytes.
+    ///
+    /// # Errors
+    ///
+    /// If it could not be written to the disk.
+    pub(crate) fn park_loaded<R>(
+        &self,
+        load: impl FnOnce() -> R,
+    ) -> Result<(R, Bytes), TrainError> {
         let parked = Rc::new(Cell::new(0));
         let (keep, count) = (self.keeper(), parked.clone());
         let keep = move |data: TensorData| {
             count.set(count.get() + data.bytes.len() as u64);
             keep(data)
         };
-        let load = || Record::from_item::<FullPrecisionSettings>(item, device);
-        learner.load_optim(park_uploads(keep, load));
+        let loaded = park_uploads(keep, load);
         self.check()?;
-        Ok(Bytes::new(parked.get()))
+        Ok((loaded, Bytes::new(parked.get())))
     }
 }
 

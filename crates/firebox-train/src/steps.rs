@@ -5,6 +5,7 @@
 //! split, recorded and thrown away, and then for the batch itself.
 
 mod batches;
+mod loading;
 mod micro_batches;
 mod validation;
 
@@ -142,6 +143,8 @@ where
     keeps_statistics: bool,
     /// Where the optimizers' state is between updates, if not on the device.
     parking: Option<Parking>,
+    /// What was parked before the first step.
+    there: Bytes,
     plans: Vec<PlanReport>,
     memory: MemoryUse,
     log: StepLog,
@@ -212,6 +215,7 @@ where
             has_stepped: false,
             keeps_statistics: has_untrained::<B, _>(model),
             parking,
+            there: Bytes::ZERO,
             plans: Vec::new(),
             memory: MemoryUse::default(),
             log: StepLog::open(settings.log_path.as_deref())?,
@@ -370,11 +374,11 @@ where
             rehearsed
         };
         let prepared = self.planner.prepare(&to_run, || overhead, rehearse)?;
-        self.latest = Some(shape);
-        // Later plans park what is parked already.
-        if let Some(parking) = self.parking.as_ref().filter(|_| self.plans.is_empty()) {
-            parking.has_room_for(self.planner.parked(), 1)?;
+        // Later the state is there.
+        if let Some(parking) = self.parking.as_ref().filter(|_| self.latest.is_none()) {
+            parking.has_room_for(self.planner.parked() - self.there, 1)?;
         }
+        self.latest = Some(shape);
         if let (Some(pool), Some(_)) = (&self.pool, &prepared.made) {
             // A part of an update may have run while planning.
             pool.lasting(false);

@@ -106,11 +106,26 @@ impl<B: Backend> Session<B> {
         self.unwind_if_impatient();
     }
 
+    /// Refuses a read because it is not known what the program does.
+    pub(crate) fn refuse_unknown(&mut self) {
+        let at = OpIndex(self.trace.steps.len() as u32);
+        self.refused = Some(RecordError::ReadUnknown { at });
+        read_is_refused();
+        self.unwind_if_impatient();
+    }
+
     /// A program that reads zeros over and over may be waiting for another value and is unwound.
     fn unwind_if_impatient(&mut self) {
         self.refusals += 1;
         if self.refusals > PATIENCE {
             self.unwind_refused();
+        }
+    }
+
+    /// Notes a mark: a program that guesses comes to its next part, and may read as much again.
+    pub(crate) fn is_going_on(&mut self) {
+        if self.guesses {
+            self.refusals = 0;
         }
     }
 

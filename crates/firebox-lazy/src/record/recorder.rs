@@ -164,7 +164,8 @@ impl Recorder {
     /// # Errors
     ///
     /// The recording ends in [`RecordError::ReadUnknown`] if the program panics after a read, reads
-    /// more than 64 times, or asks for the positions of non-zero elements.
+    /// more than 64 times between two [marks](crate::mark()), or asks for the positions of non-zero
+    /// elements.
     ///
     /// ```
     /// use burn::backend::Flex;
@@ -190,7 +191,8 @@ impl Recorder {
     ///
     /// `drain` empties the queue of a backend that fuses operations. If the program turns out to be
     /// another one than the recipe is for, what was dropped is computed again, and the rest runs as
-    /// recorded. [`Recording::begun_program`](crate::Recording::begun_program) tells what runs.
+    /// recorded. [`Recording::begun_program`](crate::Recording::begun_program) tells what runs, and
+    /// whether it can: a tensor that was dropped may survive now.
     pub fn rewrite_at_reads(
         mut self,
         choose: impl Fn(&Trace) -> Option<Arc<Recipe>> + Send + Sync + 'static,

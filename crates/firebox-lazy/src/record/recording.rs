@@ -191,7 +191,9 @@ impl<B: Backend, T> Recording<B, T> {
     ///
     /// # Panics
     ///
-    /// If an operation panics on `B`. The tensors of the recording are lost; all others stay
+    /// If an operation panics on `B`, or the recording has begun to run
+    /// [rewritten](crate::Recorder::rewrite_at_reads) and has no
+    /// [program](Self::begun_program). The tensors of the recording are lost; all others stay
     /// usable.
     pub fn run(self) -> T {
         self.run_observed(|_| ())
@@ -315,6 +317,7 @@ pub fn mark<B: Backend>(mark: impl Into<Mark>) {
             let mark = mark.clone();
             session.push_effect(move |_| pass(&mark));
         }
+        session.is_going_on();
         push(&mut session.trace.steps, Step::Mark(mark));
     });
 }

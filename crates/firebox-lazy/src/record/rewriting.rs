@@ -10,8 +10,7 @@ use std::sync::Arc;
 use burn_backend::{Backend, Scalar};
 use burn_std::DType;
 use firebox_recompute::{
-    Anchor, ApplyError, Program, ProgramError, Recipe, Rewritten, StepOrigin, anchors_before,
-    apply, restore,
+    Anchor, Program, ProgramError, Recipe, Rewritten, StepOrigin, apply, check_begun, restore,
 };
 use firebox_trace::{OpIndex, Step, Trace};
 
@@ -27,10 +26,9 @@ pub(crate) struct Rewriting<B: Backend> {
     /// The recipe of what comes before a read.
     recipe: Arc<Recipe>,
     drain: Drain,
-    /// The origins of the steps that have run, and how many recorded steps that are no ends of
-    /// tensors are among them.
+    /// The origins of the steps that have run, and the place behind them in what was recorded.
     ran: Vec<StepOrigin>,
-    anchors: Anchor,
+    end: Anchor,
     /// The instructions so far, and how many have run. Those that run once are gone then.
     instructions: Vec<(OpIndex, Option<Instruction<B>>)>,
     next: usize,
@@ -46,34 +44,36 @@ impl<B: Backend> Rewriting<B> {
             recipe,
             drain,
             ran: Vec::new(),
-            anchors: Anchor(0),
+            end: Anchor { step: 0, reads: 0 },
             instructions: Vec::new(),
             next: 0,
             carried: Vec::new(),
         }
     }
 
-    /// What was recorded so far, rewritten. If the recipe is not for it, what was dropped comes
-    /// back.
-    pub(crate) fn so_far(&mut self, trace: &Trace) -> Result<Rewritten, ApplyError> {
-        let end = Anchor(anchors_before(trace, trace.steps.len()));
-        match apply(trace, &self.recipe.until(end)) {
-            Ok(rewritten) => Ok(rewritten),
-            Err(error) => {
-                log::debug!("what was computed so far comes back: {error}");
-                let restored = restore(trace, &self.recipe, self.anchors)?.until(end);
-                let rewritten = apply(trace, &restored);
-                self.recipe = Arc::new(restored);
-                rewritten
-            }
-        }
+    /// What was recorded so far, rewritten and verified. If the recipe is not for it, what was
+    /// dropped comes back.
+    pub(crate) fn so_far(&mut self, trace: &Trace) -> Result<Rewritten, ProgramError> {
+        let end = Anchor::end_of(trace);
+        let apply = |recipe: &Recipe| -> Result<Rewritten, ProgramError> {
+            let rewritten = apply(trace, recipe)?;
+            check_begun(trace, &rewritten)?;
+            Ok(rewritten)
+        };
+        apply(&self.recipe.until(end)).or_else(|error| {
+            log::debug!("what was computed so far comes back: {error}");
+            let restored = restore(trace, &self.recipe, self.end)?.until(end);
+            let rewritten = apply(&restored)?;
+            self.recipe = Arc::new(restored);
+            Ok(rewritten)
+        })
     }
 
     /// The program of the whole recording.
     pub(crate) fn whole(&self, trace: &Trace) -> Result<Program, ProgramError> {
         Program::new(trace, &self.recipe).or_else(|error| {
             log::debug!("what was computed so far comes back: {error}");
-            Program::new(trace, &restore(trace, &self.recipe, self.anchors)?)
+            Program::new(trace, &restore(trace, &self.recipe, self.end)?)
         })
     }
 
@@ -166,7 +166,7 @@ impl<B: Backend> Rewriting<B> {
     /// Waits for more to be recorded after `recorded`: takes what is no value of a recorded tensor
     /// out of the values.
     pub(crate) fn pause(&mut self, trace: &Trace, recorded: &Trace, values: &mut Values<B>) {
-        self.anchors = Anchor(anchors_before(recorded, recorded.steps.len()));
+        self.end = Anchor::end_of(recorded);
         let recorded = recorded.tensors.len();
         for (step, of) in trace.steps.iter().enumerate() {
             let Step::Call(call) = of else { continue };

@@ -48,7 +48,8 @@ impl<B: Backend, T> Recording<B, T> {
     ///
     /// # Errors
     ///
-    /// If there is none, which would be a defect.
+    /// If there is none: the program that was recorded keeps a tensor that was dropped, as it did
+    /// not keep it with zeros in place of what it reads.
     pub fn begun_program(&self) -> Option<Result<Program, ProgramError>> {
         let (_, session) = self.parts.as_ref()?;
         let rewriting = session.rewriting.as_ref()?;
@@ -110,8 +111,15 @@ impl<B: Backend> Session<B> {
     /// read. None if that is too large.
     pub(crate) fn read_rewritten(&mut self) -> Option<Value<B>> {
         let mut rewriting = self.rewriting.take()?;
-        let rewritten = rewriting.so_far(&self.trace);
-        let rewritten = rewritten.expect("what was dropped can be computed again");
+        let rewritten = match rewriting.so_far(&self.trace) {
+            Ok(rewritten) => rewritten,
+            // Something that cannot be made again ended where it did not with zeros.
+            Err(error) => {
+                log::debug!("what was computed so far is not that of a recipe: {error}");
+                self.refuse_unknown();
+                return None;
+            }
+        };
         let trace = &rewritten.trace;
         let limit = self.read_limit.clone();
         let refused = limit.and_then(|limit| progress::running(|| limit.refuses(trace)));

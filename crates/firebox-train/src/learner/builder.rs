@@ -266,7 +266,8 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// decides to end early. A rank without further batches in an epoch waits for the others.
     ///
     /// An error on one rank ends training on all with the same [`TrainError::Rank`]. A gradient
-    /// that is not finite ends it with [`TrainError::NotFinite`].
+    /// that is not finite ends it with [`TrainError::NotFinite`]. With losses in half floats, all
+    /// [leave the step out](crate::scale_loss).
     ///
     /// Running statistics, of batch normalization for example, are each rank's own. The ranks of a
     /// machine share its memory where they train on the CPU: each then plans with its part of what

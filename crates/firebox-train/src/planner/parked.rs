@@ -23,7 +23,9 @@ pub(crate) fn park_state(trace: &mut Trace) -> Vec<TensorInfo> {
     let (mut state, mut parked) = (Moved::default(), Vec::new());
     let mut steps = Vec::with_capacity(trace.steps.len());
     for (at, step) in std::mem::take(&mut trace.steps).into_iter().enumerate() {
-        if step.is_mark(&Mark::IterationEnd) {
+        // A micro-step brings back for itself what it uses.
+        let is_end_of_part = matches!(step, Step::Mark(Mark::MicroStepEnd(_)));
+        if is_end_of_part || step.is_mark(&Mark::IterationEnd) {
             steps.extend(state.end().map(Step::Free));
             parked = state.now.keys().map(|tensor| trace.tensor(*tensor).clone()).collect();
         }
@@ -51,12 +53,16 @@ fn leaving(trace: &Trace) -> FxHashMap<usize, Vec<TensorIndex>> {
             && let Some(begin) = begin.take()
         {
             let last = trace.last_uses(begin..at);
+            // What a read runs is parked once the whole step is known, behind the last read.
+            let reads = trace.reads().filter(|read| (begin..at).contains(&(read.0 as usize)));
+            let last_read = reads.last();
             for tensor in trace.alive_before(OpIndex(at as u32)) {
                 let Some(last) = last.get(&tensor) else { continue };
                 let made = is_made_by_call(trace, tensor, begin);
                 let may = is_state(trace.tensor(tensor)) && made;
                 // What an earlier step has parked is brought back, and need not be read again.
                 if may && known.insert(tensor) {
+                    let last = last_read.map_or(*last, |read| read.max(*last));
                     leaving.entry(last.0 as usize).or_default().push(tensor);
                 }
             }

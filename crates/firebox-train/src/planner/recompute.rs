@@ -9,7 +9,7 @@ use crate::planner::speed::Speed;
 use firebox_recompute::{
     Demand, Program, Recipe, Selected, anchors_before, apply, model_steps, segment, select,
 };
-use firebox_trace::{Bytes, Mark, MemoryModel, OpIndex, Step, StructuralHash, Trace};
+use firebox_trace::{Bytes, Mark, MemoryModel, Step, StructuralHash, Trace};
 
 /// How often a memory model is asked about rewritten iterations.
 const ANSWERS: usize = 4;
@@ -140,15 +140,19 @@ pub(crate) struct Recomputed {
 #[derive(Clone, Debug)]
 struct Kind {
     size: Size,
-    /// What comes before the first value that it reads.
-    before_read: Option<Size>,
+    /// The bytes that the first calls make, by their number.
+    so_far: Vec<Bytes>,
     recipe: Arc<Recipe>,
 }
 
 impl Kind {
     fn of(trace: &Trace, recipe: Recipe) -> Self {
-        let before_read = trace.reads().next().map(|read| Size::before(trace, read));
-        Self { size: Size::of(trace), before_read, recipe: Arc::new(recipe) }
+        let mut so_far = vec![Bytes::ZERO];
+        for (_, call) in trace.calls() {
+            let made = call.outputs.iter().map(|tensor| trace.tensor(*tensor).bytes());
+            so_far.push(so_far[so_far.len() - 1] + made.sum());
+        }
+        Self { size: Size::of(trace), so_far, recipe: Arc::new(recipe) }
     }
 }
 
@@ -165,15 +169,9 @@ struct Size(usize, Bytes);
 
 impl Size {
     fn of(trace: &Trace) -> Self {
-        Self::before(trace, OpIndex(trace.steps.len() as u32))
-    }
-
-    /// Of the steps before `end`.
-    fn before(trace: &Trace, end: OpIndex) -> Self {
-        let calls = || trace.calls().take_while(|(at, _)| *at < end);
-        let made = calls().flat_map(|(_, call)| &call.outputs);
+        let made = trace.calls().flat_map(|(_, call)| &call.outputs);
         let bytes = made.map(|tensor| trace.tensor(*tensor).bytes()).sum();
-        Self(calls().count(), bytes)
+        Self(trace.calls().count(), bytes)
     }
 }
 
@@ -227,15 +225,10 @@ impl Recomputed {
         self.kinds.first().and_then(|kind| Program::new(trace, &kind.recipe).ok())
     }
 
-    /// Whether passes read values.
-    pub(crate) fn reads(&self) -> bool {
-        self.kinds.iter().any(|kind| kind.before_read.is_some())
-    }
-
     /// The recipe for a pass that begins so and now reads a value.
     pub(crate) fn begins(&self, trace: &Trace) -> Option<Arc<Recipe>> {
-        let size = Size::of(trace);
-        let kind = self.kinds.iter().find(|kind| kind.before_read == Some(size))?;
+        let Size(calls, bytes) = Size::of(trace);
+        let kind = self.kinds.iter().find(|kind| kind.so_far.get(calls) == Some(&bytes))?;
         (!kind.recipe.edits.is_empty()).then(|| kind.recipe.clone())
     }
 }

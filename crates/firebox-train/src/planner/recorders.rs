@@ -7,7 +7,7 @@ use firebox_trace::Bytes;
 
 use super::Planner;
 use crate::error::Phase;
-use crate::planner::recompute::Recomputed;
+use crate::planner::rehearsed::{loop_bytes, recording_bytes};
 use crate::planner::shape::Shape;
 
 impl Planner {
@@ -31,7 +31,9 @@ impl Planner {
                 let mut trace = trace.clone();
                 overhead.add_queue(&mut trace, memory.is_on_host());
                 let footprint = memory.footprint(&trace);
-                let mut peak = footprint.peak;
+                // What was recorded so far takes host memory, too.
+                let recording = recording_bytes(&*memory, &trace, trace.calls().count());
+                let mut peak = footprint.peak + recording + loop_bytes(&*memory);
                 if peak <= budget {
                     let pages = pool.as_ref().map(|pool| pool.prepare_for(&footprint));
                     peak = peak.max(pages.unwrap_or_default());
@@ -61,7 +63,7 @@ impl Planner {
         });
         let planned = self.planned(phase, shape);
         let recomputed = planned.and_then(|planned| planned.rehearsed.recomputed.clone());
-        match recomputed.filter(Recomputed::reads) {
+        match recomputed {
             Some(recomputed) => {
                 recorder.rewrite_at_reads(move |trace| recomputed.begins(trace), drain)
             }

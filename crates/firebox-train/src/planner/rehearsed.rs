@@ -265,7 +265,7 @@ pub(crate) fn recording_bytes(memory: &dyn MemoryModel, trace: &Trace, calls: us
 
 /// The memory that burn's training loop takes apart from tensors: the items of a loader's batch,
 /// metrics, loggers. Measured at 0.1 to 0.6 MiB.
-fn loop_bytes(memory: &dyn MemoryModel) -> Bytes {
+pub(crate) fn loop_bytes(memory: &dyn MemoryModel) -> Bytes {
     if memory.is_on_host() { Bytes::mib(1) } else { Bytes::ZERO }
 }
 

@@ -87,7 +87,7 @@ impl Planner {
                 match self.search(wanted, cost, rehearse) {
                     // It is not known what the model does with other values than zeros.
                     Err(again) if !matches!(again, TrainError::Plan { .. }) && self.reads => {
-                        log::debug!("nothing is computed again: {again}");
+                        log::warn!("nothing is computed again: {again}");
                         found
                     }
                     again => {
@@ -98,6 +98,8 @@ impl Planner {
                     }
                 }
             }
+            // What would replace it takes zeros for what the model reads.
+            Ok(_) if self.reads => found,
             // A whole batch has the statistics of a whole batch.
             Ok((plan, recorded)) if !plan.is_whole() && self.prefers_whole(recorded) => {
                 let whole = Wanted { sizing: Sizing::Whole, ..wanted };

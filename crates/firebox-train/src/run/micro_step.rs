@@ -130,7 +130,11 @@ where
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let mut recording =
                 recorder.record::<B::Base, _>(|| with_share(share, || step(micro)))?;
-            let begun = recording.begun_program().map(|begun| begun.expect(DEFECT));
+            let begun = recording.begun_program().transpose().map_err(|error| {
+                log::debug!("a step that reads values cannot go on: {error}");
+                let at = recording.trace().reads().next().unwrap_or_default();
+                TrainError::Record(RecordError::ReadUnknown { at })
+            })?;
             let (admission, program) = self.planner.admit(&Applicant {
                 phase: self.phase,
                 trace: recording.trace(),

@@ -38,7 +38,7 @@ use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::{Phase, TrainError};
-use crate::loss_scale::{LossScale, Scaling, are_finite};
+use crate::loss_scale::{LossScale, Scaling};
 use crate::park::Parking;
 use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
@@ -346,7 +346,7 @@ where
         }
         if accumulated.batches >= self.accumulation {
             self.optimizer_step(planner, accumulated, iteration)?;
-            if self.unmeasured > 0 {
+            if self.unmeasured > 0 && !self.has_left_out() {
                 self.unmeasured -= 1;
                 self.measure(planner)?;
             }
@@ -454,11 +454,11 @@ where
                     Some(together) => together.sum(&model, &mut done.gradients)?,
                     None => done.gradients.finish(&model),
                 };
-                let is_made = LossScale::judge(loss_scale, || match &mut *together {
-                    Some(together) => together.skips_if_not_finite(),
-                    None => are_finite::<LC::Backend, _>(&model, &grads),
-                })?;
-                Ok(is_made.then_some(grads))
+                let Some(scale) = loss_scale else { return Ok(Some(grads)) };
+                match &mut *together {
+                    Some(together) => Ok(together.judge(scale).then_some(grads)),
+                    None => scale.judge_alone::<LC::Backend, _>(&model, grads),
+                }
             },
             || together.borrow_mut().as_mut().map_or(Ok(()), Together::commit),
             |grads| match (grads, parking) {
@@ -471,7 +471,9 @@ where
         );
         self.optimizer_lost |= matches!(stepped, Err(TrainError::OptimizerPanicked { .. }));
         let parked = stepped?;
-        planner.has_run(Phase::Training);
+        if !self.has_left_out() {
+            planner.has_run(Phase::Training);
+        }
         self.scheduler_steps += 1;
         self.position.1 = iteration;
         self.batch_start = None;

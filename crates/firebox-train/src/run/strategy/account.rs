@@ -36,14 +36,20 @@ where
         let (epoch, iteration) = self.position;
         let lr = Some(self.learner.lr_current());
         let (device, settings) = (&self.device, &self.strategy.settings);
+        let (loss_scale, left_out) = (self.loss_scale, self.has_left_out());
         self.log.end(|| StepUse {
             epoch: Some(epoch),
             iteration,
             lr,
-            loss_scale: self.loss_scale.map(|scale| scale.scale()),
-            left_out: self.loss_scale.is_some_and(|scale| scale.has_left_out()),
+            loss_scale: loss_scale.map(|scale| scale.scale()),
+            left_out,
             ..step_use::<LC::Base>(device, planner, settings)
         })
+    }
+
+    /// Whether the latest optimizer step was left out.
+    pub(super) fn has_left_out(&self) -> bool {
+        self.loss_scale.is_some_and(|scale| scale.has_left_out())
     }
 
     /// See [`measure`].

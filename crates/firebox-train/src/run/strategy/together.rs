@@ -14,6 +14,7 @@ use super::{AutoBatch, Run, queue};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::TrainError;
 use crate::gradients::WeightedGradients;
+use crate::loss_scale::{Judgement, LossScale};
 use crate::planner::Planner;
 use crate::ranks::exchange::{Exchanged, exchange, has_gradient};
 use crate::ranks::metrics::Sums;
@@ -215,10 +216,12 @@ impl<'a> Together<'a> {
         Self { team, step, is_finite: true, not_finite: None, skips: false }
     }
 
-    /// Whether the sums are finite. If not, all ranks leave the step out.
-    pub(super) fn skips_if_not_finite(&mut self) -> bool {
-        self.skips = true;
-        self.is_finite
+    /// Whether the step is made, with losses in half floats. If not, all ranks leave it out, or
+    /// [`commit`](Self::commit) fails.
+    pub(super) fn judge(&mut self, scale: &mut LossScale) -> bool {
+        let judgement = scale.judge(self.is_finite);
+        self.skips = judgement == Judgement::LeftOut;
+        judgement == Judgement::Made
     }
 
     /// Sums the gradients of all ranks.

@@ -1,0 +1,51 @@
+//! Loads what an earlier run of a loop has saved, into the place where state is parked.
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::AutodiffBackend;
+use firebox_lazy::LazyBackend;
+
+use crate::device::DeviceMemory;
+use crate::error::TrainError;
+use crate::steps::StepPlanner;
+
+impl<B, M, S> StepPlanner<B, M, S>
+where
+    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
+    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    M: AutodiffModule<B>,
+{
+    /// Runs `load`, which reads optimizers' state from files. With
+    /// [parked](LearnerBuilder::park_optimizer) state, what it would upload is parked instead, as
+    /// if updates had left it. Call it before the first step. Parameters of models should be loaded
+    /// outside.
+    ///
+    /// ```no_run
+    /// # use burn::backend::{Autodiff, Flex};
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use burn::optim::{AdamConfig, Optimizer};
+    /// # use firebox_lazy::Lazy;
+    /// # use firebox_train::{Learner, Park};
+    /// use burn::record::{BinFileRecorder, FullPrecisionSettings, Recorder};
+    ///
+    /// # type B = Autodiff<Lazy<Flex>>;
+    /// # let device = Default::default();
+    /// # let model: Linear<B> = LinearConfig::new(2, 1).init(&device);
+    /// # let mut optim = AdamConfig::new().init::<B, Linear<B>>();
+    /// # let builder = Learner::builder().auto_batch().park_optimizer(Park::Disk("/tmp".into()));
+    /// let mut steps = builder.step_planner(&model)?;
+    /// let files = BinFileRecorder::<FullPrecisionSettings>::new();
+    /// let record = steps.load(|| files.load("optim".into(), &device))??;
+    /// optim = optim.load_record(record);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If state could not be parked. It is in host memory then.
+    pub fn load<R>(&mut self, load: impl FnOnce() -> R) -> Result<R, TrainError> {
+        let Some(parking) = &self.parking else { return Ok(load()) };
+        let (loaded, parked) = parking.park_loaded(load)?;
+        self.there += parked;
+        Ok(loaded)
+    }
+}
