@@ -1,31 +1,39 @@
 //! Training in 16 bit against 32 bit: the loss after some hundred steps, and what the activations
-//! take, as tensors and on a card. On Flex, from the same parameters and on the same batches.
+//! take, as tensors and on a card. On Flex, from the same parameters and on the same batches. The
+//! part `learner` trains through the Learner, which scales losses in half floats.
 
 use std::io::Read as _;
 use std::sync::Arc;
 
 use burn::backend::flex::FlexDevice;
 use burn::backend::{Autodiff, Flex};
-use burn::module::{AutodiffModule, ModuleMapper, Param};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataset::InMemDataset;
+use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder as _};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Tensor, TensorData};
-use burn::train::{ClassificationOutput, TrainOutput, TrainStep};
+use burn::tensor::{DType, Tensor, TensorData, f16};
+use burn::train::metric::LossMetric;
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{
+    ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
+};
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use firebox::dry::{Card, Dry, DryPooledCuda};
 use firebox::{
-    Bytes, Half, Heap, Lazy, LazyBackend, MemoryModel, Recorder, Trace, WeightedGradients,
+    Bytes, Half, Heap, Lazy, LazyBackend, Learner, MemoryModel, Recorder, Trace, WeightedGradients,
     initialize,
 };
 use firebox_testing::bench::{print_machine, rounds, wants};
 use firebox_testing::full_size::gpt::{Gpt, Texts};
 use firebox_testing::full_size::resnet::{Photos, ResNet50};
-use firebox_testing::zoo::{self, Zoo};
+use firebox_testing::zoo::{self, Numbered, Zoo};
 
 type Full = Autodiff<Lazy<Flex>>;
 type Sixteen = Autodiff<Half<Lazy<Flex>>>;
+type Floats = Autodiff<Half<Lazy<Flex>, f16>>;
 type Bytewise = BinBytesRecorder<FullPrecisionSettings>;
 
 const CARD: &str = "RTX 4090";
@@ -77,6 +85,9 @@ fn main() {
             "Mean loss of {BATCHES} batches of {ITEMS} after {steps} steps of Adam (rate 0.001, if no other is named), over {TRAININGS} trainings; mean \
              difference from 32 bit, with its standard error\n{table}"
         );
+    }
+    if wants("learner") {
+        learner(rounds(2) > 1);
     }
     if wants("activations") {
         activations(rounds(2) > 1);
@@ -143,6 +154,80 @@ impl Digits {
         batch.targets = Tensor::from_data(TensorData::new(classes, [ITEMS]), &FlexDevice);
         batch
     }
+}
+
+/// The loss of a model that the Learner trains in each type, with losses scaled in half floats.
+fn learner(is_full: bool) {
+    let device = Default::default();
+    let mut table = table(["model", "32 bit", "brain floats", "half floats"]);
+    macro_rules! of_zoo {
+        ($name:literal, $model:ident, $rate:literal) => {{
+            let mut losses = [0.0; 3];
+            let trainings = if is_full { TRAININGS } else { 1 };
+            for seed in 0..trainings as u64 {
+                <Full as Backend>::seed(&device, seed);
+                let model = zoo::$model::<Full>::new(&device);
+                initialize(&model);
+                let initial = Bytewise::new().record(model.into_record(), ()).expect("recorded");
+                let ends = [
+                    learned::<Full, zoo::$model<Full>, zoo::$model<_>>(&initial, $rate, is_full),
+                    learned::<Sixteen, zoo::$model<_>, zoo::$model<_>>(&initial, $rate, is_full),
+                    learned::<Floats, zoo::$model<_>, zoo::$model<_>>(&initial, $rate, is_full),
+                ];
+                losses.iter_mut().zip(ends).for_each(|(sum, end)| *sum += end / trainings as f64);
+            }
+            let [full, brain, half] = losses;
+            let shown = |loss: f64| format!("{loss:.4} ({:+.2} %)", 100.0 * (loss / full - 1.0));
+            table.add_row([$name.to_owned(), format!("{full:.4}"), shown(brain), shown(half)]);
+        }};
+    }
+    of_zoo!("GPT, texts that repeat", Gpt, 1e-3);
+    of_zoo!("ResNet, waves, rate 0.00003", ResNet, 3e-5);
+    println!(
+        "Mean loss of the last of three epochs of {BATCHES} batches, in the mean of trainings"
+    );
+    println!("{table}");
+}
+
+/// Trains through the Learner for three epochs. Returns the mean loss of the last.
+fn learned<B, M, V>(initial: &[u8], rate: f64, is_full: bool) -> f64
+where
+    B: AutodiffBackend<Device = FlexDevice> + LazyBackend<Base = Flex>,
+    B::InnerBackend: LazyBackend<Base = Flex>,
+    M: Zoo<B> + AutodiffModule<B, InnerModule = V> + std::fmt::Display + 'static,
+    M: TrainStep<Input = <M as Zoo<B>>::Batch, Output = ClassificationOutput<B>>,
+    V: Zoo<B::InnerBackend> + 'static,
+    V: InferenceStep<
+            Input = <V as Zoo<B::InnerBackend>>::Batch,
+            Output = ClassificationOutput<B::InnerBackend>,
+        >,
+{
+    let device = Default::default();
+    B::seed(&device, 7);
+    let folder = tempfile::tempdir().expect("there is room for a folder");
+    let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
+    let batches = if is_full { BATCHES } else { 1 };
+    let train = DataLoaderBuilder::<B, _, _>::new(Numbered::<M>::default());
+    let valid = DataLoaderBuilder::<B::InnerBackend, _, _>::new(Numbered::<V>::default());
+    let training = SupervisedTraining::new(
+        folder.path(),
+        train.batch_size(ITEMS).build(numbers(batches * ITEMS)),
+        valid.batch_size(ITEMS).build(numbers(ITEMS)),
+    );
+    let training = training
+        .metrics((LossMetric::new(),))
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(3);
+    let record = Bytewise::new().load(initial.to_vec(), &device).expect("it was recorded here");
+    let model = M::new(&device).load_record(record);
+    let builder = Learner::builder().auto_batch().memory(Bytes::gib(4)).no_cache().quiet();
+    builder.build(model, AdamConfig::new().init(), rate).fit(training).expect("it fits");
+    let log = folder.path().join("train/epoch-3/Loss.log");
+    let log = std::fs::read_to_string(log).expect("burn writes a log");
+    let losses: Vec<f64> =
+        log.lines().filter_map(|line| line.split(',').next()?.parse().ok()).collect();
+    losses.iter().sum::<f64>() / losses.len() as f64
 }
 
 /// Trains for some steps. Returns the losses of the first and of the last round of batches.

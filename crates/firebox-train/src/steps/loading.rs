@@ -14,10 +14,10 @@ where
     B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
     M: AutodiffModule<B>,
 {
-    /// Runs `load`, which reads optimizers' state from files. With
-    /// [parked](LearnerBuilder::park_optimizer) state, what it would upload is parked instead, as
-    /// if updates had left it. Call it before the first step. Parameters of models should be loaded
-    /// outside.
+    /// Runs `load`, which reads optimizers' state from files. Where state is
+    /// [parked](crate::LearnerBuilder::park_optimizer), what `load` would upload is parked instead,
+    /// as if updates had left it. Call it before the first step. Load parameters of models outside
+    /// of it.
     ///
     /// ```no_run
     /// # use burn::backend::{Autodiff, Flex};
