@@ -86,8 +86,9 @@ pub(crate) struct LossScale {
     scale: f64,
     /// Optimizer steps with finite gradients since the scale was last changed.
     clean: u32,
-    /// Whether the latest step was left out.
+    /// Whether the latest step was left out, and whether any was made.
     left_out: bool,
+    has_stepped: bool,
 }
 
 impl LossScale {
@@ -97,6 +98,7 @@ impl LossScale {
             scale: FIRST,
             clean: 0,
             left_out: false,
+            has_stepped: false,
         })
     }
 
@@ -106,6 +108,10 @@ impl LossScale {
 
     pub(crate) fn has_left_out(&self) -> bool {
         self.left_out
+    }
+
+    pub(crate) fn has_stepped(&self) -> bool {
+        self.has_stepped
     }
 
     /// Whether an optimizer step is made, given whether its gradients are finite.
@@ -149,6 +155,7 @@ impl LossScale {
     /// a smaller scale would not help.
     fn note(&mut self, are_finite: bool) -> bool {
         self.left_out = !are_finite;
+        self.has_stepped |= are_finite;
         if are_finite {
             self.clean += 1;
             if self.clean >= PATIENCE {
@@ -250,7 +257,7 @@ mod tests {
 
     #[test]
     fn the_scale_is_halved_and_doubled() {
-        let mut scale = LossScale { scale: 4.0, clean: 0, left_out: false };
+        let mut scale = LossScale { scale: 4.0, clean: 0, left_out: false, has_stepped: false };
         assert!(scale.note(false) && scale.scale == 2.0);
         (1..PATIENCE).for_each(|_| assert!(scale.note(true)));
         assert_eq!(scale.scale, 2.0);

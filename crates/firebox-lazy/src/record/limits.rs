@@ -3,7 +3,7 @@
 use burn_backend::{Backend, TensorData, TensorMetadata};
 use burn_ir::OperationIr;
 use burn_std::{DType, Shape};
-use firebox_trace::{Bytes, Description, OpIndex, Step, Trace};
+use firebox_trace::{Bytes, Description, Mark, OpIndex, Step, Trace};
 
 use crate::kind::Kind;
 use crate::record::recorder::RecordError;
@@ -14,6 +14,8 @@ use crate::threads::progress;
 
 /// How many refused reads a program gets zeros for. The next one unwinds.
 const PATIENCE: usize = 64;
+/// How many reads of a whole program are guessed.
+const MOST_GUESSED: usize = 4096;
 /// The host memory of a recording is checked every so many operations.
 const LOOK: usize = 1024;
 
@@ -64,6 +66,7 @@ impl<B: Backend> Session<B> {
     /// is refused, or guessed.
     pub(crate) fn read<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> Option<K::Primitive> {
         if self.guesses {
+            self.guessed += 1;
             self.unwind_if_impatient();
             read_is_refused();
             let used = self.take(tensor);
@@ -117,14 +120,14 @@ impl<B: Backend> Session<B> {
     /// A program that reads zeros over and over may be waiting for another value and is unwound.
     fn unwind_if_impatient(&mut self) {
         self.refusals += 1;
-        if self.refusals > PATIENCE {
+        if self.refusals > PATIENCE || self.guessed > MOST_GUESSED {
             self.unwind_refused();
         }
     }
 
-    /// Notes a mark: a program that guesses comes to its next part, and may read as much again.
-    pub(crate) fn is_going_on(&mut self) {
-        if self.guesses {
+    /// Notes a mark. A program that guesses and comes to its next part may read as much again.
+    pub(crate) fn pass(&mut self, mark: &Mark) {
+        if self.guesses && *mark == Mark::MicroStep {
             self.refusals = 0;
         }
     }

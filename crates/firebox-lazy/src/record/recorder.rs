@@ -164,8 +164,8 @@ impl Recorder {
     /// # Errors
     ///
     /// The recording ends in [`RecordError::ReadUnknown`] if the program panics after a read, reads
-    /// more than 64 times between two [marks](crate::mark()), or asks for the positions of non-zero
-    /// elements.
+    /// more than 64 times in a micro-step or 4,096 times in all, or asks for the positions of
+    /// non-zero elements.
     ///
     /// ```
     /// use burn::backend::Flex;

@@ -64,7 +64,7 @@ impl Recorder {
                 match panic.downcast::<Refused>() {
                     Ok(refused) => Err(refused.0),
                     // It computed with zeros, as above.
-                    Err(_) if session.guesses && session.refusals > 0 => {
+                    Err(_) if session.guessed > 0 => {
                         Err(session.why_refused().expect("it guesses"))
                     }
                     Err(panic) => resume_unwind(panic),
@@ -317,7 +317,7 @@ pub fn mark<B: Backend>(mark: impl Into<Mark>) {
             let mark = mark.clone();
             session.push_effect(move |_| pass(&mark));
         }
-        session.is_going_on();
+        session.pass(&mark);
         push(&mut session.trace.steps, Step::Mark(mark));
     });
 }

@@ -73,6 +73,10 @@ impl<B: Backend> Session<B> {
             return self.run_rewriting(done);
         }
         let mut program = std::mem::take(&mut self.program).into_iter().peekable();
+        // What was last used before a read.
+        if let Some(last) = self.ran.checked_sub(1) {
+            self.park_behind(last);
+        }
         // Effects may come after the last step.
         for at in self.ran..=self.trace.steps.len() {
             let step = self.trace.steps.get(at);
@@ -90,7 +94,6 @@ impl<B: Backend> Session<B> {
             }
             done(OpIndex(at as u32));
         }
-        // What was last used before a read.
         self.park_behind(usize::MAX);
         self.ran = self.trace.steps.len();
     }

@@ -136,8 +136,9 @@ pub(crate) struct Session<B: Backend> {
     /// Why the recording must not run, and how many reads were refused for that reason.
     pub(crate) refused: Option<RecordError>,
     pub(crate) refusals: usize,
-    /// Whether reads give zeros, as if they were values.
+    /// Whether reads give zeros, as if they were values, and how many have.
     pub(crate) guesses: bool,
+    pub(crate) guessed: usize,
     pub(crate) host_limit: Option<Bytes>,
     /// The calls so far, and the bytes of the tensors that existed before the session.
     pub(crate) calls: usize,
@@ -187,6 +188,7 @@ impl<B: Backend> Session<B> {
             refused: None,
             refusals: 0,
             guesses: options.guesses,
+            guessed: 0,
             host_limit: options.host_limit,
             calls: 0,
             existing: Bytes::ZERO,

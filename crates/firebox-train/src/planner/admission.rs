@@ -121,7 +121,9 @@ impl Planner {
         let written = recomputed.map_or(Written::AsRecorded, |one| Written::Within(one.limit()));
         let structure = (phase, trace.structural_hash(), written);
         let is_begun = |known: &Admitted| match (&known.program, begun) {
-            (Some(known), Some(begun)) => known.origins() == begun.origins(),
+            (Some(known), Some(begun)) => {
+                known.origins() == begun.origins() && known.trace().steps == begun.trace().steps
+            }
             (_, begun) => begun.is_none(),
         };
         if let Some(known) = self.known_of(&structure, trace).filter(is_begun) {

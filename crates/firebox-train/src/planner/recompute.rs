@@ -27,6 +27,7 @@ const SLACK: f64 = 0.02;
 /// take.
 ///
 /// Values are the same, bit for bit, on the CPU and on GPUs whose backend does not fuse operations.
+/// A model that reads values in its step is rewritten only if it does not fit in another way.
 /// Default: [`if_needed`](Self::if_needed), at most 30 % more time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecomputePolicy {

@@ -99,7 +99,16 @@ impl Planner {
                 }
             }
             // What would replace it takes zeros for what the model reads.
-            Ok(_) if self.reads => found,
+            Ok((plan, recorded)) if self.reads => {
+                if !plan.is_whole()
+                    && (self.prefers_whole(recorded) || self.recompute.is_for_speed())
+                {
+                    log::info!(
+                        "a model that reads values is split before anything is computed again"
+                    );
+                }
+                found
+            }
             // A whole batch has the statistics of a whole batch.
             Ok((plan, recorded)) if !plan.is_whole() && self.prefers_whole(recorded) => {
                 let whole = Wanted { sizing: Sizing::Whole, ..wanted };

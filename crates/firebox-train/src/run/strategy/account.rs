@@ -47,6 +47,11 @@ where
         })
     }
 
+    /// Whether the optimizer has stepped, so that its state exists.
+    pub(super) fn has_stepped(&self) -> bool {
+        self.scheduler_steps > 0 && self.loss_scale.is_none_or(|scale| scale.has_stepped())
+    }
+
     /// Whether the latest optimizer step was left out.
     pub(super) fn has_left_out(&self) -> bool {
         self.loss_scale.is_some_and(|scale| scale.has_left_out())

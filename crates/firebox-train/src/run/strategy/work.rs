@@ -92,11 +92,13 @@ where
     ) -> Result<Prepared, TrainError> {
         let (phase, items, splitter) =
             (Phase::Training, shape.items, &self.strategy.train_splitter);
-        let again = self.accumulation > 1 || self.latest == Some(shape);
+        let has_stepped = self.has_stepped();
+        // Steps that were left out have made no state.
+        let again = self.accumulation > 1 || self.latest == Some(shape) || !has_stepped;
         let to_run = BatchToRun { phase, shape, again };
         let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
         let pages = !planner.memory().is_on_host();
-        let (has_stepped, batches) = (self.scheduler_steps > 0, self.accumulation);
+        let batches = self.accumulation;
         let (exchanges, parks) = (self.team.is_some(), self.parking.is_some());
         let queue = queue::<LC::Backend>(&self.training, &self.device);
         let screen = self.strategy.settings.screen.as_ref();
