@@ -12,10 +12,10 @@
 //!   3060 and the RTX 4070. Those of the RTX 3070, the RTX 3090, the A10, the L40S and the H100
 //!   come from published specifications. The H200 was queried directly.
 //! - *Operations* are the published cores times the boost clock times two, without tensor cores.
-//!   *Bytes* are the width of the bus times its clock. Both were checked against comparisons of
-//!   cards on public pages (sysrqmts.com, hmc-tech.com, topcpu.net, fpsbench.com,
-//!   glennklockwood.com) that copy them from NVIDIA's data sheets. The L4 has 30.3 Tflop/s in its
-//!   data sheet and 31.3 elsewhere. The A100, the H100 and the H200 are those with SXM sockets.
+//!   *Bytes* are the width of the bus times its clock. Both were checked against descriptions of
+//!   cards on public pages (sysrqmts.com, hmc-tech.com, topcpu.net, fpsbench.com, alldbin.com,
+//!   glennklockwood.com), not against data sheets. Of the L4, some have 30.3 Tflop/s and others
+//!   31.3. The A100, the H100 and the H200 are those with SXM sockets.
 //! - *Memory* is what a CUDA program sees on Linux. It is less than the number on the box, since
 //!   the driver and error correction keep some. The source is the "total capacity" in a PyTorch
 //!   message, to a hundredth of a GiB, or the bytes that `deviceQuery` printed, as users have

@@ -63,11 +63,11 @@ impl Recorder {
                 session.end(Stage::Failed);
                 match panic.downcast::<Refused>() {
                     Ok(refused) => Err(refused.0),
-                    // It computed with zeros, as above.
-                    Err(_) if session.guessed > 0 => {
-                        Err(session.why_refused().expect("it guesses"))
-                    }
-                    Err(panic) => resume_unwind(panic),
+                    Err(panic) => match session.why_refused() {
+                        // It computed with zeros, as above.
+                        Some(unknown) if session.guessed > 0 => Err(unknown),
+                        _ => resume_unwind(panic),
+                    },
                 }
             }
         }
