@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use crate::part::{field, of_fields};
 use crate::{MicroBatch, MicroBatchError, Tally};
 
 /// One item per element. To cut a list whose elements are batches themselves, use
@@ -37,7 +38,8 @@ impl<T: MicroBatch> MicroBatch for Option<T> {
 
 macro_rules! tuple {
     ($($T:ident $index:tt),+) => {
-        /// The items of all fields, which must agree on their number.
+        /// The items of all fields, which must agree on their number. They weigh what one of them
+        /// weighs.
         impl<$($T: MicroBatch),+> MicroBatch for ($($T,)+) {
             fn items(&self) -> Result<usize, MicroBatchError> {
                 Tally::new(stringify!(($($T),+)))
@@ -47,6 +49,11 @@ macro_rules! tuple {
 
             fn range(&self, range: Range<usize>) -> Self {
                 ($(self.$index.range(range.clone()),)+)
+            }
+
+            fn weight(&self) -> f64 {
+                let weights = [$(field(&self.$index).weight()),+];
+                of_fields(self, stringify!(($($T),+)), &weights)
             }
         }
     };

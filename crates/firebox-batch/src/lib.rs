@@ -163,6 +163,6 @@ pub mod weight;
 /// A crate that re-exports [`MicroBatch`] must re-export this module too.
 #[doc(hidden)]
 pub mod __derive {
-    pub use crate::part::{along, each, each_along, field};
+    pub use crate::part::{along, each, each_along, field, of_fields};
     pub use crate::{Elements, MicroBatchError, SliceDim, Tally};
 }

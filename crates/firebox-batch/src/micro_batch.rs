@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use crate::MicroBatchError;
+use crate::part::items_of;
 
 /// A batch that can be cut into micro-batches.
 ///
@@ -131,18 +132,19 @@ pub trait MicroBatch: Sized {
     /// padding included, so the default is right for it.
     ///
     /// The weight must be finite and not negative, and the weights of the pieces must add up to the
-    /// weight of the whole. It may read a tensor. A micro-batch of weight zero has no loss for the
-    /// metrics. A batch of weight zero is left out of training.
+    /// weight of the whole. It may read a tensor. A micro-batch of weight zero adds nothing to the
+    /// gradient and has no loss for the metrics. A batch of weight zero is trained on like any
+    /// other, unless its gradient is not a number.
     ///
-    /// Only the outermost batch is asked for its weight. If a field holds a batch with a weight of
-    /// its own, name a function for the whole batch.
+    /// A derived batch and a tuple weigh what a batch in one of their fields weighs, if that is
+    /// something else than its number of items.
     ///
     /// # Panics
+    /// If two fields weigh something else than their number of items, and not the same: name a
+    /// function for the whole batch, `#[micro_batch(weight = ..)]`.
+    ///
     /// The default panics if [`items`](Self::items) returns an error. Call it first.
     fn weight(&self) -> f64 {
-        match self.items() {
-            Ok(items) => items as f64,
-            Err(error) => panic!("a batch without a number of items has no weight: {error}"),
-        }
+        items_of(self) as f64
     }
 }

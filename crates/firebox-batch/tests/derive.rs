@@ -13,6 +13,67 @@ use firebox_batch::{MicroBatch, MicroBatchError, Tally};
 
 use grid::Grid;
 
+/// A batch that weighs what it says, inside of others.
+#[derive(Clone, Debug, MicroBatch)]
+#[micro_batch(weight = Tokens::real)]
+struct Tokens {
+    rows: Vec<[u8; 2]>,
+}
+
+impl Tokens {
+    fn real(&self) -> f64 {
+        self.rows.iter().flatten().filter(|token| **token > 0).count() as f64
+    }
+}
+
+#[derive(Clone, Debug, MicroBatch)]
+struct Pairs {
+    source: Vec<u8>,
+    target: Option<Tokens>,
+}
+
+/// Its own weight counts, whatever that of a field is.
+#[derive(Clone, Debug, MicroBatch)]
+#[micro_batch(weight = Twice::twice)]
+struct Twice(Pairs);
+
+impl Twice {
+    fn twice(&self) -> f64 {
+        2.0 * self.0.weight()
+    }
+}
+
+#[derive(Clone, Debug, MicroBatch)]
+struct Views {
+    #[micro_batch(each)]
+    views: Vec<Tokens>,
+}
+
+#[derive(Clone, Debug, MicroBatch)]
+struct Over<T: MicroBatch>(Vec<u8>, T);
+
+#[test]
+fn a_batch_weighs_what_a_field_of_it_weighs() {
+    let tokens = Tokens { rows: vec![[1, 2], [3, 0], [0, 0]] };
+    let pairs = Pairs { source: vec![7; 3], target: Some(tokens.clone()) };
+    assert_eq!(pairs.weight(), 3.0);
+    assert_eq!(pairs.range(1..3).weight(), 1.0);
+    assert_eq!(Twice(pairs.clone()).weight(), 6.0);
+    assert_eq!((vec![7; 3], tokens.clone()).weight(), 3.0);
+    assert_eq!((pairs.clone(), vec![7; 3]).range(0..1).weight(), 2.0);
+    assert_eq!(Over(vec![7; 3], pairs).weight(), 3.0);
+    assert_eq!(Over(vec![7; 3], vec![7; 3]).weight(), 3.0);
+    // Two fields may weigh the same, but not something different.
+    assert_eq!((tokens.clone(), tokens.clone()).weight(), 3.0);
+    let two = (Tokens { rows: vec![[1, 1]; 3] }, tokens.range(1..2));
+    let two = (two.0.range(0..1), two.1, Tokens { rows: vec![[0, 0]] });
+    let panic = std::panic::catch_unwind(|| two.weight()).expect_err("which one counts?");
+    let text = panic.downcast_ref::<String>().expect("a text");
+    assert!(text.contains("weigh 2 and 0: name a function for the whole batch"), "{text}");
+    let each = Views { views: vec![tokens.clone(), tokens] };
+    assert_eq!(each.range(1..3).weight(), 1.0);
+}
+
 #[track_caller]
 fn check_error<T: MicroBatch>(batch: &T, expected: &str) {
     let error = batch.items().expect_err("the batch is wrong");

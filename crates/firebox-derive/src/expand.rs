@@ -40,9 +40,13 @@ pub fn expand(input: &DeriveInput, home: &Path) -> syn::Result<TokenStream> {
     generics.make_where_clause().predicates.extend(bounds);
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
     let name = &input.ident;
-    let items = items(&name.unraw().to_string(), &parts, home);
+    let owner = name.unraw().to_string();
+    let items = items(&owner, &parts, home);
     let range = range(&parts, home);
-    let weight = options.weight.map(|path| weight(&path));
+    let weight = match options.weight {
+        Some(path) => weight(&path),
+        None => weight_of_a_field(&owner, &parts, home),
+    };
     Ok(quote! {
         #[automatically_derived]
         impl #impl_generics #home::MicroBatch for #name #type_generics #where_clause {
@@ -176,6 +180,18 @@ fn weight(path: &ExprPath) -> TokenStream {
         fn weight(&self) -> ::core::primitive::f64 {
             #function #path;
             weight(self)
+        }
+    }
+}
+
+/// The weight of the field that has one.
+fn weight_of_a_field(owner: &str, parts: &[Part], home: &Path) -> TokenStream {
+    let cut = parts.iter().filter(|part| !part.options.shared);
+    let made = cut.map(|part| part.make(home));
+    quote! {
+        fn weight(&self) -> ::core::primitive::f64 {
+            let weights = [#(#made.weight()),*];
+            #home::__derive::of_fields(self, #owner, &weights)
         }
     }
 }
