@@ -143,3 +143,111 @@ fn class_weights_count_through_the_weight_of_the_batch() {
         assert!(wrong.is_err(), "weights by items are not those of the classes");
     }
 }
+
+/// Rows with a label, or without: those count for nothing in the loss.
+#[derive(Clone, Debug, MicroBatch)]
+#[micro_batch(weight = labelled)]
+struct Labelled<B: Backend> {
+    rows: Tensor<B, 2>,
+    is_labelled: Tensor<B, 1>,
+}
+
+fn labelled<B: Backend>(batch: &Labelled<B>) -> f64 {
+    batch.is_labelled.clone().sum().into_scalar().elem()
+}
+
+fn labels<B: Backend>(are: &[f32]) -> Labelled<B> {
+    let device = Default::default();
+    let rows = (0..are.len() * 3).map(|n| (n % 9 * 7919 % 17) as f32 / 8.0).collect::<Vec<f32>>();
+    let rows = Tensor::from_data(TensorData::new(rows, [are.len(), 3]), &device);
+    Labelled { rows, is_labelled: Tensor::from_floats(are, &device) }
+}
+
+/// A mean over labelled rows, of at least `least` of them, and a penalty.
+#[derive(Module, Debug)]
+struct OfLabelled<B: Backend> {
+    layer: burn::nn::Linear<B>,
+    least: f64,
+    penalty: f64,
+}
+
+impl<B: Backend> OfLabelled<B> {
+    fn loss(&self, batch: Labelled<B>) -> Tensor<B, 1> {
+        let each = self.layer.forward(batch.rows).powi_scalar(2).flatten::<1>(0, 1);
+        let count = batch.is_labelled.clone().sum().clamp_min(self.least);
+        (each * batch.is_labelled).sum() / count
+            + self.layer.weight.val().powi_scalar(2).sum() * self.penalty
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for OfLabelled<B> {
+    type Input = Labelled<B>;
+    type Output = ();
+
+    fn step(&self, batch: Labelled<B>) -> TrainOutput<()> {
+        TrainOutput::new(self, self.loss(batch).backward(), ())
+    }
+}
+
+impl<B: Backend> InferenceStep for OfLabelled<B> {
+    type Input = Labelled<B>;
+    type Output = ();
+
+    fn step(&self, _: Labelled<B>) {}
+}
+
+/// Trains one epoch on batches in which these rows are labelled.
+fn of_labelled(
+    batches: &[&[f32]],
+    (least, penalty): (f64, f64),
+    micro_batch: Option<usize>,
+    accumulation: usize,
+) -> Values {
+    let device = Default::default();
+    Flex::seed(&device, 5);
+    let layer = burn::nn::LinearConfig::new(3, 1).init(&device);
+    let model = OfLabelled::<B> { layer, least, penalty };
+    let before = weights(&model);
+    let folder = tempfile::tempdir().expect("a folder");
+    let train = batches.iter().map(|are| labels::<B>(are)).collect();
+    let valid = vec![labels::<Lazy<Flex>>(&[1.0; 4])];
+    let training =
+        SupervisedTraining::new(folder.path(), Given::loader(train), Given::loader(valid))
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .grads_accumulation(accumulation)
+            .num_epochs(1);
+    let builder = Learner::builder().auto_batch().memory(Bytes::gib(1)).quiet();
+    let builder = match micro_batch {
+        Some(items) => builder.micro_batch(items),
+        None => builder,
+    };
+    let fitted = builder.build(model, SgdConfig::new().init(), 0.1).fit(training).expect("it fits");
+    difference(&before, &weights(&fitted.model))
+}
+
+#[test]
+fn a_batch_without_labels_is_one_of_the_batches_that_are_accumulated() {
+    let _lock = random_state();
+    let (none, one, all) = (&[0.0; 3][..], &[0.0, 1.0, 0.0][..], &[1.0; 3][..]);
+    for least in [1.0, 0.0] {
+        // Of two batches each, as one.
+        let expected = of_labelled(
+            &[&[one, none].concat(), &[none, all].concat(), &[all, one].concat()],
+            (least, 0.0),
+            None,
+            1,
+        );
+        let batches = [one, none, none, all, all, one];
+        for micro_batch in [None, Some(1), Some(2)] {
+            let accumulated = of_labelled(&batches, (least, 0.0), micro_batch, 2);
+            assert_eq!(compare(&expected, &accumulated), Ok(()), "{least}, {micro_batch:?}");
+        }
+    }
+    // A mean over nothing is not a number, and the optimizer does not step.
+    let expected = of_labelled(&[all, one], (0.0, 0.0), None, 1);
+    assert_eq!(of_labelled(&[all, none, one], (0.0, 0.0), None, 1), expected);
+    // Without labels, only the penalty has a gradient.
+    let penalty = of_labelled(&[none, all], (1.0, 0.01), None, 1);
+    assert!(compare(&of_labelled(&[all], (1.0, 0.01), None, 1), &penalty).is_err());
+}

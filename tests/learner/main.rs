@@ -24,6 +24,7 @@ mod planning;
 mod recompute;
 mod rehearsals;
 mod shapes;
+mod silent;
 mod sizes;
 mod states;
 mod user_panics;

@@ -128,15 +128,17 @@ type Item = ([f32; 2], [f32; 2], f32);
 
 /// The items of a rank in a step.
 fn items(step: usize, rank: usize, world: usize) -> Vec<Item> {
-    let weights = SHARES[world - 1][rank];
+    // At times nothing of a rank counts: the mean over its batch is not a number.
+    let counts = !(step % 3 == 1 && rank == 1 && world > 2);
+    let weights = SHARES[world - 1][rank].iter().map(|weight| weight * u32::from(counts));
     let wave = |n: usize| (n * 7919 % 17) as f32 - 8.0;
-    let of = |(item, weight): (usize, &u32)| {
+    let of = |(item, weight): (usize, u32)| {
         let n = ((step * 5 + rank) * 7 + item) * 4;
         // Rank 0 does not use the second parameter.
         let second = if rank == 0 { [0.0; 2] } else { [wave(n + 2), wave(n + 3)] };
-        ([wave(n), wave(n + 1)], second, *weight as f32)
+        ([wave(n), wave(n + 1)], second, weight as f32)
     };
-    weights.iter().enumerate().map(of).collect()
+    weights.enumerate().map(of).collect()
 }
 
 fn batch<B: Backend>(items: &[Item], uses_second: bool) -> Tokens<B> {

@@ -15,12 +15,15 @@ mod footprint;
 
 mod modules;
 
+mod nonlinear;
+
 pub use footprint::{
     CategoryBytes, EarlierPages, Estimate, Footprint, MemoryModel, Moment, Paging, PoolPages,
     Question,
 };
 pub use mark::Mark;
 pub use modules::{ModuleBytes, Modules};
+pub use nonlinear::Nonlinear;
 pub use quantity::{Bytes, Items, OpIndex, ParseBytesError};
 pub use structure::{Fingerprint, StructuralHash};
 pub use trace::{

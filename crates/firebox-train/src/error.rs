@@ -151,6 +151,35 @@ pub enum TrainError {
         /// such operation.
         first: Option<String>,
     },
+    /// Gradients of split batches no longer add up to those of the whole batches. The state is that
+    /// after the last step before this was seen.
+    #[error(
+        "gradients of split batches agreed with those of whole ones in optimizer step {agreed}, and do not in step {found}; \
+         what was learned between them may be wrong: {cause}"
+    )]
+    CoupledSince {
+        /// The latest optimizer step of this run, counted from 1, in which they agreed.
+        agreed: usize,
+        /// The optimizer step in which they did not. It was not made.
+        found: usize,
+        /// How they differ.
+        cause: Box<TrainError>,
+    },
+    /// The step changes its gradients by numbers that it makes of them, so those of micro-batches do
+    /// not add up to the batch's.
+    #[error(
+        "a batch cannot be split: its step changes {what} by a number made of gradients (`{operation}`), as clipping by a \
+         global norm does, and each micro-batch would have another number; do it to the gradient of the whole batch, in the \
+         optimizer: `firebox::clip_global_norm(optimizer, limit)` clips, and `firebox::on_gradients` is for the rest; or give \
+         the whole batch memory with `.memory(..)`, or split all the same with `.split_although(Coupling::Gradients)`",
+        what = parameter.as_ref().map_or("its gradients".to_owned(), |path| format!("the gradient of `{path}`"))
+    )]
+    GradientsChanged {
+        /// The operation that makes the number, or `read`.
+        operation: String,
+        /// The path of a parameter whose gradient depends on it. `None` if the number is read.
+        parameter: Option<String>,
+    },
     /// The batch cannot be cut.
     #[error("cannot cut the batch: {0}")]
     MicroBatch(#[from] MicroBatchError),

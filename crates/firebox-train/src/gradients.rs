@@ -127,11 +127,6 @@ impl<M> WeightedGradients<M> {
         Self { sum: GradientSum::new(), reduction, reference, weight: 0.0 }
     }
 
-    /// Makes an empty sum relative to this weight.
-    pub(crate) fn relative_to(&mut self, weight: f64) {
-        self.reference = weight;
-    }
-
     /// Adds the gradient of a micro-batch, of the mean or sum of its loss. A micro-batch that
     /// weighs nothing in a mean is left out: its mean is not a number.
     ///

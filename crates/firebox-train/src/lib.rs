@@ -8,6 +8,7 @@ mod loss_scale;
 mod ready;
 mod settings;
 
+mod on_gradients;
 mod park;
 mod ranks;
 mod run;
@@ -57,6 +58,7 @@ pub use footprint::footprint;
 pub use gradients::WeightedGradients;
 pub use learner::{FitResult, Fitted, Learner, LearnerBuilder, Unset};
 pub use loss_scale::scale_loss;
+pub use on_gradients::{ClipGlobalNorm, GradientHook, OnGradients, clip_global_norm, on_gradients};
 pub use park::Park;
 pub use planner::PlanningCost;
 pub use planner::labels::label_parameters;

@@ -242,7 +242,7 @@ where
 }
 
 /// Whether all gradients are finite. Waits for the device.
-fn are_finite<B, M>(model: &M, grads: &GradientsParams) -> bool
+pub(crate) fn are_finite<B, M>(model: &M, grads: &GradientsParams) -> bool
 where
     B: AutodiffBackend,
     M: AutodiffModule<B>,

@@ -11,7 +11,7 @@ use burn_backend::DType;
 use firebox_lazy::remember_calls_within;
 use firebox_plan::{Cliffs, Plan, Sizing};
 use firebox_recompute::{Program, Rates};
-use firebox_trace::{Bytes, MemoryModel, StructuralHash, TensorInfo, Trace};
+use firebox_trace::{Bytes, MemoryModel, Nonlinear, StructuralHash, TensorInfo, Trace};
 
 use crate::cache::Cache;
 use crate::device::own_pool::TrainingPool;
@@ -121,6 +121,10 @@ pub(crate) struct Planner {
     optimizer_state: Vec<TensorInfo>,
     /// The paths of the model's running statistics.
     running_state: BTreeSet<String>,
+    /// What the training step makes of its gradients, if that is nothing linear.
+    nonlinear: Option<Nonlinear>,
+    /// Whether a training step was another program than those of earlier batches like it.
+    has_new_structure: bool,
     /// Whether the model is known to read values while it runs.
     reads: bool,
     /// What threads keep permanently after what has run so far, and how much of it the current
@@ -252,6 +256,8 @@ impl Planner {
             prefixes: Arc::default(),
             optimizer_state: Vec::new(),
             running_state: BTreeSet::new(),
+            nonlinear: None,
+            has_new_structure: false,
             reads: false,
             kept: Arc::default(),
             kept_in_held: Bytes::ZERO,
@@ -399,6 +405,17 @@ impl Planner {
     /// Whether the model is known to have running statistics.
     pub(crate) fn has_running_state(&self) -> bool {
         !self.running_state.is_empty()
+    }
+
+    /// What the training step makes of its gradients, if that is nothing linear.
+    pub(crate) fn nonlinear(&self) -> Option<&Nonlinear> {
+        self.nonlinear.as_ref()
+    }
+
+    /// Whether a training step was another program than those of earlier batches like it, since
+    /// this was asked last.
+    pub(crate) fn takes_new_structure(&mut self) -> bool {
+        std::mem::take(&mut self.has_new_structure)
     }
 
     /// Notes the paths of running statistics.

@@ -40,9 +40,9 @@ pub(crate) struct Stop {
 pub(crate) enum Word {
     /// Training begins.
     Begin(Begin),
-    /// It has gradients of batches with this weight in the loss. Of which parameters, in the order
-    /// of the module's visit.
-    Step { weight: f64, has: Vec<bool> },
+    /// It has gradients of batches with this weight in the loss, or, if that is nothing, of so many
+    /// items. Of which parameters, in the order of the module's visit.
+    Step { weight: f64, items: f64, has: Vec<bool> },
     /// It has no more data in this epoch.
     Done,
     /// It has taken over the state of rank 0.

@@ -46,7 +46,7 @@ use crate::run::strategy::account::{measure, step_use};
 use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::step_use::{StepLog, StepUse};
-use crate::weights;
+use crate::weights::BatchWeight;
 
 pub use self::batches::Batches;
 pub use self::micro_batches::MicroBatches;
@@ -302,9 +302,9 @@ where
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
         let weight = self.splitter.weight(batch);
-        let Some(weight) = weights::of_batch(weight, self.settings.reduction)? else {
+        if BatchWeight::new(weight, items, self.settings.reduction)?.is_nothing() {
             return Err(TrainError::Weight { weight });
-        };
+        }
         let prepared = self.prepare(model, optim, (batch, items, weight), step)?;
         self.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
         let running = Running {

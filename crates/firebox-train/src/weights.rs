@@ -4,13 +4,48 @@
 use crate::error::TrainError;
 use crate::reduction::Reduction;
 
-/// The weight of a batch. `None` if nothing in it counts, so that it has no mean.
-pub(crate) fn of_batch(weight: f64, reduction: Reduction) -> Result<Option<f64>, TrainError> {
-    match reduction {
-        _ if !weight.is_finite() => Err(TrainError::Weight { weight }),
-        Reduction::Sum => Ok(Some(weight)),
-        Reduction::Mean if weight < 0.0 => Err(TrainError::Weight { weight }),
-        Reduction::Mean => Ok((weight > 0.0).then_some(weight)),
+/// The weight of a batch in the loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct BatchWeight {
+    /// What it says. In a mean it is zero if nothing in the batch counts.
+    pub(crate) stated: f64,
+    /// Its number of items.
+    pub(crate) items: usize,
+    reduction: Reduction,
+}
+
+impl BatchWeight {
+    /// # Errors
+    ///
+    /// If there is no mean over this weight.
+    pub(crate) fn new(stated: f64, items: usize, reduction: Reduction) -> Result<Self, TrainError> {
+        let is_negative = reduction == Reduction::Mean && stated < 0.0;
+        match !stated.is_finite() || is_negative {
+            true => Err(TrainError::Weight { weight: stated }),
+            false => Ok(Self { stated, items, reduction }),
+        }
+    }
+
+    /// Whether nothing in the batch counts. Its own loss may have a gradient, such as a sum over
+    /// nothing next to another term, or be a mean over nothing, which is not a number.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.reduction == Reduction::Mean && self.stated == 0.0
+    }
+
+    /// What its parts weigh in total, by which their gradients are added up: where nothing counts,
+    /// their items.
+    pub(crate) fn total(&self) -> f64 {
+        if self.is_nothing() { self.items as f64 } else { self.stated }
+    }
+
+    /// What a part of `items` items weighs that states `weight`.
+    pub(crate) fn of_part(&self, weight: f64, items: usize) -> f64 {
+        if self.is_nothing() { items as f64 } else { weight }
+    }
+
+    /// Whether parts that weigh `parts` make up another weight than the batch states.
+    pub(crate) fn differs_from(&self, parts: f64) -> bool {
+        self.reduction == Reduction::Mean && differ(parts, self.total(), self.items)
     }
 }
 
@@ -29,12 +64,17 @@ mod tests {
     #[test]
     fn a_mean_needs_a_weight_and_a_sum_none() {
         for bad in [-1.0, f64::NAN, f64::INFINITY] {
-            assert!(matches!(of_batch(bad, Reduction::Mean), Err(TrainError::Weight { .. })));
+            let weight = BatchWeight::new(bad, 4, Reduction::Mean);
+            assert!(matches!(weight, Err(TrainError::Weight { .. })));
         }
-        assert!(of_batch(f64::NAN, Reduction::Sum).is_err());
-        assert!(matches!(of_batch(0.0, Reduction::Mean), Ok(None)));
-        assert!(matches!(of_batch(0.0, Reduction::Sum), Ok(Some(0.0))));
-        assert!(matches!(of_batch(2.5, Reduction::Mean), Ok(Some(2.5))));
+        assert!(BatchWeight::new(f64::NAN, 4, Reduction::Sum).is_err());
+        let of = |stated, reduction| BatchWeight::new(stated, 4, reduction).expect("a weight");
+        assert!(of(0.0, Reduction::Mean).is_nothing());
+        assert!(!of(0.0, Reduction::Sum).is_nothing() && !of(2.5, Reduction::Mean).is_nothing());
+        assert_eq!(
+            (of(2.5, Reduction::Mean).total(), of(0.0, Reduction::Mean).total()),
+            (2.5, 4.0)
+        );
         assert_eq!(Reduction::Mean.scale(0.0, 4.0), None);
         assert_eq!(Reduction::Mean.scale(1.0, 4.0), Some(0.25));
         assert_eq!(Reduction::Sum.scale(0.0, 4.0), Some(1.0));

@@ -44,9 +44,16 @@ impl Candidates {
     }
 
     /// Adds the weight of each candidate. Does nothing if all weigh the same, because then a weight
-    /// is right or wrong for all of them.
-    pub(super) fn add_weights(&mut self, weights: Vec<u64>) {
-        self.tensors.extend(varies(&weights).then_some(weights));
+    /// is right or wrong for all of them. A loss that counts an item of no weight, or divides by at
+    /// least some weight, shows with the lightest.
+    pub(super) fn add_weights(&mut self, weights: Vec<f64>) {
+        let lightest = weights.iter().copied().fold(f64::INFINITY, f64::min);
+        let weights: Vec<u64> = weights.into_iter().map(f64::to_bits).collect();
+        if varies(&weights) {
+            let is_lightest = |weight: &u64| u64::from(*weight == lightest.to_bits());
+            self.marks.push(weights.iter().map(is_lightest).collect());
+            self.tensors.push(weights);
+        }
     }
 
     /// The first `count` candidates.

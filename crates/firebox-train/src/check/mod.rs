@@ -55,6 +55,10 @@ const GROUPS: usize = 3;
 /// The group sizes that are tried. A group may be too small for a sound loss, such as a variance.
 const SIZES: [usize; 3] = [1, 2, 4];
 
+/// How many items before one, and how many from it on, are compared in a later batch. Two sides of
+/// different sizes are seldom alike in what couples them.
+pub(crate) const AROUND: (usize, usize) = (8, 5);
+
 /// Why a model that normalizes over the batch cannot be checked on any device.
 pub(crate) const OF_STATISTICS: &str =
     "batch normalization makes the gradient of an item depend on the others";
@@ -177,6 +181,52 @@ where
             }
         }
         Ok(found.unwrap_or(Outcome::NotEstablished("there are too few items")))
+    }
+
+    /// Compares the gradient of a few items on both sides of item `middle`, and `within` a range, with
+    /// those of each side, in a later batch. Only what differs is run with the [controls](Self::gradients) of the first
+    /// check.
+    pub(crate) fn run_around(
+        &self,
+        (middle, within): (usize, Range<usize>),
+    ) -> Result<Outcome, TrainError> {
+        let left = AROUND.0.min(middle - within.start);
+        let chosen: Vec<usize> = (middle - left..within.end.min(middle + AROUND.1)).collect();
+        let count = chosen.len();
+        let rows = Rows { tensors: &[], chosen: &chosen, in_a_row: true, same: 0 };
+        let of = |range: Range<usize>| self.gradient(range, &rows);
+        let sides = of(0..left).and_then(|one| Ok(vec![one, of(left..count)?]));
+        let (Ok(singles), Ok(whole)) = (sides, of(0..count)) else {
+            return Ok(Outcome::NotEstablished("the items have no gradient"));
+        };
+        let (paths, dtype) = parameters::<LC::Backend, _>(&self.learner.model());
+        let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
+        let permuted = whole.gradient.clone();
+        let mut gradients = Gradients { whole, pair: None, singles, permuted };
+        let verdict =
+            |gradients: &Gradients| gradients.verdict(self.reduction, Precision::of(dtype));
+        match verdict(&gradients) {
+            Verdict::Equal => return Ok(Outcome::Agrees { each: None }),
+            Verdict::Nothing => return Ok(Outcome::NotEstablished("the gradient is zero")),
+            Verdict::Differs { .. } => {}
+        }
+        if of(0..count).ok().is_none_or(|again| again.gradient != gradients.whole.gradient) {
+            let why = "the same items gave two different gradients".to_owned();
+            return Ok(Outcome::NotCheckable(why));
+        }
+        let (tensors, _) = self.look(middle + AROUND.1, self.host.is_some());
+        let others: Vec<usize> = chosen.iter().copied().cycle().skip(left).take(count).collect();
+        let rows = Rows { tensors: &tensors, chosen: &others, in_a_row: false, same: 0 };
+        if let Ok(permuted) = self.gradient(0..count, &rows) {
+            gradients.permuted = permuted.gradient;
+        }
+        Ok(match verdict(&gradients) {
+            Verdict::Differs { coupling, by, parameter } => {
+                let parameter = paths[parameter].clone();
+                Outcome::Differs { coupling, by, parameter, first: None }
+            }
+            _ => Outcome::Agrees { each: None },
+        })
     }
 
     /// Checks on the batch's device, if the host cannot compute the step. Compares a micro-batch
@@ -337,9 +387,9 @@ where
     }
 
     /// The weight of each of the first items on its own, if it can be asked for.
-    fn weights(&self, candidates: usize) -> Option<Vec<u64>> {
+    fn weights(&self, candidates: usize) -> Option<Vec<f64>> {
         let of = |item| self.splitter.weight(&self.splitter.range(self.batch, item..item + 1));
-        let weigh = || (0..candidates).map(|item| of(item).to_bits()).collect::<Vec<u64>>();
+        let weigh = || (0..candidates).map(of).collect::<Vec<f64>>();
         let record = || Recorder::new().record::<LC::Base, _>(weigh);
         let recording = catch_unwind(AssertUnwindSafe(record)).ok()?.ok()?;
         let weights = recording.result().clone();

@@ -23,6 +23,8 @@ pub enum Coupling {
     Penalty,
     /// The loss of an item depends on the other items.
     Items,
+    /// The step changes its gradients by numbers that it makes of them.
+    Gradients,
 }
 
 impl fmt::Display for Coupling {
@@ -42,6 +44,7 @@ impl fmt::Display for Coupling {
                 "the loss of an item depends on the other items of its batch, as in contrastive losses, hard-example mining, \
                  a root of a mean or a maximum"
             }
+            Self::Gradients => "the step changes its gradients by numbers that it makes of them",
         })
     }
 }
@@ -217,6 +220,10 @@ impl Gradients {
             Reduction::Mean if is(Reduction::Sum) => Coupling::Sum,
             Reduction::Sum if is(Reduction::Mean) => Coupling::Mean,
             Reduction::Sum if self.is_penalty(near) => Coupling::Penalty,
+            // Nothing in a part counts, and it has a gradient all the same.
+            Reduction::Mean if self.singles.iter().any(|part| part.weight == 0.0) => {
+                Coupling::Weights
+            }
             Reduction::Mean if self.is_weighted(tolerance, most) => Coupling::Weights,
             _ => Coupling::Items,
         }

@@ -129,6 +129,8 @@ impl Planner {
         if let Some(known) = self.known_of(&structure, trace).filter(is_begun) {
             return known;
         }
+        let is_alike = planned.is_some_and(|planned| planned.batch == self.batch);
+        self.has_new_structure |= phase == Phase::Training && is_alike && !step.rehearsed;
         let memory = self.memory.as_ref();
         let made = || recomputed.and_then(|one| one.program(trace, memory)).map(Arc::new);
         let program = begun.clone().or_else(made);

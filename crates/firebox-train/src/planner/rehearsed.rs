@@ -7,8 +7,8 @@ use firebox_lazy::{
     HOST_BYTES_PER_CALL, Rehearsal, host_bytes_of_descriptions, host_bytes_of_rehearsal,
 };
 use firebox_trace::{
-    Bytes, Category, EarlierPages, Footprint, Mark, MemoryModel, ModuleBytes, Modules, OpIndex,
-    Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
+    Bytes, Category, EarlierPages, Footprint, Mark, MemoryModel, ModuleBytes, Modules, Nonlinear,
+    OpIndex, Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
 };
 
 use crate::cache::Key;
@@ -74,6 +74,8 @@ pub(crate) struct Rehearsed {
     pub(crate) parked: Vec<TensorInfo>,
     /// The paths of the running statistics.
     pub(crate) running_state: Vec<String>,
+    /// What the step makes of its gradients, if that is nothing linear.
+    pub(crate) nonlinear: Option<Nonlinear>,
     /// What threads keep permanently after it: its own part and what others have left.
     pub(crate) kept: Bytes,
     /// The memory that the rehearsal itself took.
@@ -88,6 +90,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let Conditions { memory, pages, .. } = *conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let operations = trace.calls().count();
+    let nonlinear = trace.nonlinear_gradient();
     let parked = if conditions.parks { park_state(&mut trace) } else { Vec::new() };
     debug_assert_eq!(trace.check(), Ok(()), "parking wrote a trace that contradicts itself");
     let optimizer_state = state_at_end(&trace);
@@ -136,6 +139,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         parked,
         operations,
         running_state: replaced,
+        nonlinear,
         trace: (footprint.paging.is_some() && memory.keeps_pages()).then(|| Arc::new(trace)),
         footprint,
     }

@@ -210,6 +210,7 @@ impl Planner {
         if key.0 == Phase::Training {
             self.optimizer_state.clone_from(&rehearsed.optimizer_state);
             self.parked.clone_from(&rehearsed.parked);
+            self.nonlinear = self.nonlinear.take().or(rehearsed.nonlinear.clone());
             self.running_state.extend(rehearsed.running_state.iter().cloned());
         }
         if let Some(trace) = rehearsed.trace.take() {

@@ -23,7 +23,7 @@ use crate::statistics::Pooled;
 const DEFECT: &str = "a program was made for another step: please report this";
 
 /// Runs a step on a range of `batch`, in parts if the range does not fit, and hands every output
-/// with its weight to a sink.
+/// with its weight and its items to a sink.
 pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
     pub(crate) phase: Phase,
     /// Fails if the batch must not be split. Otherwise returns the memory that the check took.
@@ -60,11 +60,11 @@ where
         &mut self,
         range: Range<usize>,
         step: &mut dyn FnMut(I) -> T,
-        sink: &mut dyn FnMut(T, f64) -> Result<(), TrainError>,
+        sink: &mut dyn FnMut(T, f64, usize) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
         let (micro, weight) = self.queue.alone(|| self.cut(range.clone()))?;
         match self.attempt(range.len(), micro, step) {
-            Ok(output) => sink(output, weight),
+            Ok(output) => sink(output, weight, range.len()),
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
             Err(error) if self.planner.is_never_split() => Err(error),
             Err(error) => {

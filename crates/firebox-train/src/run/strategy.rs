@@ -38,14 +38,13 @@ use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::{Phase, TrainError};
-use crate::loss_scale::{LossScale, Scaling};
+use crate::loss_scale::{LossScale, Scaling, are_finite};
 use crate::park::Parking;
 use crate::planner::rehearsal::train_step;
 use crate::planner::shape::Shape;
 use crate::planner::{Planner, Prepared};
 use crate::progress::Screen;
 use crate::ranks::Team;
-use crate::reduction::Reduction;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::run::micro_step::MicroStep;
 use crate::run::queue::Queue;
@@ -54,12 +53,12 @@ use crate::signals::Signals;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
 use crate::step_use::StepLog;
-use crate::weights;
+use crate::weights::BatchWeight;
 
 use self::accumulated::Accumulated;
 use self::again::seed_epoch;
 use self::begin::{Start, TakenUp};
-use self::coupled::{Known, Means, ToSplit};
+use self::coupled::{Known, Means, Seen, ToSplit};
 use self::metrics::{Output, Outputs, Place, Sender};
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
 use self::together::{Step, Together};
@@ -190,6 +189,8 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     /// statistics.
     batch_start: Option<LearnerModelRecord<LC>>,
     optimizer_lost: bool,
+    /// Whether an optimizer step had a gradient.
+    has_learned: bool,
     /// Where the optimizer's state is between steps, if not on the device, and what of it was there
     /// when the run began.
     parking: Option<(Parking, Bytes)>,
@@ -300,7 +301,7 @@ where
         }
         self.wait_for_others(planner, iteration)?;
         // No batch of the run had anything that counts in the loss.
-        if self.latest.is_none() {
+        if !self.has_learned {
             return Err(TrainError::Weight { weight: 0.0 });
         }
         self.measure(planner)?;
@@ -322,27 +323,22 @@ where
         if items == 0 {
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
-        let reduction = self.strategy.settings.reduction;
-        let weight = self.strategy.train_splitter.weight(&batch);
-        let Some(total) = weights::of_batch(weight, reduction)? else {
-            log::warn!("batch {iteration} is left out: nothing in it counts in the loss");
-            return Ok(());
-        };
+        let stated = self.strategy.train_splitter.weight(&batch);
+        let weight = BatchWeight::new(stated, items, self.strategy.settings.reduction)?;
         let is_first = accumulated.batches == 0;
         if is_first {
             self.learner.lr_step();
         }
-        let prepared = self.prepare_training(planner, &batch, items, total)?;
+        let prepared = self.prepare_training(planner, &batch, items, stated)?;
         if is_first && self.keeps_statistics {
             self.batch_start = Some(self.learner.model().into_record());
         }
-        accumulated.begin_batch(total);
         at.lr = Some(self.learner.lr_current());
         let Ran { parts, last } =
-            self.run_batch(planner, (&batch, total), prepared, &at, accumulated)?;
+            self.run_batch(planner, (&batch, weight), prepared, &at, accumulated)?;
         drop(batch);
-        if reduction == Reduction::Mean && weights::differ(parts, total, items) {
-            return Err(TrainError::UnequalWeights { parts, whole: total });
+        if weight.differs_from(parts) {
+            return Err(TrainError::UnequalWeights { parts, whole: weight.total() });
         }
         if accumulated.batches >= self.accumulation {
             self.optimizer_step(planner, accumulated, iteration)?;
@@ -362,7 +358,7 @@ where
     fn run_batch(
         &mut self,
         planner: &mut Planner,
-        (batch, total): (&TrainBatch<LC>, f64),
+        (batch, weight): (&TrainBatch<LC>, BatchWeight),
         prepared: Prepared,
         at: &Place,
         accumulated: &mut Accumulated<LC::TrainingModel>,
@@ -373,7 +369,8 @@ where
         let (items, micro_batch, reduction) = (shape.items, shape.items / 2, settings.reduction);
         let (mut is_asked, scaling) = (!plan.is_whole(), Scaling::with(self.loss_scale));
         let (model, known, learner) = (self.learner.model(), &mut self.known, &self.learner);
-        let to_split = ToSplit { batch, items, weight: total, micro_batch, splitter, settings };
+        let to_split =
+            ToSplit { batch, items, weight: weight.stated, micro_batch, splitter, settings };
         let mut micro_step = MicroStep::<LC::Backend, LC::TrainingModel, TrainBatch<LC>, ST> {
             phase: Phase::Training,
             may_split: &mut |planner| match std::mem::replace(&mut is_asked, true) {
@@ -398,25 +395,52 @@ where
         let (queue, watch) = (queue::<LC::Backend>(&self.training, &self.device), &self.watch);
         let sender = sender(&mut self.processor, &self.training, &self.gate);
         let mut outputs = Outputs::of_batch(sender, at, settings.joins.of());
-        let (mut parts, gradients) = (0.0, &mut accumulated.gradients);
+        let (mut parts, mut added, mut done) = (0.0, 0, 0);
+        let mut seen =
+            Seen { step: self.scheduler_steps + 1, is_last: at.is_last(), ..Seen::default() };
+        let mut gradients = accumulated.begin_batch(weight);
         for range in plan.ranges() {
             outputs.send();
             outputs.done = (range.end, items);
             micro_step.run(
                 range,
                 &mut |micro| scaling.step(|| train_step(learner, &model, micro)),
-                &mut |output, weight| {
+                &mut |output, part, items| {
                     let scale = watch.heard_nothing().and_then(|()| scaling.undo())?;
-                    parts += weight;
-                    if reduction.counts(weight) {
-                        outputs.add(output.item, weight);
-                        queue.alone(|| gradients.add_times(&model, output.grads, weight, scale));
+                    let (part, grads) = (weight.of_part(part, items), output.grads);
+                    parts += part;
+                    let begin = done;
+                    done += items;
+                    if begin == 0 {
+                        seen.first_end = done;
+                    }
+                    // A mean over nothing is not a number, and no part of the whole.
+                    let counts = match weight.is_nothing() {
+                        true => queue.alone(|| are_finite::<LC::Backend, _>(&model, &grads)),
+                        false => reduction.counts(part),
+                    };
+                    if !counts && !weight.is_nothing() {
+                        seen.nothing = Some((begin, done));
+                    }
+                    if counts {
+                        added += 1;
+                        outputs.add(output.item, part);
+                        if let Some(gradients) = &mut gradients {
+                            queue.alone(|| gradients.add_times(&model, grads, part, scale));
+                        }
                     }
                     Ok(())
                 },
             )?;
         }
         micro_step.finish();
+        if added == 0 {
+            log::warn!("batch {} is left out: nothing in it counts in the loss", at.iteration);
+        }
+        seen.is_new = planner.takes_new_structure();
+        if seen.first_end < items || self.team.is_some() {
+            Means::of(planner, held + sum).look_again(known, learner, &to_split, &seen)?;
+        }
         Ok(Ran { parts, last: outputs.end(reduction, &queue) })
     }
 
@@ -438,6 +462,8 @@ where
         iteration: usize,
         step: Option<Step>,
     ) -> Result<(), TrainError> {
+        let has_any = step.as_ref().map_or(accumulated.has_any(), Step::has_any);
+        self.has_learned |= has_any;
         let mut done =
             std::mem::replace(accumulated, Accumulated::new(self.strategy.settings.reduction));
         let (model, learner) = (self.learner.model(), &mut self.learner);
@@ -451,9 +477,12 @@ where
             || {
                 let (model, mut together) = (model, together.borrow_mut());
                 let grads = match &mut *together {
-                    Some(together) => together.sum(&model, &mut done.gradients)?,
-                    None => done.gradients.finish(&model),
+                    Some(together) => together.sum(&model, &mut done)?,
+                    None => done.gradients().finish(&model),
                 };
+                if !has_any {
+                    return Ok(None);
+                }
                 let Some(scale) = loss_scale else { return Ok(Some(grads)) };
                 match &mut *together {
                     Some(together) => Ok(together.judge(scale).then_some(grads)),

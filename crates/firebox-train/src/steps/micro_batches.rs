@@ -263,7 +263,7 @@ where
         };
         let mut parts = 0.0;
         for range in plan.ranges() {
-            micro_step.run(range, &mut |micro| step(model, micro), &mut |output, weight| {
+            micro_step.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
                 watch.heard_nothing()?;
                 parts += weight;
                 if reduction.counts(weight) {

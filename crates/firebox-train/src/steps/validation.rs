@@ -158,7 +158,7 @@ where
             pooled: None,
         };
         for range in prepared.plan.ranges() {
-            micro_step.run(range, &mut |micro| step(model, micro), &mut |output, weight| {
+            micro_step.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
                 watch.heard_nothing()?;
                 if reduction.counts(weight) {
                     queue().alone(|| sink(output, weight));

@@ -128,6 +128,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             position: (epoch, 0),
             batch_start: None,
             optimizer_lost: false,
+            has_learned: false,
             loss_scale: LossScale::of::<LC::Backend>(),
             parking: None,
             trace_is_saved: false,

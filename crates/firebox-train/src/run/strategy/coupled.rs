@@ -2,15 +2,19 @@
 //! parts. The check itself is in `check`.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::train::Learner;
 use firebox_lazy::in_full_precision;
-use firebox_trace::{Bytes, MemoryModel, PoolPages};
+use firebox_trace::{Bytes, MemoryModel, Nonlinear, PoolPages};
 
-use crate::check::{Check, HIDDEN_WEIGHTS, Host, OF_STATISTICS, Outcome, SplitCheck};
+use crate::check::{
+    AROUND, Check, Coupling, HIDDEN_WEIGHTS, Host, OF_STATISTICS, Outcome, SplitCheck,
+};
 use crate::components::{LazyComponents, TrainBatch};
 use crate::device::own_pool::TrainingPool;
 use crate::error::TrainError;
@@ -33,6 +37,43 @@ pub(super) struct Known {
     asked: usize,
     asks: Asks,
     found: SplitCheck,
+    later: Later,
+}
+
+/// When batches are looked at again, once gradients have agreed: a coupling may depend on values, or
+/// on the course of training.
+#[derive(Clone, Copy, Debug, Default)]
+struct Later {
+    /// The optimizer step in which they agreed last.
+    agreed: usize,
+    /// How often they were looked at.
+    looks: u32,
+    /// Whether a part that weighs nothing was looked at.
+    nothing_seen: bool,
+    /// How long a look takes, and when the last one ended, where it runs on another device than
+    /// training.
+    pace: Option<(Duration, Instant)>,
+}
+
+/// After this many optimizer steps at the most, a batch is looked at again.
+const SELDOM: usize = 1024;
+
+/// A look that stalls a device takes at most one part in so many of the time.
+const SHARE_OF_TIME: u32 = 200;
+
+/// What is special about a batch that has just run in parts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// The optimizer step that it belongs to, counted from 1.
+    pub(super) step: usize,
+    /// Where its first part ends.
+    pub(super) first_end: usize,
+    /// The first item of a part that weighs nothing, and the first behind it.
+    pub(super) nothing: Option<(usize, usize)>,
+    /// Whether a part was another program than those of the batches before.
+    pub(super) is_new: bool,
+    /// Whether it is the last batch of training.
+    pub(super) is_last: bool,
 }
 
 /// Which batches are checked from now on.
@@ -104,6 +145,49 @@ impl Known {
         Ok(())
     }
 
+    /// Accepts that a step changes its gradients, if the user does. There is nothing to check then.
+    ///
+    /// # Errors
+    ///
+    /// `cause`, if not.
+    fn accept(&mut self, cause: TrainError, settings: &Settings) -> Result<(), TrainError> {
+        let coupling = Coupling::Gradients;
+        if !settings.accepted.contains(&coupling) {
+            return Err(cause);
+        }
+        if self.found != SplitCheck::Accepted(coupling) {
+            log::warn!("{cause}");
+            (self.asks, self.found) = (Asks::No, SplitCheck::Accepted(coupling));
+        }
+        Ok(())
+    }
+
+    /// The item around which to look at the gradients of a batch that has run in parts, and within
+    /// which others.
+    fn looks_around(&self, seen: &Seen, items: usize) -> Option<(usize, Range<usize>)> {
+        if self.found != SplitCheck::Agrees || items < 2 {
+            return None;
+        }
+        let Later { agreed, looks, nothing_seen, pace } = self.later;
+        let interval = 1usize.checked_shl(looks).map_or(SELDOM, |steps| steps.min(SELDOM));
+        let is_due = seen.is_new || seen.is_last || seen.step >= agreed + interval;
+        let is_cheap = pace.is_none_or(|(took, ended)| ended.elapsed() >= took * SHARE_OF_TIME);
+        let is_first_of_nothing = seen.nothing.is_some() && !nothing_seen;
+        if !(is_due && is_cheap || is_first_of_nothing) {
+            return None;
+        }
+        if let Some((begin, end)) = seen.nothing {
+            return Some(if begin > 0 { (begin, 0..end) } else { (end, 0..items) });
+        }
+        // Another place each time, with as many items on both sides as are compared.
+        let places = (items + 1).saturating_sub(AROUND.0 + AROUND.1);
+        let middle = match places {
+            0 => items / 2,
+            places => AROUND.0 + (seen.first_end + looks as usize * 7) % places,
+        };
+        Some((middle, 0..items))
+    }
+
     pub(super) fn split_check(&self) -> SplitCheck {
         self.found.clone()
     }
@@ -134,6 +218,7 @@ pub(super) struct Means {
     held: Bytes,
     kept: Arc<AtomicU64>,
     normalizes: bool,
+    nonlinear: Option<Nonlinear>,
     /// Its pages are prepared for what runs. The batch's own are to be prepared afterwards.
     pool: Option<Arc<TrainingPool>>,
 }
@@ -147,6 +232,7 @@ impl Means {
             held,
             kept: planner.kept_by_threads().clone(),
             normalizes: planner.has_running_state(),
+            nonlinear: planner.nonlinear().cloned(),
             pool: planner.pool().cloned(),
         }
     }
@@ -168,23 +254,17 @@ impl Means {
         Ok(needed.max(of_batch.transpose()?.unwrap_or_default()))
     }
 
-    /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
-    /// memory that the check needed, including what is held.
-    pub(super) fn ask<LC, S>(
+    fn check<'a, LC, S>(
         &self,
-        known: &mut Known,
-        learner: &Learner<LC>,
-        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
-    ) -> Result<Bytes, TrainError>
+        learner: &'a Learner<LC>,
+        to_split: &ToSplit<'a, TrainBatch<LC>, S>,
+    ) -> Check<'a, LC, S>
     where
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
-        let ToSplit { batch, items, weight, micro_batch, splitter, settings } = *to_split;
-        if !known.asks(items, weight) {
-            return Ok(Bytes::ZERO);
-        }
-        let mut check = Check {
+        let ToSplit { batch, items, weight, splitter, settings, .. } = *to_split;
+        Check {
             learner,
             splitter,
             batch,
@@ -200,7 +280,63 @@ impl Means {
             pool: self.pool.clone(),
             pages: Arc::default(),
             host: (!self.memory.is_on_host()).then(Host::new),
-        };
+        }
+    }
+
+    /// Looks at the gradients of a batch that has just run in parts, before they are learned from.
+    ///
+    /// # Errors
+    ///
+    /// If those of its parts no longer add up to its own.
+    pub(super) fn look_again<LC, S>(
+        &self,
+        known: &mut Known,
+        learner: &Learner<LC>,
+        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
+        seen: &Seen,
+    ) -> Result<(), TrainError>
+    where
+        LC: LazyComponents,
+        S: Splitter<TrainBatch<LC>>,
+    {
+        let Some(around) = known.looks_around(seen, to_split.items) else { return Ok(()) };
+        let begin = Instant::now();
+        let outcome = in_full_precision(|| self.check(learner, to_split).run_around(around))?;
+        let later = &mut known.later;
+        later.looks += 1;
+        later.nothing_seen |= seen.nothing.is_some();
+        if !self.memory.is_on_host() {
+            later.pace = Some((begin.elapsed(), Instant::now()));
+        }
+        let agreed = std::mem::replace(&mut later.agreed, seen.step);
+        let Outcome::Differs { .. } = outcome else { return Ok(()) };
+        known.learn(outcome, to_split.settings).map_err(|cause| TrainError::CoupledSince {
+            agreed,
+            found: seen.step,
+            cause: Box::new(cause),
+        })
+    }
+
+    /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
+    /// memory that the check needed, including what is held.
+    pub(super) fn ask<LC, S>(
+        &self,
+        known: &mut Known,
+        learner: &Learner<LC>,
+        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
+    ) -> Result<Bytes, TrainError>
+    where
+        LC: LazyComponents,
+        S: Splitter<TrainBatch<LC>>,
+    {
+        let ToSplit { items, weight, micro_batch, settings, .. } = *to_split;
+        if let Some(Nonlinear { operation, parameter }) = self.nonlinear.clone() {
+            known.accept(TrainError::GradientsChanged { operation, parameter }, settings)?;
+        }
+        if !known.asks(items, weight) {
+            return Ok(Bytes::ZERO);
+        }
+        let mut check = self.check(learner, to_split);
         let mut outcome = in_full_precision(|| check.run())?;
         if let (Outcome::NotCheckable(why), Some(_)) = (&outcome, check.host.take())
             && why != OF_STATISTICS

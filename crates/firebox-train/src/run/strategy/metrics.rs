@@ -33,6 +33,12 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Whether no batch of training comes after this one, as far as the loader tells.
+    pub(super) fn is_last(&self) -> bool {
+        let is_at_end = |of: &Progress| of.items_processed >= of.items_total;
+        is_at_end(&self.loader) && is_at_end(&self.epoch)
+    }
+
     fn item<T>(&self, output: Output<T>) -> TrainingItem<T> {
         let Progress { items_processed, items_total } = self.loader;
         // What burn counts need not be what the splitter counts.

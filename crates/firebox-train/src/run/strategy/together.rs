@@ -9,26 +9,34 @@ use burn::train::metric::store::EventStoreClient;
 use firebox_lazy::LazyBackend;
 use firebox_ranks::RankError;
 
-use super::accumulated::Accumulated;
+use super::accumulated::{Accumulated, Share};
 use super::{AutoBatch, Run, queue};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::TrainError;
-use crate::gradients::WeightedGradients;
 use crate::loss_scale::{Judgement, LossScale};
 use crate::planner::Planner;
 use crate::ranks::exchange::{Exchanged, exchange, has_gradient};
 use crate::ranks::metrics::Sums;
 use crate::ranks::start::{Begin, parameter_hash, start};
 use crate::ranks::{Stop, Team, Word};
+use crate::reduction::Reduction;
 use crate::signals::Signals;
 use crate::splitter::Splitter;
 
 /// The optimizer step that all ranks make together.
 pub(super) struct Step {
-    /// The weight of the batches of all ranks.
+    /// The weight of the batches of all ranks, or, if they weigh nothing, their items.
     total: f64,
+    weighs_nothing: bool,
     /// Of which parameters any rank has a gradient.
     has: Vec<bool>,
+}
+
+impl Step {
+    /// Whether there is a gradient.
+    pub(super) fn has_any(&self) -> bool {
+        self.total != 0.0 || !self.weighs_nothing
+    }
 }
 
 impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
@@ -92,10 +100,10 @@ where
         }
         // A failure of the device belongs to this rank, before the others give their gradients.
         self.watch.check()?;
-        let gradients = &accumulated.gradients;
-        let has = has_gradient::<LC::Backend, _>(&self.learner.model(), gradients.so_far());
-        let words = self.agree(Word::Step { weight: gradients.weight(), has })?;
-        words.map(|words| step_of(&words)).transpose()
+        let has = has_gradient::<LC::Backend, _>(&self.learner.model(), accumulated.so_far());
+        let Share { weight, items } = accumulated.share();
+        let words = self.agree(Word::Step { weight, items, has })?;
+        words.map(|words| step_of(&words, self.strategy.settings.reduction)).transpose()
     }
 
     /// Takes part in the steps of ranks that have more batches in this epoch.
@@ -109,7 +117,7 @@ where
             if words.iter().all(|word| *word == Word::Done) {
                 return Ok(());
             }
-            let step = step_of(&words)?;
+            let step = step_of(&words, self.strategy.settings.reduction)?;
             self.learner.lr_step();
             let mut nothing = Accumulated::new(self.strategy.settings.reduction);
             self.apply(planner, &mut nothing, iteration, Some(step))?;
@@ -183,14 +191,23 @@ where
     }
 }
 
-/// The step of all ranks.
-fn step_of(words: &[Word]) -> Result<Step, TrainError> {
-    let mut step = Step { total: 0.0, has: Vec::new() };
+/// The step of all ranks. Where the batches of some weigh nothing in a mean, the step is made of
+/// those of the others.
+fn step_of(words: &[Word], reduction: Reduction) -> Result<Step, TrainError> {
+    let weight_of = |word: &Word| match word {
+        Word::Step { weight, .. } => *weight,
+        _ => 0.0,
+    };
+    let weight: f64 = words.iter().map(weight_of).sum();
+    let weighs_nothing = reduction == Reduction::Mean && weight == 0.0;
+    let mut step = Step { total: weight, weighs_nothing, has: Vec::new() };
     for (rank, word) in words.iter().enumerate() {
-        let Word::Step { weight, has } = word else { continue };
-        step.total += weight;
+        let Word::Step { weight, items, has } = word else { continue };
+        if weighs_nothing {
+            step.total += items;
+        }
         if step.has.is_empty() {
-            step.has.clone_from(has);
+            step.has = vec![false; has.len()];
         }
         if step.has.len() != has.len() || !weight.is_finite() {
             let message = "gradients of another model, or without a weight".to_owned();
@@ -232,13 +249,17 @@ impl<'a> Together<'a> {
     pub(super) fn sum<B, M>(
         &mut self,
         model: &M,
-        gradients: &mut WeightedGradients<M>,
+        accumulated: &mut Accumulated<M>,
     ) -> Result<GradientsParams, TrainError>
     where
         B: AutodiffBackend<InnerBackend: LazyBackend> + LazyBackend,
         M: AutodiffModule<B>,
     {
-        let (grads, scale) = gradients.take(self.step.total);
+        let counts = self.step.weighs_nothing || accumulated.share().items == 0.0;
+        let (grads, scale) = match counts {
+            true => accumulated.gradients().take(self.step.total),
+            false => (GradientsParams::new(), 1.0),
+        };
         let exchanged = exchange(&self.team.ranks, model, grads, scale, &self.step.has)?;
         let Exchanged { grads, fold, is_finite, not_finite } = exchanged;
         (self.is_finite, self.not_finite) = (is_finite, not_finite);

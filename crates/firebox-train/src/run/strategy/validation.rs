@@ -91,7 +91,7 @@ where
         }
         for range in prepared.plan.ranges() {
             let done = (range.end, prepared.shape.items);
-            micro_step.run(range, &mut |micro| model.step(micro), &mut |output, weight| {
+            micro_step.run(range, &mut |micro| model.step(micro), &mut |output, weight, _| {
                 // A micro-batch that counts nothing has no loss: its mean is not a number.
                 if !reduction.counts(weight) {
                     return Ok(());

@@ -160,7 +160,11 @@ where
         (shape, cause): (Shape, TrainError),
         refused: Prepared,
     ) -> Result<Prepared, TrainError> {
-        let is_coupled = matches!(cause, TrainError::Coupled { coupling: Coupling::Items, .. });
+        let is_coupled = matches!(
+            cause,
+            TrainError::Coupled { coupling: Coupling::Items, .. }
+                | TrainError::GradientsChanged { .. }
+        );
         if !is_coupled || self.team.is_some() || !planner.keep_whole() {
             return Err(cause);
         }
