@@ -111,12 +111,12 @@ pub use firebox_trace::{
     Use,
 };
 pub use firebox_train::{
-    Advice, Batches, ByFunctions, ByMicroBatch, ClipGlobalNorm, Coupling, DeviceFailure,
+    Advice, Batches, ByFunctions, ByMicroBatch, ClipGlobalNorm, Clock, Coupling, DeviceFailure,
     DeviceMemory, DurableRecorder, During, FitError, FitResult, Fitted, GradientHook, LastState,
     Learner, LearnerBuilder, MemoryUse, MicroBatches, OnGradients, OverheadBytes, Park, Phase,
     PlanReport, PlanningCost, PoolUsage, Rates, RecomputePolicy, Recomputing, Reduction,
     SavedPlanner, SplitCheck, Splitter, StepMetric, StepPlanner, StepUse, TrainError,
-    WeightedGradients, batch_share, clip_global_norm, footprint, join, label_parameters,
+    WeightedGradients, batch_share, clip_global_norm, clock, footprint, join, label_parameters,
     measure_rates, newest_checkpoint, on_gradients, rates_of, scale_loss,
 };
 

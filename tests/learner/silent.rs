@@ -322,3 +322,123 @@ fn a_coupling_that_comes_later_ends_training() {
         assert!(train(40, None).is_ok(), "{loss:?} of whole batches");
     }
 }
+
+/// How a step knows how far training is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum By {
+    Clock,
+    /// By a counter of calls.
+    Calls,
+    /// By one that leaves rehearsals out.
+    CallsThatRun,
+}
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Module, Debug)]
+struct Annealed<B: Backend> {
+    layer: Linear<B>,
+    #[module(skip)]
+    by: By,
+}
+
+impl<B: AutodiffBackend> TrainStep for Annealed<B> {
+    type Input = Rows<B>;
+    type Output = ();
+
+    fn step(&self, batch: Rows<B>) -> TrainOutput<()> {
+        let call = match self.by {
+            By::Clock => firebox::clock().step - 1,
+            By::CallsThatRun if firebox::is_rehearsal() => CALLS.load(Relaxed),
+            By::Calls | By::CallsThatRun => CALLS.fetch_add(1, Relaxed),
+        };
+        assert!(self.by != By::Clock || firebox::clock().batch == batch.number + 1);
+        let output = self.layer.forward(batch.rows);
+        let loss = (output.clone() - batch.targets).square().mean()
+            + output.square().mean() * (0.1 * call as f32);
+        TrainOutput::new(self, loss.backward(), ())
+    }
+}
+
+impl<B: Backend> InferenceStep for Annealed<B> {
+    type Input = Rows<B>;
+    type Output = ();
+
+    fn step(&self, _: Rows<B>) {
+        assert_eq!(firebox::clock().step, 5, "of the last batch");
+    }
+}
+
+/// What a logger was told, for tests that hold [`random_state`].
+struct Heard(std::sync::Mutex<Vec<String>>);
+
+static HEARD: Heard = Heard(std::sync::Mutex::new(Vec::new()));
+
+impl log::Log for Heard {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            self.0.lock().expect("no test fails here").push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Trains for two epochs. Returns the weights, and what was warned of.
+fn annealed(by: By, micro_batch: Option<usize>) -> (Values, Vec<String>) {
+    let _lock = random_state();
+    _ = log::set_logger(&HEARD);
+    log::set_max_level(log::LevelFilter::Warn);
+    HEARD.0.lock().expect("no test fails here").clear();
+    CALLS.store(0, Relaxed);
+    let device = Default::default();
+    B::seed(&device, 3);
+    let model = Annealed::<B> { layer: LinearConfig::new(3, 1).init(&device), by };
+    let folder = tempfile::tempdir().expect("a folder");
+    let rows = (0..5).map(|number| Rows::new(number, 12, |item| item % 2 == 0)).collect();
+    let valid = vec![Rows::<Lazy<Flex>>::new(0, 4, |_| true)];
+    let training =
+        SupervisedTraining::new(folder.path(), Given::loader(rows), Given::loader(valid))
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .num_epochs(2);
+    let mut builder = Learner::builder().auto_batch().memory(Bytes::gib(1)).quiet();
+    if let Some(items) = micro_batch {
+        builder = builder.micro_batch(items);
+    }
+    let fitted = builder.build(model, SgdConfig::new().init(), 0.1).fit(training).expect("it fits");
+    assert_eq!(firebox::clock().step, 1, "training is over");
+    let mut heard = std::mem::take(&mut *HEARD.0.lock().expect("no test fails here"));
+    heard.retain(|text| !text.contains("a larger budget is faster"));
+    (weights::<Lazy<Flex>, _>(&fitted.model), heard)
+}
+
+#[test]
+fn the_clock_is_the_same_in_rehearsals_and_micro_batches() {
+    let (whole, heard) = annealed(By::Clock, None);
+    assert_eq!(heard, [""; 0]);
+    for items in [1, 5] {
+        let (split, heard) = annealed(By::Clock, Some(items));
+        assert_eq!(compare(&whole, &split), Ok(()), "in parts of {items}");
+        assert_eq!(heard, [""; 0]);
+    }
+}
+
+#[test]
+fn a_step_that_counts_its_calls_is_told_of_the_clock() {
+    let is_told = |heard: &[String]| {
+        let of_clock = heard.iter().filter(|text| text.contains("`firebox::clock()`"));
+        let texts: Vec<&String> = of_clock.collect();
+        assert!(texts.iter().all(|text| text.contains("mul_scalar` has 0")), "{texts:?}");
+        assert!(texts.len() < 2, "once is enough: {texts:?}");
+        !texts.is_empty()
+    };
+    assert!(is_told(&annealed(By::Calls, None).1));
+    assert!(is_told(&annealed(By::Calls, Some(5)).1));
+    assert!(is_told(&annealed(By::CallsThatRun, Some(5)).1));
+    assert!(!is_told(&annealed(By::CallsThatRun, None).1), "a whole batch is one call");
+}

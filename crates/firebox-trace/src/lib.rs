@@ -11,12 +11,15 @@ mod structure;
 
 mod dump;
 
+mod difference;
+
 mod footprint;
 
 mod modules;
 
 mod nonlinear;
 
+pub use difference::Difference;
 pub use footprint::{
     CategoryBytes, EarlierPages, Estimate, Footprint, MemoryModel, Moment, Paging, PoolPages,
     Question,

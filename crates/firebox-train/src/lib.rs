@@ -17,6 +17,7 @@ mod planner;
 mod signals;
 
 mod check;
+mod clock;
 mod components;
 mod gradients;
 mod progress;
@@ -43,6 +44,7 @@ mod saved;
 
 pub use advice::Advice;
 pub use check::{Coupling, SplitCheck};
+pub use clock::{Clock, clock};
 #[cfg(feature = "cuda")]
 pub use device::nvidia::{DeviceUsage, cuda_memory};
 #[cfg(feature = "cuda")]

@@ -12,7 +12,7 @@ use firebox_lazy::{HiddenStates, LazyBackend};
 use firebox_plan::{Budget, Cliffs, MemoryInfo, Sizing};
 use firebox_ranks::Ranks;
 use firebox_recompute::Rates;
-use firebox_trace::Bytes;
+use firebox_trace::{Bytes, Difference};
 
 use crate::cache::{Cache, Remembering};
 use crate::check::Coupling;
@@ -211,15 +211,30 @@ impl Settings {
         {
             self.warn(&warning);
         }
+        if let Some(counts) = planned.rehearsed.counts.as_ref().filter(|_| earlier.is_empty()) {
+            self.warn_of_counting(counts);
+        }
         report
     }
 
-    pub(crate) fn warn(&self, text: &str) {
-        self.say(log::Level::Warn, &format!("warning: {text}"));
+    /// Warns of a step that is another one each time.
+    pub(crate) fn warn_of_counting(&self, difference: &Difference) {
+        self.warn(&format!(
+            "the step is another one each time that it is called on the same items: {difference}. It is called in rehearsals, \
+             and once for each micro-batch: what changes in the course of training must be computed of `firebox::clock()`, \
+             not of how often it was called. Only if the host draws it at random, nothing is wrong"
+        ));
     }
 
+    pub(crate) fn warn(&self, text: &str) {
+        self.say(log::Level::Warn, text);
+    }
+
+    /// Logs a text, and shows it. A logger says itself what a warning is.
     pub(crate) fn say(&self, level: log::Level, text: &str) {
         log::log!(level, "{text}");
+        let warning = (level == log::Level::Warn).then(|| format!("warning: {text}"));
+        let text = warning.as_deref().unwrap_or(text);
         let rank = self.ranks.as_ref().map_or(0, Ranks::rank);
         match &self.screen {
             // Other ranks than the first only warn.

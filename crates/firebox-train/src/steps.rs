@@ -23,6 +23,7 @@ use firebox_lazy::{
 use firebox_plan::Split;
 use firebox_trace::{Bytes, Mark};
 
+use crate::clock::{Clock, set_clock};
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
 use crate::device::panics::Listener;
@@ -271,6 +272,12 @@ where
         Batches::start(loader, self.gate.clone())
     }
 
+    /// Continues a training of which `steps` steps were made before: the
+    /// [clock](crate::clock) goes on from there.
+    pub fn continue_after(&mut self, steps: usize) {
+        self.ended = steps;
+    }
+
     /// The plans so far, in the order they were made.
     pub fn plans(&self) -> &[PlanReport] {
         &self.plans
@@ -305,6 +312,8 @@ where
         if BatchWeight::new(weight, items, self.settings.reduction)?.is_nothing() {
             return Err(TrainError::Weight { weight });
         }
+        let step_number = self.ended + 1;
+        set_clock(Clock { step: step_number, batch: step_number, ..Clock::BEGIN });
         let prepared = self.prepare(model, optim, (batch, items, weight), step)?;
         self.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
         let running = Running {

@@ -7,8 +7,8 @@ use firebox_lazy::{
     HOST_BYTES_PER_CALL, Rehearsal, host_bytes_of_descriptions, host_bytes_of_rehearsal,
 };
 use firebox_trace::{
-    Bytes, Category, EarlierPages, Footprint, Mark, MemoryModel, ModuleBytes, Modules, Nonlinear,
-    OpIndex, Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
+    Bytes, Category, Difference, EarlierPages, Footprint, Mark, MemoryModel, ModuleBytes, Modules,
+    Nonlinear, OpIndex, Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
 };
 
 use crate::cache::Key;
@@ -76,6 +76,10 @@ pub(crate) struct Rehearsed {
     pub(crate) running_state: Vec<String>,
     /// What the step makes of its gradients, if that is nothing linear.
     pub(crate) nonlinear: Option<Nonlinear>,
+    /// Where the step is another one each time that it is called on the same items.
+    pub(crate) counts: Option<Difference>,
+    /// Whether its micro-steps of one size are the same calls with the same numbers.
+    pub(crate) is_alike: bool,
     /// What threads keep permanently after it: its own part and what others have left.
     pub(crate) kept: Bytes,
     /// The memory that the rehearsal itself took.
@@ -91,6 +95,10 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let operations = trace.calls().count();
     let nonlinear = trace.nonlinear_gradient();
+    // What a step does with a value that it reads may depend on the value.
+    let reads = trace.reads().next().is_some();
+    let counts = if reads { None } else { trace.difference_of_iterations() };
+    let is_alike = !reads && trace.has_like_micro_steps() == Some(true);
     let parked = if conditions.parks { park_state(&mut trace) } else { Vec::new() };
     debug_assert_eq!(trace.check(), Ok(()), "parking wrote a trace that contradicts itself");
     let optimizer_state = state_at_end(&trace);
@@ -140,6 +148,8 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         operations,
         running_state: replaced,
         nonlinear,
+        counts,
+        is_alike,
         trace: (footprint.paging.is_some() && memory.keeps_pages()).then(|| Arc::new(trace)),
         footprint,
     }

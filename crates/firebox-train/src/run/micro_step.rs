@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use firebox_lazy::{LazyBackend, RecordError, SavedStates, restore};
-use firebox_trace::{Bytes, Items};
+use firebox_trace::{Bytes, Difference, Items, Trace};
 
 use crate::device::DeviceMemory;
 use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
 use crate::planner::shape::Shape;
-use crate::planner::{Applicant, Planner};
+use crate::planner::{Applicant, Planned, Planner};
 use crate::run::queue::Queue;
 use crate::share::with_share;
 use crate::splitter::Splitter;
@@ -37,6 +37,8 @@ pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
     pub(crate) shape: Shape,
     /// Whether the plan was made on this same batch.
     pub(crate) rehearsed: bool,
+    /// Whether micro-steps of one size are alike, and must be when they run.
+    pub(crate) repeats: Repeats,
     /// What is alive next to the micro-step.
     pub(crate) held: Bytes,
     /// What is alive in addition once the batch is split further than planned: the gradient sum, if
@@ -48,6 +50,45 @@ pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
     pub(crate) ranks: usize,
     /// Pools the running statistics of the parts into those of the batch, if the user asked for it.
     pub(crate) pooled: Option<Pooled<B>>,
+}
+
+/// Whether the micro-steps of a batch are the same program. A step that counts its calls when it is
+/// no rehearsal gives another number to each.
+pub(crate) enum Repeats {
+    /// Nothing is known of it, or it was found out.
+    Ignored,
+    /// They were alike in the rehearsal.
+    Alike,
+    /// The first one, and its number of items.
+    First(usize, Trace),
+    /// The second one differed.
+    Differ(Difference),
+}
+
+impl Repeats {
+    /// Of a batch for which this plan was made.
+    pub(crate) fn of(made: Option<&Planned>) -> Self {
+        match made.is_some_and(|planned| planned.rehearsed.is_alike) {
+            true => Self::Alike,
+            false => Self::Ignored,
+        }
+    }
+
+    /// Compares the first two micro-steps.
+    fn compare(&mut self, items: usize, trace: &Trace) {
+        *self = match std::mem::replace(self, Self::Ignored) {
+            Self::Alike => Self::First(items, trace.clone()),
+            Self::First(of, first) if of == items => {
+                let steps = 0..first.steps.len();
+                match first.difference(steps, (trace, 0..trace.steps.len())) {
+                    Some(difference) => Self::Differ(difference),
+                    None => Self::Ignored,
+                }
+            }
+            Self::Differ(difference) => Self::Differ(difference),
+            Self::First(..) | Self::Ignored => Self::Ignored,
+        };
+    }
 }
 
 impl<B, M, I, S> MicroStep<'_, B, M, I, S>
@@ -81,10 +122,15 @@ where
         }
     }
 
-    /// Called after the last micro-step of the batch.
-    pub(crate) fn finish(self) {
+    /// Called after the last micro-step of the batch. Returns where the second one was another
+    /// program than the first, although they were alike in the rehearsal: the step counts its calls.
+    pub(crate) fn finish(self) -> Option<Difference> {
         if let Some(pooled) = self.pooled {
             self.queue.alone(|| pooled.finish(self.module));
+        }
+        match self.repeats {
+            Repeats::Differ(difference) => Some(difference),
+            _ => None,
         }
     }
 
@@ -130,6 +176,7 @@ where
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let mut recording =
                 recorder.record::<B::Base, _>(|| with_share(share, || step(micro)))?;
+            self.repeats.compare(items, recording.trace());
             let begun = recording.begun_program().transpose().map_err(|error| {
                 log::debug!("a step that reads values cannot go on: {error}");
                 let at = recording.trace().reads().next().unwrap_or_default();

@@ -34,6 +34,7 @@ use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard};
 use firebox_ranks::begin_epoch;
 use firebox_trace::Bytes;
 
+use crate::clock::{ClockGuard, set_clock};
 use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
@@ -46,7 +47,7 @@ use crate::planner::{Planner, Prepared};
 use crate::progress::Screen;
 use crate::ranks::Team;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
-use crate::run::micro_step::MicroStep;
+use crate::run::micro_step::{MicroStep, Repeats};
 use crate::run::queue::Queue;
 use crate::settings::Settings;
 use crate::signals::Signals;
@@ -180,6 +181,8 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     loader_items: usize,
     /// The shape of the latest training batch.
     latest: Option<Shape>,
+    /// How many optimizer steps of this epoch have begun.
+    steps_of_epoch: usize,
     /// How many more batches to compare with a prediction.
     unmeasured: usize,
     watch: Watch<LC::Base>,
@@ -242,6 +245,7 @@ where
         let mut planner = self.planner()?;
         self.begin_parking(&planner)?;
         self.log = StepLog::open(self.strategy.settings.log_path.as_deref())?;
+        let _clock = ClockGuard;
         let last = *epochs.end();
         for epoch in epochs {
             let progress = Progress::new(epoch, last);
@@ -270,6 +274,7 @@ where
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         self.position = (epoch.items_processed, 0);
+        self.steps_of_epoch = 0;
         begin_epoch(epoch.items_processed);
         self.strategy.settings.metrics.begin(epoch.items_processed);
         self.strategy.settings.screen.iter().for_each(Screen::begin_epoch);
@@ -326,6 +331,8 @@ where
         let stated = self.strategy.train_splitter.weight(&batch);
         let weight = BatchWeight::new(stated, items, self.strategy.settings.reduction)?;
         let is_first = accumulated.batches == 0;
+        self.steps_of_epoch += usize::from(is_first);
+        set_clock(at.clock(self.steps_of_epoch));
         if is_first {
             self.learner.lr_step();
         }
@@ -386,6 +393,7 @@ where
             batch,
             shape,
             rehearsed: made.is_some(),
+            repeats: Repeats::of(made.as_ref()),
             held,
             sum,
             queue: queue(&self.training, &self.device),
@@ -433,7 +441,9 @@ where
                 },
             )?;
         }
-        micro_step.finish();
+        if let Some(difference) = micro_step.finish() {
+            settings.warn_of_counting(&difference);
+        }
         if added == 0 {
             log::warn!("batch {} is left out: nothing in it counts in the loss", at.iteration);
         }

@@ -16,7 +16,7 @@ use crate::planner::labels::label_parameters;
 use crate::planner::pieces::Piece;
 use crate::planner::{Planner, Prepared};
 use crate::reduction::Reduction;
-use crate::run::micro_step::MicroStep;
+use crate::run::micro_step::{MicroStep, Repeats};
 use crate::run::queue::Queue;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
@@ -252,6 +252,7 @@ where
             batch,
             shape,
             rehearsed: prepared.made.is_some(),
+            repeats: Repeats::of(prepared.made.as_ref()),
             held: prepared.held,
             sum: match plan.accumulating() {
                 Accumulating::No => summed_bytes::<B, _>(model),
@@ -272,7 +273,9 @@ where
                 Ok(())
             })?;
         }
-        micro_step.finish();
+        if let Some(difference) = micro_step.finish() {
+            settings.warn_of_counting(&difference);
+        }
         if reduction == Reduction::Mean && weights::differ(parts, whole, items) {
             return Err(TrainError::UnequalWeights { parts, whole });
         }

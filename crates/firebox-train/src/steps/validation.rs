@@ -14,7 +14,7 @@ use crate::error::{During, Phase, TrainError};
 use crate::planner::rehearsal::{Iterations, rehearse_validation};
 use crate::planner::shape::Shape;
 use crate::planner::{BatchToRun, Prepared};
-use crate::run::micro_step::MicroStep;
+use crate::run::micro_step::{MicroStep, Repeats};
 use crate::run::queue::Queue;
 use crate::splitter::Splitter;
 use crate::whole::Joins;
@@ -151,6 +151,7 @@ where
             batch,
             shape: prepared.shape,
             rehearsed: prepared.made.is_some(),
+            repeats: Repeats::Ignored,
             held: prepared.held,
             sum: Bytes::ZERO,
             queue: queue(),

@@ -123,6 +123,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             loader_limit: Bytes::ZERO,
             loader_items: 0,
             latest: None,
+            steps_of_epoch: 0,
             unmeasured: 0,
             watch: Watch::new(device.clone()),
             position: (epoch, 0),

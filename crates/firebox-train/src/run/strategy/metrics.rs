@@ -8,6 +8,7 @@ use burn::optim::LearningRate;
 use burn::train::{EventProcessorTraining, LearnerEvent, TrainingItem};
 use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard, latest_recording};
 
+use crate::clock::Clock;
 use crate::device::DeviceMemory;
 use crate::reduction::Reduction;
 use crate::run::queue::Queue;
@@ -33,6 +34,15 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// The clock of a batch that belongs to an optimizer step of the epoch.
+    pub(super) fn clock(&self, step: usize) -> Clock {
+        let Self { epoch, iteration, loader, before, .. } = self;
+        let all = loader.items_total.max(*before).max(1);
+        let epoch = epoch.items_processed;
+        let epochs = (epoch - 1) as f64 + *before as f64 / all as f64;
+        Clock { epoch, step, batch: *iteration, epochs }
+    }
+
     /// Whether no batch of training comes after this one, as far as the loader tells.
     pub(super) fn is_last(&self) -> bool {
         let is_at_end = |of: &Progress| of.items_processed >= of.items_total;

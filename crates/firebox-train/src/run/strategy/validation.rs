@@ -10,7 +10,7 @@ use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{Phase, TrainError};
 use crate::planner::rehearsal::validation_model;
 use crate::planner::{Planner, Prepared};
-use crate::run::micro_step::MicroStep;
+use crate::run::micro_step::{MicroStep, Repeats};
 use crate::splitter::Splitter;
 use crate::whole::joined;
 
@@ -77,6 +77,7 @@ where
             batch,
             shape: prepared.shape,
             rehearsed: prepared.made.is_some(),
+            repeats: Repeats::Ignored,
             held: prepared.held,
             sum: Bytes::ZERO,
             queue: queue(&self.training, &self.device),
