@@ -87,6 +87,11 @@ thread_local! {
 }
 
 impl HiddenStates {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Adds a state.
     #[must_use]
     pub fn with(mut self, state: impl HiddenState) -> Self {

@@ -219,6 +219,10 @@ impl Settings {
 
     /// Warns of a step that is another one each time.
     pub(crate) fn warn_of_counting(&self, difference: &Difference) {
+        // What the user declares is given back after rehearsals.
+        if !self.states.is_empty() {
+            return;
+        }
         self.warn(&format!(
             "the step is another one each time that it is called on the same items: {difference}. It is called in rehearsals, \
              and once for each micro-batch: what changes in the course of training must be computed of `firebox::clock()`, \

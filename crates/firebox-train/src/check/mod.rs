@@ -114,6 +114,8 @@ pub(crate) struct Check<'a, LC: LazyComponents, S> {
     pub(crate) kept: Arc<AtomicU64>,
     /// Whether the model has running statistics.
     pub(crate) normalizes: bool,
+    /// Whether a run has changed running statistics.
+    pub(crate) has_statistics: Cell<bool>,
     /// The pool whose pages fit what runs, if it is our own and no batch is running.
     pub(crate) pool: Option<Arc<TrainingPool>>,
     /// The most bytes of all its pages.
@@ -208,6 +210,9 @@ where
         match verdict(&gradients) {
             Verdict::Equal => return Ok(Outcome::Agrees { each: None }),
             Verdict::Nothing => return Ok(Outcome::NotEstablished("the gradient is zero")),
+            Verdict::Differs { .. } if self.has_statistics.get() => {
+                return Ok(Outcome::NotCheckable(OF_STATISTICS.to_owned()));
+            }
             Verdict::Differs { .. } => {}
         }
         if of(0..count).ok().is_none_or(|again| again.gradient != gradients.whole.gradient) {
@@ -423,7 +428,10 @@ where
         states.restore();
         if let Some(snapshot) = snapshot {
             let restored = restore::<LC::Backend, _>(&model, snapshot);
-            restored.map_err(|error| Failure::Impossible(error.to_string()))?;
+            let restored = restored.map_err(|error| Failure::Impossible(error.to_string()))?;
+            if !restored.is_empty() {
+                self.has_statistics.set(true);
+            }
         }
         // Those of a step that panicked.
         forget_graphs_without::<LC::Backend, _>(&model, &GradientsParams::new());

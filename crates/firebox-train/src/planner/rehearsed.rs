@@ -95,10 +95,11 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let operations = trace.calls().count();
     let nonlinear = trace.nonlinear_gradient();
-    // What a step does with a value that it reads may depend on the value.
-    let reads = trace.reads().next().is_some();
-    let counts = if reads { None } else { trace.difference_of_iterations() };
-    let is_alike = !reads && trace.has_like_micro_steps() == Some(true);
+    // What a step does with a value that it reads may depend on the value, and running statistics
+    // are brought up to date in the second step.
+    let is_fixed = trace.reads().next().is_none() && replaced.is_empty();
+    let counts = if is_fixed { trace.difference_of_iterations() } else { None };
+    let is_alike = is_fixed && trace.has_like_micro_steps() == Some(true);
     let parked = if conditions.parks { park_state(&mut trace) } else { Vec::new() };
     debug_assert_eq!(trace.check(), Ok(()), "parking wrote a trace that contradicts itself");
     let optimizer_state = state_at_end(&trace);

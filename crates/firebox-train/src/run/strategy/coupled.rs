@@ -277,6 +277,7 @@ impl Means {
             pace: RefCell::default(),
             kept: self.kept.clone(),
             normalizes: self.normalizes,
+            has_statistics: Cell::new(false),
             pool: self.pool.clone(),
             pages: Arc::default(),
             host: (!self.memory.is_on_host()).then(Host::new),
