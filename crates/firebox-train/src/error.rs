@@ -260,6 +260,21 @@ pub enum TrainError {
         /// What is left of the budget after what is already held.
         budget: Bytes,
     },
+    /// An update of the parameters does not fit, because it leaves more than earlier ones: the state
+    /// of parameters that had no gradient before. It has not run.
+    #[error(
+        "the optimizer's step leaves {grown} more on the device than earlier ones, for parameters that had no gradient before, \
+         and needs {needed} where {budget} may be used: raise the budget, park the optimizer's state with \
+         `.park_optimizer(..)`, or take an optimizer with less state"
+    )]
+    UpdateTooLarge {
+        /// What it leaves beyond what earlier updates have left.
+        grown: Bytes,
+        /// What would be alive at its peak.
+        needed: Bytes,
+        /// What training may use.
+        budget: Bytes,
+    },
     /// A step computes in half floats, in which the gradients of its loss would vanish.
     #[error(
         "the step computes in half floats and does not scale its loss: call `firebox::scale_loss(loss).backward()`, or use \

@@ -3,7 +3,7 @@
 //!
 //! An optimizer step is recorded, so that it is known where each tensor is last used. It runs
 //! parameter by parameter: the state of one is uploaded, used, and parked again before that of the
-//! next. The training loop calls [`Parking::step`], loops of the user's own [`Parking::update`].
+//! next. The training loop calls [`Parking::step`], loops of the user's own [`update`].
 //! `planner/parked.rs` does the same to what is rehearsed.
 
 mod file;
@@ -23,9 +23,9 @@ use burn::train::Learner;
 use burn::train::metric::store::EventStoreClient;
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
-use firebox_lazy::{LazyBackend, Parked, Recorder, park_uploads, types_read};
+use firebox_lazy::{LazyBackend, Parked, Recorder, Recording, park_uploads, types_read};
 use firebox_plan::host_memory;
-use firebox_trace::{Bytes, Category, TensorIndex};
+use firebox_trace::{Bytes, Category, TensorIndex, Trace};
 
 use self::file::StateFile;
 use crate::components::LazyComponents;
@@ -132,48 +132,17 @@ impl Parking {
         });
     }
 
-    /// Runs what changes parameters in a loop of the user's own. What it makes and leaves, but for
-    /// the parameters of `model`, is parked afterwards. The change is whole even if there is an
-    /// error.
-    ///
-    /// # Errors
-    ///
-    /// If state could not be written to the disk. It is in host memory then.
-    ///
-    /// # Panics
-    ///
-    /// If `work` panics, or state cannot be read. The model is what it was.
-    pub(crate) fn update<B, M, R>(
-        &self,
-        model: &mut M,
-        work: impl FnOnce(&mut M) -> R,
-    ) -> (R, Result<(), TrainError>)
-    where
-        B: LazyBackend,
-        M: Module<B>,
-    {
-        let before = model.clone();
-        let updated = catch_unwind(AssertUnwindSafe(|| {
-            self.record_and_park::<B::Base, _>(|| {
-                let result = work(model);
-                label_parameters(model);
-                result
-            })
-        }));
-        match updated {
-            Ok(result) => (result, self.check()),
-            Err(panic) => {
-                *model = before;
-                resume_unwind(panic)
-            }
-        }
-    }
-
     /// Records an optimizer step, which labels parameters, and runs it. What it leaves that is none
     /// is parked.
     fn record_and_park<B: Backend, R>(&self, step: impl FnOnce() -> R) -> R {
         let recording = Recorder::new().record::<B, _>(step);
         let mut recording = recording.expect("an optimizer steps outside of recordings");
+        self.park(&mut recording);
+        recording.run()
+    }
+
+    /// Parks what a recorded optimizer step leaves that is no parameter.
+    fn park<B: Backend, R>(&self, recording: &mut Recording<B, R>) {
         let trace = recording.trace();
         let is_parameter = |tensor: &TensorIndex| {
             let label = trace.tensor(*tensor).label.as_deref();
@@ -182,7 +151,6 @@ impl Parking {
         let mut state = recording.survivors();
         state.retain(|tensor| !is_parameter(tensor));
         recording.park(&state, self.keeper());
-        recording.run()
     }
 
     /// Parks what the optimizer of a learner brings along, from a checkpoint or an earlier run.
@@ -231,6 +199,55 @@ impl Parking {
         let loaded = park_uploads(keep, load);
         self.check()?;
         Ok((loaded, Bytes::new(parked.get())))
+    }
+}
+
+/// Records what changes parameters in a loop of the user's own, asks `admit`, and runs it. With a
+/// place to park, what it makes and leaves, but for the parameters of `model`, is parked afterwards.
+/// Also returns whether that could be written: the change is whole even if it could not.
+///
+/// # Errors
+///
+/// Those of `admit`. The model is what it was.
+///
+/// # Panics
+///
+/// If `work` panics, or state cannot be read. The model is what it was.
+pub(crate) fn update<B, M, R>(
+    parking: Option<&Parking>,
+    model: &mut M,
+    work: impl FnOnce(&mut M) -> R,
+    admit: impl FnOnce(&Trace) -> Result<(), TrainError>,
+) -> Result<(R, Result<(), TrainError>), TrainError>
+where
+    B: LazyBackend,
+    M: Module<B>,
+{
+    let before = model.clone();
+    let updated = catch_unwind(AssertUnwindSafe(|| {
+        let recording = Recorder::new().record::<B::Base, _>(|| {
+            label_parameters(&before);
+            let result = work(model);
+            label_parameters(model);
+            result
+        });
+        let mut recording = recording.expect("parameters are updated outside of recordings");
+        match parking {
+            Some(parking) => parking.park(&mut recording),
+            None => admit(recording.trace())?,
+        }
+        Ok(recording.run())
+    }));
+    match updated {
+        Ok(Ok(result)) => Ok((result, parking.map_or(Ok(()), Parking::check))),
+        Ok(Err(error)) => {
+            *model = before;
+            Err(error)
+        }
+        Err(panic) => {
+            *model = before;
+            resume_unwind(panic)
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::cache::Cache;
 use crate::device::own_pool::TrainingPool;
 use crate::error::Phase;
 use crate::planner::growth::Growth;
+use crate::planner::ledger::Ledger;
 use crate::planner::overhead::Overhead;
 use crate::planner::pages::{OpenPages, Pages, pages_of};
 use crate::planner::parked::Parks;
@@ -31,6 +32,7 @@ mod assess;
 mod earlier;
 pub(crate) mod growth;
 pub(crate) mod labels;
+pub(crate) mod ledger;
 mod outputs;
 pub(crate) mod overhead;
 pub(crate) mod pages;
@@ -119,6 +121,8 @@ pub(crate) struct Planner {
     prefixes: Arc<Mutex<HashMap<StructuralHash, Bytes>>>,
     /// The optimizer's state. Validation does not use it, but it is alive meanwhile.
     optimizer_state: Vec<TensorInfo>,
+    /// What updates of the parameters have left.
+    ledger: Ledger,
     /// The paths of the model's running statistics.
     running_state: BTreeSet<String>,
     /// What the training step makes of its gradients, if that is nothing linear.
@@ -152,6 +156,10 @@ pub(crate) struct Planned {
     /// What is alive next to a micro-step, and the bytes of the batch it was planned on.
     held: Bytes,
     batch: Bytes,
+    /// What updates have left by the time that its batches are trained, and what one of its
+    /// micro-steps leaves.
+    state: Bytes,
+    leaves: Bytes,
     /// The most that one of its micro-steps needs when measured alone, where pages count. Alone, a
     /// micro-step may open pages that the whole iteration has room on.
     standalone: Bytes,
@@ -191,6 +199,10 @@ struct Admitted {
     /// What runs instead of the recorded steps.
     program: Option<Arc<Program>>,
     needed: Bytes,
+    /// What it leaves: its outputs and gradients.
+    leaves: Bytes,
+    /// Whether a plan has counted it.
+    is_planned: bool,
     /// What threads keep permanently after it.
     stays: Bytes,
     /// The pages that it opens when measured alone, where pages count.
@@ -255,6 +267,7 @@ impl Planner {
             programs: VecDeque::new(),
             prefixes: Arc::default(),
             optimizer_state: Vec::new(),
+            ledger: Ledger::default(),
             running_state: BTreeSet::new(),
             nonlinear: None,
             has_new_structure: false,
@@ -416,6 +429,11 @@ impl Planner {
     /// this was asked last.
     pub(crate) fn takes_new_structure(&mut self) -> bool {
         std::mem::take(&mut self.has_new_structure)
+    }
+
+    /// What updates of the parameters have left.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
     /// Notes the paths of running statistics.

@@ -42,6 +42,11 @@ pub struct PlanReport {
     pub operation: String,
     /// How reliable the prediction is.
     pub estimate: Estimate,
+    /// What parameters that have no gradient in this batch would add with their first one: the
+    /// gradient, and what the optimizer keeps for it. The prediction holds so far, without them.
+    /// `None` if all have one; zero if the optimizer decides by values that it reads, and what it
+    /// would add is not known.
+    pub may_add: Option<Bytes>,
     /// The part of the peak not caused by the step itself.
     pub overhead: OverheadBytes,
     /// The pages at the peak, where the device's allocator reserves whole pages.
@@ -75,6 +80,7 @@ impl PlanReport {
             parked,
             operation: rehearsed.footprint.op.clone(),
             estimate: rehearsed.footprint.estimate,
+            may_add: None,
             overhead: rehearsed.overhead,
             paging: rehearsed.footprint.paging.clone(),
             unaccounted: rehearsed.footprint.unaccounted.clone(),
@@ -96,14 +102,20 @@ impl PlanReport {
 
     /// The plan on one line.
     pub fn line(&self) -> String {
-        let Self { phase, plan, estimate, .. } = self;
-        let peak = self.predicted();
+        let Self { phase, plan, .. } = self;
+        let (peak, estimate) = (self.predicted(), self.reliability());
         let tunes = if self.tunes() { "; planned again once kernels are tuned" } else { "" };
         let again = self.recomputed.map(|again| format!(", {again}")).unwrap_or_default();
         format!(
             "{phase} batches of {}: {plan}{again}, predicted peak {peak} ({estimate}){tunes}",
             plan.batch()
         )
+    }
+
+    /// The estimate, and whether it only holds so far.
+    fn reliability(&self) -> String {
+        let so_far = if self.may_add.is_some() { " so far" } else { "" };
+        format!("{}{so_far}", self.estimate)
     }
 
     /// Whether burn's tuner has yet to choose kernels. The plan counts the candidate that needs the
@@ -193,8 +205,12 @@ impl fmt::Display for PlanReport {
             let parked = format!("{} of optimizer state between steps", self.parked);
             table.add_row(vec!["parked".to_owned(), parked]);
         }
-        let peak = format!("{}, {}", self.predicted(), self.estimate);
+        let peak = format!("{}, {}", self.predicted(), self.reliability());
         table.add_row(vec!["predicted peak".to_owned(), peak]);
+        if let Some(more) = self.may_add.filter(|more| *more > Bytes::ZERO) {
+            let more = format!("{more}, with the first gradient of parameters that have none here");
+            table.add_row(vec!["  would add".to_owned(), more]);
+        }
         table.add_row(vec!["  in the operation".to_owned(), self.operation.clone()]);
         for (category, bytes) in self.categories.iter() {
             if bytes > Bytes::ZERO {

@@ -1,6 +1,7 @@
 //! The user's options, resolved on the device that will train. The builder in `learner.rs` fills
 //! them in; `plan` and `fit` read them.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,6 +21,7 @@ use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
 use crate::park::{Park, Parking};
 use crate::planner::growth::Growth;
+use crate::planner::ledger::Left;
 use crate::planner::parked::Parks;
 use crate::planner::recompute::RecomputePolicy;
 use crate::planner::{Planned, Planner};
@@ -202,6 +204,9 @@ impl Settings {
         let device = format!("{}, {device:?}", backend_name::<B, M>(model));
         let mut report = PlanReport::new(device, budget, phase, planned);
         report.pools_statistics = self.pools_statistics.is_some();
+        if phase == Phase::Training {
+            report.may_add = may_add::<B, M>(model, planned);
+        }
         let text = if earlier.is_empty() { report.to_string() } else { report.line() };
         self.say(log::Level::Info, &text);
         let is_root = self.ranks.as_ref().is_none_or(Ranks::is_root);
@@ -281,6 +286,42 @@ fn bools<B: Backend>() -> DType {
         _ => BoolStore::Native,
     };
     DType::Bool(store)
+}
+
+/// What parameters that a plan's rehearsal does not change would add with their first gradient.
+/// `None` if there are none.
+fn may_add<B: LazyBackend, M: Module<B>>(model: &M, planned: &Planned) -> Option<Bytes> {
+    struct Others<'a> {
+        changed: BTreeSet<&'a str>,
+        path: Vec<String>,
+        bytes: Bytes,
+    }
+
+    impl<B: Backend> ModuleVisitor<B> for Others<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if param.is_require_grad() && !self.changed.contains(self.path.join(".").as_str()) {
+                let tensor = param.val();
+                self.bytes += Bytes::of_elements(&tensor.shape(), tensor.dtype());
+            }
+        }
+
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.path.push(name.to_owned());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.path.pop();
+        }
+    }
+
+    let left = &planned.rehearsed.left;
+    let changed = left.iter().flat_map(Left::paths).collect();
+    let mut others = Others { changed, path: Vec::new(), bytes: Bytes::ZERO };
+    model.visit(&mut others);
+    let ratio = left.iter().map(Left::ratio).fold(0.0, f64::max);
+    let is_open = ratio == 0.0 && left.iter().any(Left::reads);
+    let more = others.bytes + others.bytes.scale(ratio);
+    (more > Bytes::ZERO || is_open).then_some(more)
 }
 
 /// The name of the backend that runs a model.

@@ -288,6 +288,11 @@ where
         self.memory
     }
 
+    /// The most memory predicted for any step so far, including that which is about to run.
+    pub fn predicted(&self) -> Bytes {
+        self.planner.predicted()
+    }
+
     /// What steps may use.
     pub fn budget(&self) -> Bytes {
         self.planner.budget()
@@ -480,8 +485,7 @@ where
             }
             for iteration in 1..=course.iterations as usize {
                 let pieces = course.pieces(&pieces, iteration);
-                let mut parts =
-                    MicroBatches::rehearsed(splitter, batch, Rehearsed::new(pieces, course.parks));
+                let mut parts = MicroBatches::rehearsed(splitter, batch, Rehearsed::new(pieces));
                 let result = step(&mut current, &mut optim, &mut parts);
                 parts.end();
                 if let Err(error) = result {

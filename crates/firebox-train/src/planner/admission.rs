@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_plan::Sizing;
 use firebox_recompute::Program;
-use firebox_trace::{Bytes, Footprint, Trace};
+use firebox_trace::{Bytes, Footprint, Origin, TensorInfo, Trace};
 
 use super::{Admitted, Known, PROGRAMS, Planned, Planner, Written};
 use crate::error::{Phase, TrainError};
@@ -53,7 +53,13 @@ impl Planner {
             batch => (queued + outputs).scale(more.ratio(batch)),
         };
         let more = more + more.scale(1.0 / parts) + overhead;
-        planned.held + self.kept_since(planned) + self.remembers + more
+        let grown = self.grown(planned) + self.ledger.beyond();
+        planned.held + self.kept_since(planned) + self.remembers + more + grown
+    }
+
+    /// What updates have left since a plan was made that it does not count.
+    pub(super) fn grown(&self, planned: &Planned) -> Bytes {
+        self.ledger.total() - planned.state
     }
 
     /// What threads have begun to keep permanently since a plan was made, because of batches of
@@ -127,6 +133,11 @@ impl Planner {
             (_, begun) => begun.is_none(),
         };
         if let Some(known) = self.known_of(&structure, trace).filter(is_begun) {
+            if step.rehearsed && !known.is_planned {
+                let known = Admitted { is_planned: true, ..known };
+                self.known.insert(structure, known.clone());
+                return known;
+            }
             return known;
         }
         let is_alike = planned.is_some_and(|planned| planned.batch == self.batch);
@@ -136,7 +147,8 @@ impl Planner {
         let program = begun.clone().or_else(made);
         let rewritten = program.as_ref().map(|program| program.trace());
         let footprint = memory.footprint(rewritten.unwrap_or(trace));
-        let admitted = self.needs(trace, program, &footprint);
+        let is_planned = step.rehearsed;
+        let admitted = Admitted { is_planned, ..self.needs(trace, program, &footprint) };
         self.remember(structure, admitted)
     }
 
@@ -190,7 +202,16 @@ impl Planner {
         if self.memory.is_on_host() {
             needed += program.as_ref().map_or(Bytes::ZERO, |program| program.host_bytes());
         }
-        Admitted { program, needed, stays: footprint.stays, pages: pages_of(footprint) }
+        let made = trace.survivors().into_iter().map(|tensor| trace.tensor(tensor));
+        let leaves = made.filter(|tensor| tensor.origin != Origin::Existing).map(TensorInfo::bytes);
+        Admitted {
+            program,
+            needed,
+            leaves: leaves.sum(),
+            is_planned: false,
+            stays: footprint.stays,
+            pages: pages_of(footprint),
+        }
     }
 
     /// Remembers what a structure needs. Of programs, which are large, only the latest few.
@@ -227,12 +248,15 @@ impl Planner {
     ) -> Result<Admission, TrainError> {
         let Applicant { phase, shape, held, items, rehearsed, .. } = *step;
         let others = self.other_programs(admitted.program.as_ref());
-        let Admitted { needed, stays, pages, .. } = admitted;
+        let Admitted { needed, leaves, is_planned, stays, pages, .. } = admitted;
         // Threads keep, or will keep, more than was counted when the batch began.
         let kept = self.kept().max(stays);
-        let held = held + (kept - self.kept_in_held) + others;
+        let held = held + (kept - self.kept_in_held) + others + self.ledger.beyond();
         let planned = self.plans.get_mut(&(phase, shape)).expect("a batch runs that is planned");
         let peak = planned.plan.peak();
+        if rehearsed {
+            planned.leaves = planned.leaves.max(leaves);
+        }
         if rehearsed && pages.is_some() && needed <= peak {
             planned.standalone = planned.standalone.max(needed);
             return Ok(Admission::Runs);
@@ -242,9 +266,15 @@ impl Planner {
             return Err(TrainError::GrewTooLarge { phase, items: items.into(), needed, budget });
         }
         self.kept.fetch_max(kept.get(), Relaxed);
-        // A micro-step larger than planned may need more than predicted.
-        if pages.is_none() && (self.batch > planned.batch || kept > planned.rehearsed.kept) {
-            self.predicted = self.predicted.max(held + needed);
+        if !is_planned {
+            self.ledger.leaves(leaves - planned.leaves);
+        }
+        // A micro-step larger than planned, or of another program, may need more than predicted.
+        let is_more = self.batch > planned.batch || kept > planned.rehearsed.kept;
+        if pages.is_none() && (is_more || !is_planned) {
+            // What may be remembered of other shapes need not be.
+            let reserve = if is_more { Bytes::ZERO } else { self.remembers };
+            self.predicted = self.predicted.max(held + needed - reserve);
         }
         let Some(pages) = pages.filter(|_| needed > planned.standalone) else {
             return Ok(Admission::Runs);

@@ -47,7 +47,8 @@ pub struct OverheadBytes {
     pub exchange: Bytes,
     /// One more page for small buffers, whose placement varies between runs.
     pub small_page: Bytes,
-    /// The optimizer's state where the step does not use it, that is in validation.
+    /// The optimizer's state where the step does not use it: in validation, and that of parameters
+    /// which have no gradient in this batch.
     pub idle_state: Bytes,
 }
 
@@ -169,6 +170,12 @@ pub(crate) fn add_outputs_of_before(trace: &mut Trace) {
         let outputs: Vec<TensorInfo> = outputs.map(earlier).collect();
         trace.tensors.extend(outputs);
     }
+}
+
+/// Optimizer state of `bytes` bytes that a step does not use. `None` for zero bytes.
+pub(crate) fn idle_state(bytes: Bytes) -> Option<TensorInfo> {
+    let tensor = || beside_the_step(&workspace(bytes), Category::OptimizerState, "");
+    (bytes > Bytes::ZERO).then(tensor)
 }
 
 /// Outputs of `bytes` bytes that exist all the time. `None` for zero bytes.

@@ -119,10 +119,13 @@ impl Planner {
         if let Some(planned) = planned.filter(|planned| planned.tuning.is_over()) {
             return Some(planned.iterations);
         }
-        // Threads have begun to keep memory that the plan has no room for.
+        // Threads have begun to keep memory, or updates have left some, that the plan has no room
+        // for.
         let has_no_room = planned.filter(|planned| {
-            let peak = planned.plan.peak() + self.kept_since(planned);
-            planned.kept < self.kept() && peak > self.budget.scale(self.share)
+            let grown = self.grown(planned);
+            let peak = planned.plan.peak() + self.kept_since(planned) + grown;
+            let has_more = planned.kept < self.kept() || grown > Bytes::ZERO;
+            has_more && peak > self.budget.scale(self.share)
         });
         if let Some(planned) = has_no_room {
             return Some(planned.iterations);
@@ -134,9 +137,11 @@ impl Planner {
 
     /// Begins a planned batch. Returns what must be done before it runs.
     pub(super) fn begin(&mut self, phase: Phase, shape: Shape) -> Admission {
+        self.ledger.begin();
+        let grown = self.planned(phase, shape).map_or(Bytes::ZERO, |planned| self.grown(planned));
         let planned = self.plans.get_mut(&(phase, shape)).expect("it has a plan");
         planned.tuning.begin();
-        let (peak, group) = (planned.plan.peak(), planned.group);
+        let (peak, group) = (planned.plan.peak() + grown, planned.group);
         let pages = planned.pages();
         let kept = planned.rehearsed.kept;
         self.kept.fetch_max(kept.get(), Relaxed);

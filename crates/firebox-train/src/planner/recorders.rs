@@ -59,7 +59,11 @@ impl Planner {
         let recorder = Recorder::new().limit_reads(self.budget - held, move |trace| {
             let mut known = known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             let needed = known.entry(trace.structural_hash());
-            *needed.or_insert_with(|| memory.footprint(trace).growth())
+            // What was recorded so far takes host memory, too.
+            *needed.or_insert_with(|| {
+                let recording = recording_bytes(&*memory, trace, trace.calls().count());
+                memory.footprint(trace).growth() + recording
+            })
         });
         let planned = self.planned(phase, shape);
         let recomputed = planned.and_then(|planned| planned.rehearsed.recomputed.clone());

@@ -1,6 +1,7 @@
 //! What a rehearsal needs: its footprint under the conditions of the run, with what lives beside
 //! its steps. Where it does not fit and that is allowed, tensors are computed again.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use firebox_lazy::{
@@ -12,8 +13,9 @@ use firebox_trace::{
 };
 
 use crate::cache::Key;
+use crate::planner::ledger::{Ledger, Left};
 use crate::planner::overhead::{
-    Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, outputs_held,
+    Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, idle_state, outputs_held,
 };
 use crate::planner::parked::park_state;
 use crate::planner::recompute::{Attempt, Least, Passes, Recomputed};
@@ -31,6 +33,9 @@ pub(crate) struct Conditions<'a> {
     pub(crate) overhead: &'a Overhead,
     /// The optimizer's state, for a phase that does not use it.
     pub(crate) idle_state: &'a [TensorInfo],
+    /// What updates have left, for training: that of parameters which the rehearsal does not change
+    /// is alive next to it.
+    pub(crate) ledger: Option<&'a Ledger>,
     /// Whether the optimizer's state is parked between steps.
     pub(crate) parks: bool,
     /// What is parked, for a phase that does not use it.
@@ -74,6 +79,8 @@ pub(crate) struct Rehearsed {
     pub(crate) parked: Vec<TensorInfo>,
     /// The paths of the running statistics.
     pub(crate) running_state: Vec<String>,
+    /// What its updates leave.
+    pub(crate) left: Vec<Left>,
     /// What the step makes of its gradients, if that is nothing linear.
     pub(crate) nonlinear: Option<Nonlinear>,
     /// Where the step is another one each time that it is called on the same items.
@@ -94,6 +101,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let Conditions { memory, pages, .. } = *conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let operations = trace.calls().count();
+    let updates = Left::by_rehearsal(&trace);
     let nonlinear = trace.nonlinear_gradient();
     // What a step does with a value that it reads may depend on the value, and running statistics
     // are brought up to date in the second step.
@@ -104,7 +112,11 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     debug_assert_eq!(trace.check(), Ok(()), "parking wrote a trace that contradicts itself");
     let optimizer_state = state_at_end(&trace);
     let state = (optimizer_state.as_slice(), parked.as_slice());
+    let changed: BTreeSet<&str> = updates.iter().flat_map(Left::paths).collect();
+    let idle = conditions.ledger.map_or(Bytes::ZERO, |ledger| ledger.idle(changed.into_iter()));
+    trace.tensors.extend(idle_state(idle));
     let (loader_limit, mut overhead) = add_beside(&mut trace, conditions, state);
+    overhead.idle_state += idle;
     // How much is missing decides how much is computed again.
     let enough = conditions.recompute.map_or(conditions.budget, |_| Bytes::MAX);
     let question = Question { trace: &trace, before: &conditions.before, pages, enough };
@@ -148,6 +160,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         parked,
         operations,
         running_state: replaced,
+        left: updates,
         nonlinear,
         counts,
         is_alike,

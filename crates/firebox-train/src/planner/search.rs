@@ -210,6 +210,9 @@ impl Planner {
         if key.0 == Phase::Training {
             self.optimizer_state.clone_from(&rehearsed.optimizer_state);
             self.parked.clone_from(&rehearsed.parked);
+            if self.parks != Parks::Does {
+                rehearsed.left.iter().for_each(|left| self.ledger.note(left));
+            }
             self.nonlinear = self.nonlinear.take().or(rehearsed.nonlinear.clone());
             self.running_state.extend(rehearsed.running_state.iter().cloned());
         }
@@ -230,6 +233,8 @@ impl Planner {
             cost,
             kept: self.kept(),
             batch: self.batch,
+            state: self.ledger.total(),
+            leaves: Bytes::ZERO,
             standalone: Bytes::ZERO,
             group: self.group,
             tuning: Tuning::new(tunes && may_tune),
@@ -252,7 +257,9 @@ impl Planner {
             cause,
             TrainError::Plan { .. } | TrainError::Record(RecordError::TooLong { .. })
         );
-        let Some(ran) = ran.filter(|_| is_no_plan) else { return Err(cause) };
+        // It is no longer known to fit where updates have left more.
+        let fits = |ran: &&Planned| self.grown(ran) == Bytes::ZERO;
+        let Some(ran) = ran.filter(fits).filter(|_| is_no_plan) else { return Err(cause) };
         log::warn!("batches keep the plan that they have, as there is no other: {cause}");
         Ok(Planned { tuning: Tuning::Chosen, kept: self.kept(), ..ran.clone() })
     }
@@ -413,6 +420,7 @@ impl Planner {
             pages,
             overhead: &self.overhead,
             idle_state,
+            ledger: (phase == Phase::Training).then_some(&self.ledger),
             parks: self.parks == Parks::Does,
             parked: &self.parked,
             kept: self.kept(),

@@ -14,6 +14,7 @@ mod last_state;
 mod metrics;
 mod outcome;
 mod together;
+mod update;
 mod validation;
 mod work;
 
@@ -63,6 +64,7 @@ use self::coupled::{Known, Means, Seen, ToSplit};
 use self::metrics::{Output, Outputs, Place, Sender};
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
 use self::together::{Step, Together};
+use self::update::Covered;
 
 /// How many batches after a new plan are compared with its prediction. An optimizer's state exists
 /// from the second batch on.
@@ -192,6 +194,8 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     /// statistics.
     batch_start: Option<LearnerModelRecord<LC>>,
     optimizer_lost: bool,
+    /// Which gradients the ledger knows the state of.
+    covered: Covered,
     /// Whether an optimizer step had a gradient.
     has_learned: bool,
     /// Where the optimizer's state is between steps, if not on the device, and what of it was there
@@ -476,7 +480,8 @@ where
         self.has_learned |= has_any;
         let mut done =
             std::mem::replace(accumulated, Accumulated::new(self.strategy.settings.reduction));
-        let (model, learner) = (self.learner.model(), &mut self.learner);
+        let (model, learner) = (self.learner.model(), RefCell::new(&mut self.learner));
+        let (latest, covered) = (self.latest, &mut self.covered);
         let parking = self.parking.as_ref().map(|(parking, _)| parking);
         let together = self.team.as_mut().zip(step).map(|(team, step)| Together::new(team, step));
         let (together, loss_scale) = (RefCell::new(together), &mut self.loss_scale);
@@ -493,16 +498,21 @@ where
                 if !has_any {
                     return Ok(None);
                 }
-                let Some(scale) = loss_scale else { return Ok(Some(grads)) };
-                match &mut *together {
-                    Some(together) => Ok(together.judge(scale).then_some(grads)),
-                    None => scale.judge_alone::<LC::Backend, _>(&model, grads),
+                let grads = match (loss_scale, &mut *together) {
+                    (None, _) => Some(grads),
+                    (Some(scale), Some(together)) => together.judge(scale).then_some(grads),
+                    (Some(scale), None) => scale.judge_alone::<LC::Backend, _>(&model, grads)?,
+                };
+                if let (Some(grads), None) = (&grads, parking) {
+                    covered.admit(planner, latest, &**learner.borrow(), grads)?;
                 }
+                Ok(grads)
             },
             || together.borrow_mut().as_mut().map_or(Ok(()), Together::commit),
             |grads| match (grads, parking) {
-                (Some(grads), Some(parking)) => parking.step(learner, grads),
+                (Some(grads), Some(parking)) => parking.step(*learner.borrow_mut(), grads),
                 (grads, _) => {
+                    let mut learner = learner.borrow_mut();
                     grads.into_iter().for_each(|grads| learner.optimizer_step(grads));
                     Ok(())
                 }

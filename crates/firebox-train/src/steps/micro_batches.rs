@@ -4,15 +4,16 @@ use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
 use firebox_lazy::{Arrival, LazyBackend, in_full_precision, mark};
 use firebox_plan::Accumulating;
-use firebox_trace::{Bytes, Mark};
+use firebox_trace::{Bytes, Mark, Trace};
 
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::{Phase, TrainError};
 use crate::gradients::summed_bytes;
-use crate::park::Parking;
+use crate::park::{Parking, update};
 use crate::planner::labels::label_parameters;
+use crate::planner::ledger::Left;
 use crate::planner::pieces::Piece;
 use crate::planner::{Planner, Prepared};
 use crate::reduction::Reduction;
@@ -65,13 +66,11 @@ pub(super) struct Rehearsed<'a> {
     arrival: Arrival,
     /// Whether an update was the last thing.
     has_updated: bool,
-    /// Whether what updates leave is parked.
-    parks: bool,
 }
 
 impl<'a> Rehearsed<'a> {
-    pub(super) fn new(pieces: &'a [Piece], parks: bool) -> Self {
-        Self { pieces, arrival: Arrival::new(), has_updated: false, parks }
+    pub(super) fn new(pieces: &'a [Piece]) -> Self {
+        Self { pieces, arrival: Arrival::new(), has_updated: false }
     }
 }
 
@@ -193,7 +192,7 @@ where
                 rehearsed.has_updated = true;
                 mark::<B::Base>(Mark::Settle);
                 mark::<B::Base>(Mark::OptimizerStep);
-                let before = rehearsed.parks.then(|| model.clone());
+                let before = model.clone();
                 let result = in_full_precision(|| work(model));
                 label_parameters(model);
                 drop(before);
@@ -204,10 +203,7 @@ where
             Mode::Running(running) => {
                 // It holds the tensors that the update replaces.
                 self.since.start = None;
-                let (result, parked) = match running.parking {
-                    None => (running.update(|| work(model))?, Ok(())),
-                    Some(parking) => running.update(|| parking.update::<B, _, _>(model, work))?,
-                };
+                let (result, parked) = running.update(model, work)?;
                 self.since.has_updated = true;
                 parked.map(|()| result)
             }
@@ -282,7 +278,20 @@ where
         Ok(())
     }
 
-    fn update<R>(&mut self, work: impl FnOnce() -> R) -> Result<R, TrainError> {
-        self.queue.update(self.watch, self.pool, || Ok(()), || Ok(()), |()| work())
+    /// Runs what changes parameters, once it is known to fit. Also returns whether what it leaves
+    /// could be parked.
+    fn update<M: Module<B>, R>(
+        &mut self,
+        model: &mut M,
+        work: impl FnOnce(&mut M) -> R,
+    ) -> Result<(R, Result<(), TrainError>), TrainError> {
+        let Self { planner, queue, watch, pool, parking, prepared, .. } = self;
+        let memory = planner.memory().clone();
+        let admit = |trace: &Trace| {
+            let left = Left::by_recording(trace);
+            planner.admit_update(prepared.shape, (&left, || memory.footprint(trace).growth()))
+        };
+        let update = |()| update::<B, _, _>(*parking, model, work, admit);
+        queue.update(watch, *pool, || Ok(()), || Ok(()), update)?
     }
 }

@@ -12,6 +12,7 @@ use firebox_trace::Bytes;
 
 use super::again::{restored_scheduler, skip_epochs};
 use super::coupled::Known;
+use super::update::Covered;
 use super::{AutoBatch, Loaders, Run};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::device::DeviceMemory;
@@ -129,6 +130,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             position: (epoch, 0),
             batch_start: None,
             optimizer_lost: false,
+            covered: Covered::default(),
             has_learned: false,
             loss_scale: LossScale::of::<LC::Backend>(),
             parking: None,
