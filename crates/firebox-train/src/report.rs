@@ -177,6 +177,9 @@ pub struct MemoryUse {
     /// the overhead of the system's allocator. `None` if the system does not report it, as on any
     /// CPU system other than Linux.
     pub measured: Option<Bytes>,
+    /// The most that the split check needed of the host's memory, in addition to what was alive
+    /// then. Not part of `predicted`, which is what training takes; it was within the budget.
+    pub checking: Bytes,
 }
 
 /// How many modules a plan's table names.

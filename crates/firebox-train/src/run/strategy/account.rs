@@ -61,6 +61,7 @@ where
     pub(super) fn measure(&self, planner: &mut Planner) -> Result<(), TrainError> {
         let mut outcome = self.strategy.outcome();
         let memory = outcome.memory.get_or_insert_default();
+        memory.checking = self.known.took();
         measure::<LC::Base>(&self.device, planner, &self.strategy.settings, memory)
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Known {
     asks: Asks,
     found: SplitCheck,
     later: Later,
+    /// The most that a check needed of the host's memory, next to what was alive.
+    took: Bytes,
 }
 
 /// When batches are looked at again, once gradients have agreed: a coupling may depend on values, or
@@ -188,6 +190,11 @@ impl Known {
         Some((middle, 0..items))
     }
 
+    /// The most that a check needed of the host's memory, next to what was alive.
+    pub(super) fn took(&self) -> Bytes {
+        self.took
+    }
+
     pub(super) fn split_check(&self) -> SplitCheck {
         self.found.clone()
     }
@@ -319,7 +326,8 @@ impl Means {
     }
 
     /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
-    /// memory that the check needed, including what is held.
+    /// memory of the device that the check needed, including what is held. On the host the check is
+    /// no part of what training takes.
     pub(super) fn ask<LC, S>(
         &self,
         known: &mut Known,
@@ -354,6 +362,10 @@ impl Means {
         if known.asked == 1 && self.memory.is_on_host() {
             let slowdown = check.pace.borrow().slowdown(items, micro_batch);
             warn_if_slow(slowdown, (items, micro_batch), settings);
+        }
+        known.took = known.took.max(check.needed.get());
+        if self.memory.is_on_host() {
+            return Ok(Bytes::ZERO);
         }
         Ok((check.needed.get() + self.held).max(Bytes::new(check.pages.load(Relaxed))))
     }
