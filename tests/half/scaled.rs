@@ -6,6 +6,8 @@ use std::path::Path;
 use burn::data::dataloader::batcher::Batcher;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
+use burn::optim::lr_scheduler::LrScheduler;
+use burn::optim::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
 use burn::prelude::*;
 use burn::train::{RegressionOutput, TrainOutput};
 use firebox::{MicroBatch, TrainError, scale_loss};
@@ -97,6 +99,22 @@ where
     B: AutodiffBackend<Device = <Flex as BackendTypes>::Device> + LazyBackend<Base = Flex>,
     B::InnerBackend: LazyBackend<Base = Flex>,
 {
+    descended_at::<B, _>(0.1 / times, 5, (times, scales), steps, log)
+}
+
+/// The same at other rates, in other micro-batches of the batches of 12.
+fn descended_at<B, R>(
+    rate: R,
+    micro_batch: usize,
+    (times, scales): (f64, bool),
+    steps: usize,
+    log: &Path,
+) -> Result<Vec<f32>, TrainError>
+where
+    B: AutodiffBackend<Device = <Flex as BackendTypes>::Device> + LazyBackend<Base = Flex>,
+    B::InnerBackend: LazyBackend<Base = Flex>,
+    R: LrScheduler + 'static,
+{
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     let numbers = |count| InMemDataset::new((0..count).collect::<Vec<usize>>());
@@ -109,9 +127,9 @@ where
     );
     let training = training.renderer(CliMetricsRenderer::new()).num_epochs(1);
     let builder = Learner::builder().auto_batch().memory(Bytes::gib(2)).quiet();
-    let builder = builder.micro_batch(5).log_json(log);
+    let builder = builder.micro_batch(micro_batch).log_json(log);
     let model = Layers::<B>::new(times, scales);
-    let learner = builder.build(model, SgdConfig::new().init(), 0.1 / times);
+    let learner = builder.build(model, SgdConfig::new().init(), rate);
     match learner.fit(training) {
         Ok(fitted) => Ok(fitted.model.weights()),
         Err(error) => Err(error.into_parts().0),
@@ -171,6 +189,46 @@ fn steps_that_overflow_are_left_out_until_the_scale_fits() {
     assert_eq!(scale, 65_536.0 / 2_f64.powi(left_out as i32));
     assert!(steps[..left_out].iter().all(|(_, left_out)| *left_out), "the first ones");
     assert!(moved(&begin, &half) > 0.1 && half.iter().all(|weight| weight.is_finite()));
+}
+
+#[test]
+fn the_same_steps_are_left_out_however_a_batch_is_split() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for times in [3e2, 3e3, 3e4] {
+        let of = |micro_batch: usize| {
+            let log = folder.path().join(format!("{times}-{micro_batch}"));
+            let rate = 0.1 / times;
+            descended_at::<Floats, _>(rate, micro_batch, (times, true), 30, &log).expect("it fits");
+            logged(&log)
+        };
+        let whole = of(12);
+        assert!(whole.iter().any(|(_, left_out)| *left_out), "{whole:?}");
+        for micro_batch in [7, 6, 5, 3] {
+            assert_eq!(of(micro_batch), whole, "{times} in micro-batches of {micro_batch}");
+        }
+    }
+}
+
+#[test]
+fn the_schedule_stands_still_where_a_step_is_left_out() {
+    const LOUD: f64 = 3e4;
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("log");
+    let schedule = || ExponentialLrSchedulerConfig::new(0.1 / LOUD, 0.9).init().expect("it decays");
+    descended_at::<Floats, _>(schedule(), 5, (LOUD, true), 40, &log).expect("it fits");
+    let mut schedule = schedule();
+    let mut expected = schedule.step();
+    let text = std::fs::read_to_string(&log).expect("there is a log");
+    let rates = text.lines().map(|line| {
+        let step: serde_json::Value = serde_json::from_str(line).expect("a line is JSON");
+        step["lr"].as_f64().expect("it has a rate")
+    });
+    for (rate, (_, left_out)) in rates.zip(logged(&log)) {
+        assert!((rate - expected).abs() <= 1e-9 * expected, "{rate} is not {expected}: {text}");
+        if !left_out {
+            expected = schedule.step();
+        }
+    }
 }
 
 #[test]

@@ -1,13 +1,18 @@
-//! Metrics see every micro-batch with its own size.
-//!
-//! Accuracy equals that of the unsplit run. The loss of an epoch does so if batches are split
-//! evenly. burn weighs all loss events alike, so the loss differs if they are not.
+//! Metrics of a run whose batches are split are those of the unsplit run: they see one output for
+//! each batch. Where they see one for each micro-batch, burn weighs accuracies by items and losses
+//! alike.
+
+use std::error::Error;
+use std::sync::{Arc, Mutex};
 
 use burn::backend::{Autodiff, Flex};
 use burn::optim::AdamConfig;
 use burn::prelude::*;
-use burn::train::metric::{AccuracyMetric, LossMetric};
-use burn::train::renderer::CliMetricsRenderer;
+use burn::train::metric::{AccuracyMetric, LossMetric, MetricDefinition};
+use burn::train::renderer::{
+    CliMetricsRenderer, EvaluationName, EvaluationProgress, MetricState, MetricsRenderer,
+    MetricsRendererEvaluation, MetricsRendererTraining, ProgressType, TrainingProgress,
+};
 use burn::train::{LearnerSummary, SupervisedTraining};
 use firebox::{ByMicroBatch, Bytes, Lazy, Learner, LearnerBuilder, StepMetric, join};
 use firebox_testing::task::{Content, Net, files, loader, points, random_state};
@@ -65,20 +70,27 @@ struct Logged {
     epoch: [f64; 2],
 }
 
-/// Runs one epoch on a batch of 36 items and a validation on one of 24, in micro-batches of at most
-/// `items`. Returns the metrics of training and of validation.
-fn run(items: usize) -> [Logged; 2] {
-    run_with(Learner::builder().auto_batch(), items)
+/// The class that counts as padding.
+const PADDING: usize = 2;
+
+fn builder() -> LearnerBuilder<ByMicroBatch, ByMicroBatch> {
+    Learner::builder().auto_batch()
 }
 
-fn run_with(builder: LearnerBuilder<ByMicroBatch, ByMicroBatch>, items: usize) -> [Logged; 2] {
+/// Runs one epoch on a batch of 36 items and a validation on one of 24, in micro-batches of at most
+/// `items`. Returns the metrics of training and of validation.
+fn run_with(
+    builder: LearnerBuilder<ByMicroBatch, ByMicroBatch>,
+    items: usize,
+    accuracy: fn() -> AccuracyMetric<Flex>,
+) -> [Logged; 2] {
     let device = Default::default();
     Flex::seed(&device, 41);
     let model = Net::<B>::new(&device);
     let folder = tempfile::tempdir().expect("a folder");
     let valid = loader::<Lazy<Flex>>(points(24), 24, None);
     let training = SupervisedTraining::new(folder.path(), loader::<B>(points(36), 36, None), valid)
-        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .metrics((accuracy(), LossMetric::new()))
         .with_application_logger(None)
         .renderer(CliMetricsRenderer::new())
         .num_epochs(1);
@@ -127,12 +139,36 @@ fn check_near(found: f64, expected: f64) {
 }
 
 #[test]
-fn accuracy_is_that_of_the_unsplit_run() {
+fn metrics_are_those_of_the_unsplit_run() {
     let _lock = random_state();
+    let accuracies: [fn() -> AccuracyMetric<Flex>; 2] =
+        [AccuracyMetric::new, || AccuracyMetric::new().with_pad_token(PADDING)];
+    for accuracy in accuracies {
+        let run = |items| run_with(builder(), items, accuracy);
+        let [whole, whole_valid] = run(36);
+        assert_eq!((sizes(&whole.accuracy), sizes(&whole_valid.accuracy)), (vec![36], vec![24]));
+        let percent = whole.accuracy[0].0;
+        assert!(0.0 < percent && percent < 100.0, "{percent} % of the items are right");
+        for items in [1, 9, 23, 25] {
+            let [split, valid] = run(items);
+            // Validation uses the model after the same step.
+            for (split, whole) in [(split, &whole), (valid, &whole_valid)] {
+                assert_eq!(split.accuracy, whole.accuracy, "one event, of all items");
+                assert_eq!((split.loss.len(), split.loss[0].1), (1, 1));
+                check_near(split.loss[0].0, whole.loss[0].0);
+                assert_eq!(split.epoch[0], whole.epoch[0]);
+                check_near(split.epoch[1], whole.epoch[1]);
+            }
+        }
+    }
+}
+
+#[test]
+fn metrics_see_every_micro_batch_if_told_so() {
+    let _lock = random_state();
+    let run = |items| run_with(builder().metrics_see_parts(), items, AccuracyMetric::new);
     let [whole, whole_valid] = run(36);
-    assert_eq!((sizes(&whole.accuracy), sizes(&whole_valid.accuracy)), (vec![36], vec![24]));
     let correct = right(&whole.accuracy)[0].round();
-    assert!(0.0 < correct && correct < 36.0, "{correct} of 36 items are right");
     let cases: [(usize, &[usize], &[usize]); 3] =
         [(9, &[9; 4], &[9, 9, 6]), (25, &[25, 11], &[24]), (23, &[23, 13], &[23, 1])];
     for (items, expected, expected_valid) in cases {
@@ -143,53 +179,71 @@ fn accuracy_is_that_of_the_unsplit_run() {
         assert_eq!(rights.iter().map(|items| items.round()).sum::<f64>(), correct);
         assert!(rights.iter().all(|items| (items - items.round()).abs() < 1e-9), "{rights:?}");
         check_near(split.epoch[0], whole.epoch[0]);
-        // Validation uses the model after the same step.
         check_near(valid.epoch[0], whole_valid.epoch[0]);
     }
-}
-
-#[test]
-fn the_loss_of_an_epoch_is_that_of_the_unsplit_run_where_batches_are_split_evenly() {
-    let _lock = random_state();
-    let [whole, whole_valid] = run(36);
-    for items in [1, 4, 6, 12] {
-        let [split, valid] = run(items);
-        assert_eq!((split.loss.len(), valid.loss.len()), (36 / items, 24 / items));
-        check_near(split.epoch[1], whole.epoch[1]);
-        check_near(valid.epoch[1], whole_valid.epoch[1]);
-    }
-}
-
-#[test]
-fn the_loss_of_an_epoch_weighs_uneven_micro_batches_alike() {
-    let _lock = random_state();
-    let [whole, _] = run(36);
     let [split, _] = run(25);
     assert!(split.loss.iter().all(|(_, items)| *items == 1), "burn counts an event as one item");
     let losses: Vec<f64> = split.loss.iter().map(|(loss, _)| *loss).collect();
     check_near(split.epoch[1], losses.iter().sum::<f64>() / 2.0);
-    assert!((split.epoch[1] - whole.epoch[1]).abs() > 1e-5 * whole.epoch[1], "it differs slightly");
     check_near((25.0 * losses[0] + 11.0 * losses[1]) / 36.0, whole.epoch[1]);
 }
 
 #[test]
-fn metrics_see_whole_batches_if_told_so() {
+fn what_the_user_joins_is_joined() {
     let _lock = random_state();
-    let [whole, whole_valid] = run(36);
-    for items in [9, 25] {
-        let builder = Learner::builder()
-            .auto_batch()
-            .metrics_see_whole(join::classification::<B>)
-            .metrics_see_whole(join::classification::<Lazy<Flex>>);
-        let [split, valid] = run_with(builder, items);
-        for (split, whole) in [(split, &whole), (valid, &whole_valid)] {
-            assert_eq!(split.accuracy, whole.accuracy, "one event, of all items");
-            assert_eq!(split.loss.len(), 1);
-            check_near(split.loss[0].0, whole.loss[0].0);
-        }
-    }
     // Only one of the two output types is joined.
-    let builder = Learner::builder().auto_batch().metrics_see_whole(join::classification::<B>);
-    let [split, valid] = run_with(builder, 9);
+    let builder = builder().metrics_see_parts().metrics_see_whole(join::classification::<B>);
+    let [split, valid] = run_with(builder, 9, AccuracyMetric::new);
     assert_eq!((sizes(&split.accuracy), sizes(&valid.accuracy)), (vec![36], vec![9, 9, 6]));
+}
+
+/// Notes how many epochs the summary of each training has, if there is one.
+#[derive(Clone, Default)]
+struct Summaries(Arc<Mutex<Vec<Option<usize>>>>);
+
+impl MetricsRendererTraining for Summaries {
+    fn update_train(&mut self, _: MetricState) {}
+    fn update_valid(&mut self, _: MetricState) {}
+    fn render_train(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+
+    fn on_train_end(&mut self, summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
+        let epochs = summary.map(|summary| summary.epochs);
+        self.0.lock().expect("nobody panics with it").push(epochs);
+        Ok(())
+    }
+}
+
+impl MetricsRendererEvaluation for Summaries {
+    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
+    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRenderer for Summaries {
+    fn manual_close(&mut self) {}
+    fn register_metric(&mut self, _: MetricDefinition) {}
+}
+
+#[test]
+fn a_training_that_failed_has_no_summary_of_an_earlier_one() {
+    let _lock = random_state();
+    let folder = tempfile::tempdir().expect("a folder");
+    let summaries = Summaries::default();
+    let run = |memory: Bytes| {
+        let valid = loader::<Lazy<Flex>>(points(24), 24, None);
+        let train = loader::<B>(points(36), 36, None);
+        let training = SupervisedTraining::new(folder.path(), train, valid)
+            .metrics((LossMetric::new(),))
+            .with_application_logger(None)
+            .renderer(summaries.clone())
+            .num_epochs(2)
+            .summary();
+        let model = Net::<B>::new(&Default::default());
+        let builder = builder().memory(memory).quiet();
+        let fitted = builder.build(model, AdamConfig::new().init(), 1e-2).fit(training);
+        fitted.is_ok()
+    };
+    assert!(run(Bytes::gib(1)) && !run(Bytes::new(1)));
+    let seen = summaries.0.lock().expect("nobody panics with it").clone();
+    assert_eq!(seen, [Some(2), None]);
 }

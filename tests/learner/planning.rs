@@ -11,7 +11,10 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
 };
-use firebox::{Bytes, Category, Lazy, Learner, RecordError, TrainError, is_rehearsal};
+use firebox::{
+    ByMicroBatch, Bytes, Category, Lazy, Learner, LearnerBuilder, RecordError, TrainError,
+    is_rehearsal,
+};
 use firebox_testing::task::{Net, Points, batch, loader, points, random_state, weights};
 
 use crate::attempts::{fit, training, validates_as_its_net};
@@ -47,6 +50,30 @@ fn a_smaller_budget_means_smaller_micro_batches() {
     assert!(split.predicted() <= budget, "{split}");
     assert_eq!(split.plan.sizes().map(|size| size.get()).sum::<usize>(), 128);
     assert!(split.categories.get(Category::AccumulatedGradient) > Bytes::ZERO, "{split}");
+}
+
+#[test]
+fn metrics_see_micro_batches_where_the_output_of_the_batch_does_not_fit() {
+    const ITEMS: usize = 3000;
+    let _lock = random_state();
+    let model = Net::<B>::new(&Default::default());
+    let builder = |memory| Learner::builder().auto_batch().memory(memory).micro_batch(500);
+    let build = |builder: LearnerBuilder<ByMicroBatch, ByMicroBatch>| {
+        let learner = builder.build(model.clone(), AdamConfig::new().init(), 1e-3);
+        learner.plan(&batch(ITEMS)).expect("it fits")
+    };
+    let whole = build(builder(Bytes::gib(1)));
+    let parts = build(builder(Bytes::gib(1)).metrics_see_parts());
+    assert!(parts.predicted() < whole.predicted(), "{parts}{whole}");
+    assert!(!whole.metrics_see_parts && !parts.metrics_see_parts, "as asked");
+    assert!(whole.overhead.outputs > parts.overhead.outputs, "{parts}{whole}");
+    let fits = build(builder(whole.predicted()));
+    assert!(!fits.metrics_see_parts && fits.predicted() == whole.predicted(), "{fits}");
+    let tight = build(builder(whole.predicted() - Bytes::new(1)));
+    assert!(tight.metrics_see_parts && tight.predicted() == parts.predicted(), "{tight}");
+    assert!(tight.to_string().contains("see micro-batches"), "{tight}");
+    assert!(tight.line().ends_with("; metrics see micro-batches"), "{}", tight.line());
+    assert_eq!(tight.plan.split(), whole.plan.split(), "they cost no micro-batch");
 }
 
 #[test]

@@ -59,6 +59,33 @@ impl Plan {
         Self { batch, budget, split, peak, estimate, asked }
     }
 
+    /// The same micro-batches with another need, for something that was left out of what was asked.
+    /// `None` if they do not fit so.
+    ///
+    /// ```
+    /// use firebox_plan::{Need, PlanOptions, plan};
+    /// use firebox_trace::{Bytes, Items};
+    ///
+    /// let plan = plan(Items::new(10), Bytes::mib(45), &PlanOptions::new(), |split| {
+    ///     Ok::<_, std::convert::Infallible>(Need::exact(
+    ///         Bytes::mib(10) * split.largest().get() as u64
+    ///     ))
+    /// })?;
+    /// let more = plan.needing(Need::exact(Bytes::mib(44))).expect("it fits");
+    /// assert_eq!((more.split(), more.peak()), (plan.split(), Bytes::mib(44)));
+    /// assert_eq!(plan.needing(Need::exact(Bytes::mib(46))), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn needing(&self, need: Need) -> Option<Self> {
+        if need.peak > self.budget || need.oversized.is_some() {
+            return None;
+        }
+        let mut plan = Self { peak: need.peak, estimate: need.estimate, ..self.clone() };
+        let own = plan.asked.iter_mut().find(|answer| answer.split == self.split)?;
+        own.need = need;
+        Some(plan)
+    }
+
     /// The items of the batch, over all micro-batches.
     pub fn batch(&self) -> Items {
         self.batch

@@ -50,3 +50,7 @@ pub(crate) type TrainItem<LC> =
 /// A batch to validate on.
 pub(crate) type ValidBatch<LC> =
     <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Input;
+
+/// What a validation step outputs.
+pub(crate) type ValidItem<LC> =
+    <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;

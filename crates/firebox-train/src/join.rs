@@ -1,6 +1,7 @@
 //! Joins the outputs of micro-batches into the output of their batch, for burn's own output types.
-//! Pass these functions to
-//! [`LearnerBuilder::metrics_see_whole`](crate::LearnerBuilder::metrics_see_whole).
+//! A Learner uses these functions where the batch's output fits. Passed to
+//! [`LearnerBuilder::metrics_see_whole`](crate::LearnerBuilder::metrics_see_whole), one is always
+//! used.
 //!
 //! Rows keep the order of the batch. The loss is the batch's: the sum of the parts' losses, each
 //! times its share.
@@ -10,6 +11,21 @@ use burn::tensor::backend::Backend;
 use burn::train::{
     ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput,
 };
+
+use crate::whole::Joins;
+
+/// Adds all of them, for outputs on one backend.
+pub(crate) fn of_burn<B: Backend>(joins: Joins) -> Joins {
+    joins
+        .of_burn(classification::<B>, |part| vec![part.output.dims()[1]])
+        .of_burn(multi_label::<B>, |part| vec![part.output.dims()[1], part.targets.dims()[1]])
+        .of_burn(regression::<B>, |part| vec![part.output.dims()[1], part.targets.dims()[1]])
+        .of_burn(sequence::<B>, |part| {
+            let [_, length, tokens] = part.logits.dims();
+            let predicted = part.predictions.as_ref().map_or(length, |of| of.dims()[1]);
+            vec![length, tokens, predicted, part.targets.dims()[1]]
+        })
+}
 
 /// Joins classification outputs.
 ///
@@ -101,6 +117,8 @@ mod tests {
     use burn::prelude::*;
 
     use super::*;
+    use crate::reduction::Reduction;
+    use crate::whole::{Joining, joined};
 
     const SHARES: [f64; 2] = [0.25, 0.75];
 
@@ -161,5 +179,33 @@ mod tests {
         check(whole.loss, whole.logits, ints(whole.targets.into_data()));
         let whole = sequence(vec![(of(0, true), SHARES[0]), (of(1, false), SHARES[1])]);
         assert!(whole.predictions.is_none(), "one part has none");
+    }
+
+    #[test]
+    fn outputs_of_several_lengths_stay_as_they_are() {
+        type Output = SequenceOutput<Flex>;
+        let of = |length: usize| {
+            let device = Default::default();
+            let [loss, _] = losses();
+            let logits = Tensor::<Flex, 3>::zeros([1, length, 2], &device);
+            let targets = Tensor::<Flex, 2, Int>::zeros([1, length], &device);
+            (SequenceOutput::new(loss, logits, None, targets), 1.0)
+        };
+        let joins = of_burn::<Flex>(Joins::default());
+        assert_eq!(joins.wanted::<Output>(), Joining::OfBurn);
+        assert!(joins.of::<Output>(Joining::Asked).is_none(), "nobody has asked");
+        assert!(joins.of::<Output>(Joining::NoRoom).is_none());
+        let join = joins.of::<Output>(Joining::OfBurn).expect("it is burn's");
+        let shown = |parts| {
+            let shown = joined(join, Reduction::Mean, parts).into_iter();
+            shown.map(|output| output.logits.dims()).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(vec![of(3), of(3)]), [[2, 3, 2]]);
+        assert_eq!(shown(vec![of(3), of(4)]), [[1, 3, 2], [1, 4, 2]]);
+        assert_eq!(shown(vec![of(3)]), [[1, 3, 2]]);
+        let asked = Joins::default().with(sequence::<Flex>);
+        let both = of_burn::<Flex>(asked);
+        assert_eq!(both.wanted::<Output>(), Joining::Asked, "the user's stays");
+        assert!(both.of::<Output>(Joining::Asked).is_some());
     }
 }

@@ -39,6 +39,7 @@ use crate::run::strategy::{AutoBatch, Outcome};
 use crate::saved::SavedPlanner;
 use crate::settings::{Later, Settings};
 use crate::splitter::Splitter;
+use crate::whole::Joining;
 
 /// Whether burn shows its dashboard if no renderer was set.
 fn burns_dashboard_shows() -> bool {
@@ -153,7 +154,8 @@ where
         let mut planner = planner.parking(parks);
         let pages = !planner.memory().is_on_host();
         let (states, joins) = (&settings.states, &settings.joins);
-        let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
+        let rehearse = |split: Split, how: (Iterations, Joining), recorder: &Recorder| {
+            let (iterations, join) = (how.0, joins.of(how.1));
             let course = RehearsalPlan {
                 iterations,
                 has_stepped: false,
@@ -163,14 +165,15 @@ where
                 parks: parks == Parks::Does,
             };
             let rehearsed = states.kept(|| {
-                rehearse_training(&learner, splitter, batch, split, course, joins, recorder)
+                rehearse_training(&learner, splitter, batch, split, course, join, recorder)
             });
             if !recorder.refuses_reads() {
                 give_back::<B>(&self.model.devices()[0]);
             }
             rehearsed
         };
-        let planned = planner.plan_alone(Shape::of_items(items), rehearse)?;
+        let joining = joins.wanted::<M::Output>();
+        let planned = planner.plan_alone(Shape::of_items(items), joining, rehearse)?;
         let quiet = Settings { quiet: true, ..settings.clone() };
         Ok(quiet.report::<B, _>(&self.model, planner.budget(), (Phase::Training, &planned), &[]))
     }

@@ -15,6 +15,8 @@ use burn::tensor::{DType, Tensor};
 use firebox_lazy::LazyBackend;
 
 use crate::error::TrainError;
+use crate::reduction::Reduction;
+use crate::share::batch_share;
 
 thread_local! {
     /// The scale of the running step. None if losses are not scaled.
@@ -26,6 +28,9 @@ thread_local! {
 /// The scale with which training begins.
 const FIRST: f64 = 65_536.0;
 
+/// The largest number that half floats hold.
+const LARGEST: f64 = 65_504.0;
+
 /// After so many optimizer steps in a row with finite gradients, the scale is doubled.
 const PATIENCE: u32 = 2000;
 
@@ -33,8 +38,13 @@ const PATIENCE: u32 = 2000;
 ///
 /// For training in half floats, `Autodiff<Half<Lazy<B>, f16>>`, in which gradients would vanish
 /// otherwise. The Learner divides the gradients by the scale, in 32 bit. If a gradient of an
-/// optimizer step is infinite or not a number, the step is left out and the scale is halved; after
-/// 2,000 steps in a row it is doubled. It begins with 65,536.
+/// optimizer step is not a number, or too large for half floats times the scale, the step is left
+/// out and the scale is halved; after 2,000 steps in a row it is doubled. It begins with 65,536. A
+/// step that is left out is none of the learning-rate schedule.
+///
+/// Under [`Reduction::Mean`], the loss of a micro-batch is scaled by its share of the batch's items,
+/// too, so that gradients within the step are as large as those of the whole batch. What is left
+/// out then depends on a split by rounding only, as long as equally many items are equally heavy.
 ///
 /// Everywhere else, in another type and outside of the Learner's training steps, gives the loss
 /// unchanged. So a model may always use it.
@@ -106,6 +116,11 @@ impl LossScale {
         self.scale
     }
 
+    /// Begins an optimizer step. One that has no gradient is not judged.
+    pub(crate) fn begin_step(&mut self) {
+        self.left_out = false;
+    }
+
     pub(crate) fn has_left_out(&self) -> bool {
         self.left_out
     }
@@ -134,7 +149,7 @@ impl LossScale {
     ///
     /// # Errors
     ///
-    /// If they are not finite, and a smaller scale would not help.
+    /// If they are too large for half floats, and a smaller scale would not help.
     pub(crate) fn judge_alone<B, M>(
         &mut self,
         model: &M,
@@ -144,7 +159,8 @@ impl LossScale {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        match self.judge(are_finite::<B, M>(model, &grads)) {
+        // The sum over micro-batches is as large as the whole batch's gradient in half floats.
+        match self.judge(are_within::<B, M>(model, &grads, LARGEST / self.scale)) {
             Judgement::Made => Ok(Some(grads)),
             Judgement::LeftOut => Ok(None),
             Judgement::Hopeless => Err(TrainError::NotFinite { parameter: None }),
@@ -181,19 +197,35 @@ pub(crate) enum Judgement {
 /// How the losses of a batch's micro-steps are scaled.
 pub(crate) struct Scaling {
     scale: Option<f64>,
+    /// How many ranks share the share of a step, if its loss is scaled by that, too.
+    ranks: Option<usize>,
+    /// The scale of the latest step.
+    latest: Cell<f64>,
     /// Whether a step has not scaled its loss.
     is_missing: Cell<bool>,
 }
 
 impl Scaling {
     pub(crate) fn with(scale: Option<LossScale>) -> Self {
-        Self { scale: scale.map(|scale| scale.scale), is_missing: Cell::new(false) }
+        Self {
+            scale: scale.map(|scale| scale.scale),
+            ranks: None,
+            latest: Cell::new(1.0),
+            is_missing: Cell::new(false),
+        }
+    }
+
+    /// Scales means by the share of their micro-batch, too.
+    pub(crate) fn by_share(self, reduction: Reduction, ranks: usize) -> Self {
+        Self { ranks: (reduction == Reduction::Mean).then_some(ranks), ..self }
     }
 
     /// Runs a step.
     pub(crate) fn step<R>(&self, step: impl FnOnce() -> R) -> R {
         let Some(scale) = self.scale else { return step() };
-        let (result, is_scaled) = with_scale(scale, step);
+        let share = self.ranks.map_or(1.0, |ranks| batch_share() * ranks as f64);
+        self.latest.set(scale * share);
+        let (result, is_scaled) = with_scale(scale * share, step);
         self.is_missing.set(!is_scaled);
         result
     }
@@ -206,12 +238,13 @@ impl Scaling {
     pub(crate) fn undo(&self) -> Result<f64, TrainError> {
         match self.is_missing.get() {
             true => Err(TrainError::LossNotScaled),
-            false => Ok(self.scale.map_or(1.0, f64::recip)),
+            false => Ok(self.latest.get().recip()),
         }
     }
 }
 
-/// A number that is finite if all gradients are. None if there are none.
+/// Two numbers that are finite if all gradients are: their sum, and the largest magnitude. None if
+/// there are none.
 pub(crate) fn witness<B, M>(
     model: &M,
     grads: &GradientsParams,
@@ -223,12 +256,14 @@ where
     struct Sum<'a, B: AutodiffBackend> {
         grads: &'a GradientsParams,
         sum: Option<Tensor<B::InnerBackend, 1>>,
+        magnitudes: Vec<Tensor<B::InnerBackend, 1>>,
     }
 
     impl<B: AutodiffBackend> ModuleVisitor<B> for Sum<'_, B> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) else { return };
-            let sum = grad.sum();
+            let sum = grad.clone().sum();
+            self.magnitudes.push(grad.max_abs());
             self.sum = Some(match self.sum.take() {
                 Some(before) => before + sum,
                 None => sum,
@@ -236,9 +271,10 @@ where
         }
     }
 
-    let mut sum = Sum::<B> { grads, sum: None };
+    let mut sum = Sum::<B> { grads, sum: None, magnitudes: Vec::new() };
     model.visit(&mut sum);
-    sum.sum
+    let Sum { sum, magnitudes, .. } = sum;
+    sum.map(|sum| Tensor::cat(vec![sum, Tensor::cat(magnitudes, 0).max()], 0))
 }
 
 /// Whether all gradients are finite. Waits for the device.
@@ -247,13 +283,25 @@ where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
 {
-    let Some(sum) = witness::<B, M>(model, grads) else { return true };
-    sum.into_data().iter::<f64>().all(f64::is_finite)
+    are_within::<B, M>(model, grads, f64::MAX)
+}
+
+/// Whether all gradients are numbers of at most this magnitude. Waits for the device.
+fn are_within<B, M>(model: &M, grads: &GradientsParams, most: f64) -> bool
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    let Some(witness) = witness::<B, M>(model, grads) else { return true };
+    let numbers: Vec<f64> = witness.into_data().iter::<f64>().collect();
+    numbers.iter().all(|number| number.is_finite())
+        && numbers.last().is_none_or(|largest| *largest <= most)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::share::with_share;
 
     #[test]
     fn the_scale_is_halved_and_doubled() {
@@ -264,6 +312,31 @@ mod tests {
         assert!(scale.note(true) && scale.scale == 4.0);
         assert!(scale.note(false) && scale.note(false) && scale.scale == 1.0);
         assert!(!scale.note(false) && scale.scale == 1.0);
+    }
+
+    #[test]
+    fn a_mean_is_scaled_by_its_share_of_the_batch() {
+        let scale = LossScale { scale: 64.0, clean: 0, left_out: false, has_stepped: false };
+        let scaled = |scaling: Scaling, share| {
+            let step = || {
+                IS_ASKED.set(true);
+                SCALE.get()
+            };
+            let scale = with_share(share, || scaling.step(step));
+            (scale, scaling.undo().expect("it has scaled"))
+        };
+        let mean = |ranks| Scaling::with(Some(scale)).by_share(Reduction::Mean, ranks);
+        assert_eq!(scaled(mean(1), 1.0), (Some(64.0), 1.0 / 64.0));
+        assert_eq!(scaled(mean(1), 0.25), (Some(16.0), 1.0 / 16.0));
+        assert_eq!(
+            scaled(mean(2), 0.25),
+            (Some(32.0), 1.0 / 32.0),
+            "a quarter of two ranks' batch"
+        );
+        let sum = Scaling::with(Some(scale)).by_share(Reduction::Sum, 1);
+        assert_eq!(scaled(sum, 0.25), (Some(64.0), 1.0 / 64.0));
+        let none = Scaling::with(None).by_share(Reduction::Mean, 1);
+        assert_eq!(none.undo().ok(), Some(1.0));
     }
 
     #[test]

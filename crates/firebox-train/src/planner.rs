@@ -26,6 +26,7 @@ use crate::planner::rehearsal::Iterations;
 use crate::planner::rehearsed::Rehearsed;
 use crate::planner::shape::Shape;
 use crate::planner::speed::Speed;
+use crate::whole::Joining;
 
 mod admission;
 mod assess;
@@ -146,6 +147,8 @@ pub(crate) struct Planner {
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     pub(crate) plan: Arc<Plan>,
+    /// Which outputs are joined for the metrics.
+    pub(crate) joining: Joining,
     /// How many consecutive batches it was made for.
     iterations: Iterations,
     /// Its rehearsal.

@@ -119,6 +119,11 @@ impl Screen {
         }
     }
 
+    /// Moves the bar within a batch whose output comes at its end.
+    pub(crate) fn moves(&self, phase: Phase, at: &TrainingProgress) {
+        self.shown().render(phase, at);
+    }
+
     /// Ends an epoch: writes its line.
     pub(crate) fn end_epoch(&self, memory: Option<MemoryUse>) {
         let mut shown = self.shown();

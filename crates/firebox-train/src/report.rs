@@ -12,6 +12,7 @@ use crate::error::Phase;
 use crate::planner::overhead::OverheadBytes;
 use crate::planner::recompute::{Recomputed, Recomputing};
 use crate::planner::{Planned, PlanningCost};
+use crate::whole::Joining;
 
 /// The plan for one shape of batch: how it is split and what that needs. Displays as a table.
 #[derive(Clone, Debug)]
@@ -58,13 +59,15 @@ pub struct PlanReport {
     /// Whether running statistics are [pooled](crate::LearnerBuilder::pool_statistics) over the
     /// micro-batches.
     pub pools_statistics: bool,
+    /// Whether metrics see an output for each micro-batch, because that of the batch does not fit.
+    pub metrics_see_parts: bool,
     /// The cost of planning.
     pub cost: PlanningCost,
 }
 
 impl PlanReport {
     pub(crate) fn new(device: String, budget: Bytes, phase: Phase, planned: &Planned) -> Self {
-        let Planned { plan, rehearsed, cost, .. } = planned;
+        let Planned { plan, rehearsed, joining, cost, .. } = planned;
         let parked: Bytes = rehearsed.parked.iter().map(TensorInfo::bytes).sum();
         let on_device: Bytes = rehearsed.optimizer_state.iter().map(TensorInfo::bytes).sum();
         Self {
@@ -86,6 +89,7 @@ impl PlanReport {
             unaccounted: rehearsed.footprint.unaccounted.clone(),
             running_state: rehearsed.running_state.clone(),
             pools_statistics: false,
+            metrics_see_parts: *joining == Joining::NoRoom,
             cost: *cost,
         }
     }
@@ -106,8 +110,9 @@ impl PlanReport {
         let (peak, estimate) = (self.predicted(), self.reliability());
         let tunes = if self.tunes() { "; planned again once kernels are tuned" } else { "" };
         let again = self.recomputed.map(|again| format!(", {again}")).unwrap_or_default();
+        let parts = if self.metrics_see_parts { "; metrics see micro-batches" } else { "" };
         format!(
-            "{phase} batches of {}: {plan}{again}, predicted peak {peak} ({estimate}){tunes}",
+            "{phase} batches of {}: {plan}{again}, predicted peak {peak} ({estimate}){tunes}{parts}",
             plan.batch()
         )
     }
@@ -203,6 +208,10 @@ impl fmt::Display for PlanReport {
         table.add_row(vec![format!("batch ({steps})"), self.plan.to_string()]);
         if let Some(recomputed) = self.recomputed {
             table.add_row(vec!["computed again".to_owned(), recomputed.to_string()]);
+        }
+        if self.metrics_see_parts {
+            let parts = "see micro-batches: the output of the batch does not fit";
+            table.add_row(vec!["metrics".to_owned(), parts.to_owned()]);
         }
         if self.parked > Bytes::ZERO {
             let parked = format!("{} of optimizer state between steps", self.parked);

@@ -24,6 +24,7 @@ use crate::planner::speed::Speed;
 use crate::report::PlanReport;
 use crate::settings::{Settings, parameter_bytes};
 use crate::splitter::Splitter;
+use crate::whole::Joining;
 
 /// Records the step of a learner for all batch sizes. `settle` is called after each recording that
 /// ran parts of the step, because the model reads values. `progress` is told how far recording is.
@@ -62,9 +63,8 @@ where
         // A batch of its own, not a part of a larger one.
         let batch = splitter.range(batch, 0..split.batch().get());
         let rehearse = |recorder: &Recorder| {
-            let joins = &settings.joins;
             let rehearse =
-                || rehearse_training(learner, splitter, &batch, split, course, joins, recorder);
+                || rehearse_training(learner, splitter, &batch, split, course, None, recorder);
             settings.states.kept(rehearse)
         };
         let mut rehearsed = rehearse(&recorder);
@@ -106,7 +106,8 @@ pub(crate) fn can_write(path: &Path) -> Result<(), TrainError> {
 /// Plans batches of a [`SavedTrace`] on a device that need not be there.
 ///
 /// As [`Learner::plan`](crate::Learner::plan), excludes what only a training run has, such as
-/// batches of loader threads.
+/// batches of loader threads. Where a batch is split, also excludes its [joined
+/// outputs](crate::LearnerBuilder::metrics_see_whole).
 #[derive(Clone)]
 pub struct SavedPlanner {
     device: String,
@@ -212,8 +213,10 @@ impl SavedPlanner {
         if items == 0 {
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
-        let rehearse = |split: Split, _: Iterations, _: &Recorder| rehearsed(trace, split);
-        let planned = self.planner().plan_alone(Shape::of_items(items), rehearse)?;
+        let rehearse =
+            |split: Split, _: (Iterations, Joining), _: &Recorder| rehearsed(trace, split);
+        let shape = Shape::of_items(items);
+        let planned = self.planner().plan_alone(shape, Joining::Asked, rehearse)?;
         Ok(PlanReport::new(self.device.clone(), self.budget, Phase::Training, &planned))
     }
 

@@ -48,6 +48,7 @@ use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::step_use::{StepLog, StepUse};
 use crate::weights::BatchWeight;
+use crate::whole::Joining;
 
 pub use self::batches::Batches;
 pub use self::micro_batches::MicroBatches;
@@ -368,25 +369,27 @@ where
     {
         let (splitter, phase) = (&self.splitter, Phase::Training);
         let shape = Shape::of::<B, _, _>(phase, batch, items, splitter, &mut self.planner);
-        let to_run = BatchToRun { phase, shape, again: self.latest == Some(shape) };
+        let again = self.latest == Some(shape);
+        let to_run = BatchToRun { phase, shape, again, joining: Joining::Asked };
         let (pages, has_stepped) = (!self.planner.memory().is_on_host(), self.has_stepped);
         let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
         let overhead = self.overhead(items);
-        let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
-            let course = RehearsalPlan {
-                iterations,
-                has_stepped,
-                batches: 1,
-                pages,
-                exchanges: false,
-                parks: self.parking.is_some(),
+        let rehearse =
+            |split: Split, (iterations, _): (Iterations, Joining), recorder: &Recorder| {
+                let course = RehearsalPlan {
+                    iterations,
+                    has_stepped,
+                    batches: 1,
+                    pages,
+                    exchanges: false,
+                    parks: self.parking.is_some(),
+                };
+                let batch = (batch, items, weight);
+                let rehearsed =
+                    rehearse_step(model, optim, (splitter, batch), split, course, step, recorder);
+                queue.after_rehearsal(recorder);
+                rehearsed
             };
-            let batch = (batch, items, weight);
-            let rehearsed =
-                rehearse_step(model, optim, (splitter, batch), split, course, step, recorder);
-            queue.after_rehearsal(recorder);
-            rehearsed
-        };
         let prepared = self.planner.prepare(&to_run, || overhead, rehearse)?;
         // Later the state is there.
         if let Some(parking) = self.parking.as_ref().filter(|_| self.latest.is_none()) {

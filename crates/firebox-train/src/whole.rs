@@ -4,35 +4,100 @@
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_trace::{Bytes, Mark, Step, Trace};
 
 use crate::planner::overhead::{earlier_outputs, outputs_alive};
 use crate::reduction::Reduction;
 
-/// Joins the outputs of micro-batches into one. Each comes with its share in the batch's loss.
-pub(crate) type Join<T> = Box<dyn Fn(Vec<(T, f64)>) -> T + Send + Sync>;
+/// Joins the outputs of micro-batches into one. Each comes with its share in the batch's loss. Gives
+/// them back if they do not go together.
+pub(crate) type Join<T> = Box<dyn Fn(Vec<(T, f64)>) -> Result<T, Vec<(T, f64)>> + Send + Sync>;
+
+/// Which outputs are joined where a batch is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joining {
+    /// Those of the types that the user has given functions for.
+    Asked,
+    /// Those of burn's types, too.
+    OfBurn,
+    /// As [`Asked`](Self::Asked), because a batch's output of burn's types does not fit.
+    NoRoom,
+}
 
 /// The functions that join outputs, by output type. Outputs of other types go to the metrics one by
 /// one.
 #[derive(Clone, Default)]
-pub(crate) struct Joins(Vec<(TypeId, Arc<dyn Any + Send + Sync>)>);
+pub(crate) struct Joins(Vec<Known>);
+
+#[derive(Clone)]
+struct Known {
+    of: TypeId,
+    /// Whether the user has asked for it.
+    is_asked: bool,
+    join: Arc<dyn Any + Send + Sync>,
+}
 
 impl Joins {
+    /// Adds a function of the user's.
     pub(crate) fn with<T: 'static>(
         mut self,
         join: impl Fn(Vec<(T, f64)>) -> T + Send + Sync + 'static,
     ) -> Self {
-        self.0.retain(|(of, _)| *of != TypeId::of::<T>());
-        let join: Join<T> = Box::new(join);
-        self.0.push((TypeId::of::<T>(), Arc::new(join)));
+        self.0.retain(|known| known.of != TypeId::of::<T>());
+        self.add::<T>(true, Box::new(move |parts| Ok(join(parts))));
         self
     }
 
-    /// The function that joins outputs of this type, if there is one.
-    pub(crate) fn of<T: 'static>(&self) -> Option<&Join<T>> {
-        let (_, join) = self.0.iter().find(|(of, _)| *of == TypeId::of::<T>())?;
-        join.downcast_ref()
+    /// Adds a function for an output of burn's, unless the user has one. Outputs whose `sizes`
+    /// differ are not joined.
+    pub(crate) fn of_burn<T: 'static>(
+        mut self,
+        join: fn(Vec<(T, f64)>) -> T,
+        sizes: fn(&T) -> Vec<usize>,
+    ) -> Self {
+        if self.0.iter().any(|known| known.of == TypeId::of::<T>()) {
+            return self;
+        }
+        let is_told = AtomicBool::new(false);
+        let join = move |parts: Vec<(T, f64)>| {
+            if parts.windows(2).all(|two| sizes(&two[0].0) == sizes(&two[1].0)) {
+                return Ok(join(parts));
+            }
+            if !is_told.swap(true, Relaxed) {
+                log::warn!("metrics see micro-batches: their outputs are not equally wide or long");
+            }
+            Err(parts)
+        };
+        self.add::<T>(false, Box::new(join));
+        self
+    }
+
+    fn add<T: 'static>(&mut self, is_asked: bool, join: Join<T>) {
+        self.0.push(Known { of: TypeId::of::<T>(), is_asked, join: Arc::new(join) });
+    }
+
+    fn known<T: 'static>(&self) -> Option<&Known> {
+        self.0.iter().find(|known| known.of == TypeId::of::<T>())
+    }
+
+    /// Which outputs are to be joined, if that fits, where a step has outputs of this type.
+    pub(crate) fn wanted<T: 'static>(&self) -> Joining {
+        match self.known::<T>() {
+            Some(Known { is_asked: false, .. }) => Joining::OfBurn,
+            _ => Joining::Asked,
+        }
+    }
+
+    /// The function that joins outputs of this type, if they are joined.
+    pub(crate) fn of<T: 'static>(&self, joining: Joining) -> Option<&Join<T>> {
+        let known = self.known::<T>()?;
+        match known.is_asked || joining == Joining::OfBurn {
+            true => known.join.downcast_ref(),
+            false => None,
+        }
     }
 }
 
@@ -42,22 +107,20 @@ impl fmt::Debug for Joins {
     }
 }
 
-/// Joins the outputs of a batch from those of its micro-batches and their weights. `None` if there
-/// are none. A single output is returned unchanged.
-pub(crate) fn joined<T>(
-    join: &Join<T>,
-    reduction: Reduction,
-    mut parts: Vec<(T, f64)>,
-) -> Option<T> {
+/// Joins the outputs of a batch from those of its micro-batches and their weights. Returns them
+/// unchanged if there is only one, or if they do not go together.
+pub(crate) fn joined<T>(join: &Join<T>, reduction: Reduction, parts: Vec<(T, f64)>) -> Vec<T> {
+    let unchanged = |parts: Vec<(T, f64)>| parts.into_iter().map(|(output, _)| output).collect();
     if parts.len() < 2 {
-        return parts.pop().map(|(output, _)| output);
+        return unchanged(parts);
     }
     let total: f64 = parts.iter().map(|(_, weight)| weight).sum();
     let share = |weight| match reduction {
         Reduction::Mean => weight / total,
         Reduction::Sum => 1.0,
     };
-    Some(join(parts.into_iter().map(|(output, weight)| (output, share(weight))).collect()))
+    let shares = parts.into_iter().map(|(output, weight)| (output, share(weight)));
+    join(shares.collect()).map_or_else(unchanged, |output| vec![output])
 }
 
 /// Adds to a rehearsal the memory of the outputs of `missing` micro-batches that it does not run:

@@ -19,6 +19,7 @@ use crate::device::DeviceMemory;
 #[expect(unused_imports, reason = "documentation links to it")]
 use crate::error::{FitError, TrainError};
 
+use crate::join::of_burn;
 use crate::park::Park;
 use crate::planner::recompute::RecomputePolicy;
 use crate::reduction::Reduction;
@@ -209,31 +210,54 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
 
     /// Shows the metrics one joined output of this type per batch, instead of one per micro-batch.
     ///
-    /// Use it for metrics that burn computes per output and whose mean then differs, such as AUROC,
-    /// precision and recall. `join` receives the outputs with their shares of the batch's loss. The
-    /// shares add up to one; under [`Reduction::Sum`] each is one. `join` must detach what it keeps
-    /// of the outputs. [`join`](mod@crate::join) has functions for burn's own outputs.
+    /// Default: burn's own outputs are joined if the batch's output fits next to the micro-batches
+    /// that are planned without it. Otherwise [metrics see micro-batches] and the plan says so.
+    /// Outputs of other types are not joined. What this is called for is always joined, in more
+    /// micro-batches if need be.
+    ///
+    /// A metric that sees micro-batches may have another mean: AUROC, precision and recall, accuracy
+    /// with padding, and the loss where micro-batches differ in size.
+    ///
+    /// `join` receives the outputs with their shares of the batch's loss. The shares add up to one;
+    /// under [`Reduction::Sum`] each is one. `join` must detach what it keeps of the outputs.
+    /// [`join`](mod@crate::join) has the functions for burn's own outputs.
     ///
     /// Training and validation outputs are different types, on the backend with and without
-    /// automatic differentiation. Each is joined only if a `join` for its type is given. The
-    /// outputs of the whole batch then stay on the device, for a while twice. The plan counts this,
-    /// except where a batch is halved while it runs, as can happen with a longer sequence on the
-    /// CPU.
+    /// automatic differentiation. The outputs of the whole batch stay on the device, for a while
+    /// twice. The plan counts this, except where a batch is halved while it runs, as can happen
+    /// with a longer sequence on the CPU.
     ///
     /// ```
-    /// # use burn::backend::{Autodiff, Flex};
-    /// # use firebox_lazy::Lazy;
-    /// # use firebox_train::{Learner, join};
-    /// # type B = Autodiff<Lazy<Flex>>;
+    /// # use burn::prelude::*;
+    /// # use firebox_train::Learner;
+    /// // The distances of the items of a batch.
+    /// struct Distances<B: Backend>(Tensor<B, 1>);
+    ///
+    /// fn join<B: Backend>(parts: Vec<(Distances<B>, f64)>) -> Distances<B> {
+    ///     let parts = parts.into_iter().map(|(Distances(part), _)| part.detach());
+    ///     Distances(Tensor::cat(parts.collect(), 0))
+    /// }
+    ///
+    /// # fn builder<B: burn::tensor::backend::AutodiffBackend>() {
     /// let builder = Learner::builder()
-    ///     .metrics_see_whole(join::classification::<B>)
-    ///     .metrics_see_whole(join::classification::<Lazy<Flex>>);
+    ///     .metrics_see_whole(join::<B>)
+    ///     .metrics_see_whole(join::<B::InnerBackend>);
+    /// # }
     /// ```
+    ///
+    /// [metrics see micro-batches]: crate::PlanReport::metrics_see_parts
     pub fn metrics_see_whole<T: 'static>(
         mut self,
         join: impl Fn(Vec<(T, f64)>) -> T + Send + Sync + 'static,
     ) -> Self {
         self.settings.joins = self.settings.joins.with(join);
+        self
+    }
+
+    /// Shows the metrics burn's own outputs micro-batch by micro-batch, as they come. Default: batch
+    /// by batch, see [`metrics_see_whole`](Self::metrics_see_whole).
+    pub fn metrics_see_parts(mut self) -> Self {
+        self.settings.sees_parts = true;
         self
     }
 
@@ -300,7 +324,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Replaces the renderer that was set on burn's training. With the feature `tui` and on a
     /// terminal it does nothing: burn's dashboard shows training there. Default: burn's renderer.
     ///
-    /// A mean weighs the values of micro-batches by their items, as burn's summary does.
+    /// A mean weighs the values of outputs by their items, as burn's summary does.
     pub fn progress(mut self) -> Self {
         self.settings.progress = true;
         self
@@ -335,8 +359,9 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// folder that the environment variable `FIREBOX_CACHE` names. If that is empty, nothing is
     /// kept.
     ///
-    /// A second run of the same program records a step twice, once whole and once as it will be
-    /// split, instead of once for each split that is tried, and replays nothing on a dry device.
+    /// A second run of the same program records a step once whole and once as it will be split (once
+    /// more with the [outputs of the batch](Self::metrics_see_whole)), instead of once for each
+    /// split that is tried, and replays little on a dry device.
     /// What is found there was planned by the same program file, for a device with the same
     /// properties and the same choices of the tuner, and for the same recorded step. A model that
     /// reads values is searched anew. The files take up to 64 MiB; those used longest ago go first.
@@ -356,7 +381,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Builds the Learner from a model, an optimizer and a learning-rate scheduler. A number as the
     /// scheduler is a constant rate.
     pub fn build<B, LR, M, O>(
-        self,
+        mut self,
         model: M,
         optim: O,
         lr_scheduler: LR,
@@ -371,6 +396,10 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         ST: Splitter<M::Input>,
         SV: Splitter<<M::InnerModule as InferenceStep>::Input>,
     {
+        if !self.settings.sees_parts {
+            let joins = of_burn::<B>(std::mem::take(&mut self.settings.joins));
+            self.settings.joins = of_burn::<B::InnerBackend>(joins);
+        }
         Learner { model, optim, lr_scheduler, builder: self, backend: PhantomData }
     }
 }

@@ -14,14 +14,14 @@ pub(crate) const OUTPUTS_HELD: usize = 1;
 pub(super) struct Outputs<'a, T> {
     /// The latest outputs, or all outputs of the current batch if they are joined.
     latest: VecDeque<T>,
-    /// The joined output of the previous batch.
-    earlier: Option<T>,
+    /// The output of the previous batch, or those of its parts if they do not go together.
+    earlier: Vec<T>,
     join: Option<&'a Join<T>>,
 }
 
 impl<'a, T> Outputs<'a, T> {
     pub(super) fn new(join: Option<&'a Join<T>>) -> Self {
-        Self { latest: VecDeque::new(), earlier: None, join }
+        Self { latest: VecDeque::new(), earlier: Vec::new(), join }
     }
 
     /// How many more micro-steps like this one follow. None where outputs are joined: what all
@@ -41,7 +41,7 @@ impl<'a, T> Outputs<'a, T> {
     pub(super) fn end_earlier(&mut self) {
         match self.join {
             None => drop(self.latest.drain(..self.latest.len().saturating_sub(OUTPUTS_HELD))),
-            Some(_) => self.earlier = None,
+            Some(_) => self.earlier.clear(),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::planner::overhead::Overhead;
 use crate::planner::rehearsal::Iterations;
 use crate::planner::rehearsed::{Conditions, assess};
 use crate::planner::shape::Shape;
+use crate::whole::Joining;
 
 /// A batch that is about to run.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct BatchToRun {
     pub(crate) shape: Shape,
     /// Whether a batch of the same shape comes before it, or other batches are summed up with it.
     pub(crate) again: bool,
+    /// Which of its outputs are to be joined for the metrics, if that fits.
+    pub(crate) joining: Joining,
 }
 
 /// How a batch runs.
@@ -30,6 +33,8 @@ pub(crate) struct BatchToRun {
 pub(crate) struct Prepared {
     pub(crate) shape: Shape,
     pub(crate) plan: Arc<Plan>,
+    /// Which of its outputs are joined for the metrics.
+    pub(crate) joining: Joining,
     /// What is alive next to one of its micro-batches.
     pub(crate) held: Bytes,
     /// What must be done before it runs.
@@ -43,7 +48,8 @@ pub(crate) struct Prepared {
 
 impl Planner {
     /// Decides how a batch runs. If it has no plan, `overhead` tells what goes on outside of its
-    /// steps, and `rehearse` rehearses one split of it for a number of iterations.
+    /// steps, and `rehearse` rehearses one split of it for a number of iterations, with outputs
+    /// joined or not.
     ///
     /// # Errors
     ///
@@ -52,25 +58,31 @@ impl Planner {
         &mut self,
         batch: &BatchToRun,
         overhead: impl FnOnce() -> Overhead,
-        mut rehearse: impl FnMut(Split, Iterations, &Recorder) -> Result<Rehearsal, TrainError>,
+        mut rehearse: impl FnMut(
+            Split,
+            (Iterations, Joining),
+            &Recorder,
+        ) -> Result<Rehearsal, TrainError>,
     ) -> Result<Prepared, TrainError> {
-        let BatchToRun { phase, shape, again } = *batch;
+        let BatchToRun { phase, shape, again, joining } = *batch;
         let mut made = None;
         if let Some(iterations) = self.to_plan(phase, shape, again) {
             self.overhead = overhead();
-            let rehearse =
-                |split: Split, recorder: &Recorder| rehearse(split, iterations, recorder);
-            let planned = self.plan(phase, shape, iterations, rehearse)?;
+            let rehearse = |split: Split, joining: Joining, recorder: &Recorder| {
+                rehearse(split, (iterations, joining), recorder)
+            };
+            let planned = self.plan((phase, shape), iterations, joining, rehearse)?;
             made = Some(planned.clone());
         }
         let admission = self.begin(phase, shape);
         let planned = &self.plans[&(phase, shape)];
-        let (plan, held) = (planned.plan.clone(), self.held(planned));
+        let (plan, held, joining) = (planned.plan.clone(), self.held(planned), planned.joining);
         let pages = self.pool_pages(planned);
-        Ok(Prepared { shape, plan, held, admission, pages, made })
+        Ok(Prepared { shape, plan, joining, held, admission, pages, made })
     }
 
-    /// The plan for training batches of this shape, without running one.
+    /// The plan for training batches of this shape, without running one, with the outputs that are
+    /// to be joined.
     ///
     /// # Errors
     ///
@@ -78,11 +90,18 @@ impl Planner {
     pub(crate) fn plan_alone(
         &mut self,
         shape: Shape,
-        mut rehearse: impl FnMut(Split, Iterations, &Recorder) -> Result<Rehearsal, TrainError>,
+        joining: Joining,
+        mut rehearse: impl FnMut(
+            Split,
+            (Iterations, Joining),
+            &Recorder,
+        ) -> Result<Rehearsal, TrainError>,
     ) -> Result<Planned, TrainError> {
         let iterations = Iterations::Two;
-        let rehearse = |split: Split, recorder: &Recorder| rehearse(split, iterations, recorder);
-        self.plan(Phase::Training, shape, iterations, rehearse).cloned()
+        let rehearse = |split: Split, joining: Joining, recorder: &Recorder| {
+            rehearse(split, (iterations, joining), recorder)
+        };
+        self.plan((Phase::Training, shape), iterations, joining, rehearse).cloned()
     }
 
     /// Whether one split of a training batch fits, without a search. `recompute` is the share of

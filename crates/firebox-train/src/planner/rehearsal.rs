@@ -27,7 +27,7 @@ use crate::planner::outputs::{OUTPUTS_HELD, Outputs};
 use crate::planner::pieces::{Piece, representative};
 use crate::ranks::exchange::rehearse_exchange;
 use crate::splitter::Splitter;
-use crate::whole::{Joins, add_outputs_of_others};
+use crate::whole::{Join, add_outputs_of_others};
 
 /// How many validation batches are rehearsed: enough for the metrics to hold the outputs of as many
 /// micro-steps as they may.
@@ -69,14 +69,14 @@ impl RehearsalPlan {
     }
 }
 
-/// Rehearses training on the micro-batches `split` of `batch`.
+/// Rehearses training on the micro-batches `split` of `batch`, whose outputs are joined by `join`.
 pub(crate) fn rehearse_training<LC, S>(
     learner: &burn::train::Learner<LC>,
     splitter: &S,
     batch: &TrainBatch<LC>,
     split: Split,
     course: RehearsalPlan,
-    joins: &Joins,
+    join: Option<&Join<TrainItem<LC>>>,
     recorder: &Recorder,
 ) -> Result<Rehearsal, TrainError>
 where
@@ -84,6 +84,7 @@ where
     S: Splitter<TrainBatch<LC>>,
 {
     let pieces = representative(split, course.batches, course.pages);
+    let join = join.filter(|_| split.len() > 1);
     let model = learner.model();
     let mut trace = guard(Phase::Training, split.largest(), || {
         rehearse::<LC::Backend, _>(recorder, &model, |model| {
@@ -93,7 +94,7 @@ where
             if let Some(device) = model.devices().first() {
                 learner.fork(device);
             }
-            let mut outputs = Outputs::new(joins.of());
+            let mut outputs = Outputs::new(join);
             label_parameters(model);
             if course.has_stepped {
                 mark::<LC::Base>(Mark::SteppedBefore);
@@ -105,7 +106,7 @@ where
         })
     })?;
     label_by_lifetime(&mut trace.trace);
-    if joins.of::<TrainItem<LC>>().is_some() {
+    if join.is_some() {
         add_outputs_of_others(&mut trace.trace, missing(split, &pieces));
     }
     retire_what_is_replaced(&mut trace.trace);
@@ -191,25 +192,25 @@ where
 }
 
 /// Rehearses validation by `step` on the micro-batches `split` of `batch`, for several batches in a
-/// row.
+/// row. Outputs of a batch are joined by `join`.
 pub(crate) fn rehearse_validation<B, M, I, T, S>(
     model: &M,
     step: &mut dyn FnMut(&M, I) -> T,
     (splitter, batch): (&S, &I),
     split: Split,
-    joins: &Joins,
+    join: Option<&Join<T>>,
     recorder: &Recorder,
 ) -> Result<Rehearsal, TrainError>
 where
     B: LazyBackend,
     M: Module<B>,
-    T: 'static,
     S: Splitter<I>,
 {
     let pieces = representative(split, VALIDATED_BATCHES, true);
+    let join = join.filter(|_| split.len() > 1);
     let mut trace = guard(Phase::Validation, split.largest(), || {
         rehearse::<B, _>(recorder, model, |model| {
-            let mut outputs = Outputs::new(joins.of());
+            let mut outputs = Outputs::new(join);
             label_parameters(model);
             // Validation comes after an epoch of training.
             mark::<B::Base>(Mark::SteppedBefore);
@@ -228,7 +229,7 @@ where
         })
     })?;
     label_by_lifetime(&mut trace.trace);
-    if joins.of::<T>().is_some() {
+    if join.is_some() {
         add_outputs_of_others(&mut trace.trace, missing(split, &pieces));
     }
     Ok(trace)

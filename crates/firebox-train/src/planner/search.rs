@@ -18,6 +18,7 @@ use crate::planner::parked::Parks;
 use crate::planner::rehearsal::Iterations;
 use crate::planner::rehearsed::{Conditions, Rehearsed, assess};
 use crate::planner::shape::Shape;
+use crate::whole::Joining;
 
 /// A batch to search a plan for.
 #[derive(Clone, Copy)]
@@ -37,15 +38,18 @@ type Found = Result<(Plan, Rehearsed), TrainError>;
 impl Planner {
     /// Makes the plan for batches of this shape. `rehearse` rehearses one split with a recorder.
     ///
+    /// The split is searched without the outputs that are joined by default. If it also fits with
+    /// them, they are `joining`: metrics do not cost a micro-batch.
+    ///
     /// Where kernels are not chosen yet, the plan counts the candidates that need the most memory.
     /// Once the tuner has chosen, the batch is planned again, after other plans whose kernels are
     /// chosen, and the pages that tuning opened are given back.
     pub(super) fn plan(
         &mut self,
-        phase: Phase,
-        shape: Shape,
+        (phase, shape): (Phase, Shape),
         iterations: Iterations,
-        mut rehearse: impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+        joining: Joining,
+        mut rehearse: impl FnMut(Split, Joining, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
         let mut cost = PlanningCost::default();
@@ -54,18 +58,49 @@ impl Planner {
         }
         let tuned = self.planned(phase, shape).filter(|planned| planned.tuning.is_over());
         let tuned = tuned.map(|planned| planned.plan.split());
-        let found = self.find(phase, shape.items, tuned.is_some(), &mut cost, &mut rehearse);
-        let found = found.map_err(|error| self.tell_of_parking(error, &mut rehearse));
+        let mut apart =
+            |split: Split, recorder: &Recorder| rehearse(split, Joining::Asked, recorder);
+        let found = self.find(phase, shape.items, tuned.is_some(), &mut cost, &mut apart);
+        let found = found.map_err(|error| self.tell_of_parking(error, &mut apart));
         let planned = match found {
-            Ok((plan, rehearsed)) => {
+            Ok(found) => {
+                let ((plan, rehearsed), joining) = match joining {
+                    Joining::OfBurn => self.with_outputs(phase, found, &mut cost, &mut rehearse),
+                    joining => (found, joining),
+                };
                 cost.time = started.elapsed();
                 // Kernels that are still not chosen after the same split has run will never be.
                 let may_tune = tuned != Some(plan.split());
-                self.adopt((phase, shape), plan, rehearsed, may_tune, (iterations, cost))
+                let planned =
+                    self.adopt((phase, shape), plan, rehearsed, may_tune, (iterations, cost));
+                Planned { joining, ..planned }
             }
             Err(cause) => Planned { iterations, ..self.planned_before(phase, shape, cause)? },
         };
         Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
+    }
+
+    /// A plan that was found, with the outputs of burn's types joined if that fits, too.
+    fn with_outputs(
+        &self,
+        phase: Phase,
+        (plan, rehearsed): (Plan, Rehearsed),
+        cost: &mut PlanningCost,
+        rehearse: &mut impl FnMut(Split, Joining, &Recorder) -> Result<Rehearsal, TrainError>,
+    ) -> ((Plan, Rehearsed), Joining) {
+        if plan.is_whole() {
+            return ((plan, rehearsed), Joining::OfBurn);
+        }
+        let most = self.recompute.if_allowed().filter(|_| rehearsed.recomputed.is_some());
+        let wanted = Wanted { recompute: most, ..self.wanted(phase, plan.batch().get()) };
+        let mut joined =
+            |split: Split, recorder: &Recorder| rehearse(split, Joining::OfBurn, recorder);
+        let joined = self.rehearse_one(wanted, plan.split(), cost, &mut joined);
+        let joined = joined.inspect_err(|error| log::warn!("outputs cannot be joined: {error}"));
+        match joined.ok().and_then(|joined| Some((plan.needing(need_of(&joined))?, joined))) {
+            Some(fits) => (fits, Joining::OfBurn),
+            None => ((plan, rehearsed), Joining::NoRoom),
+        }
     }
 
     /// Searches for a plan, and where the policy says so, for one that computes tensors again.
@@ -227,6 +262,7 @@ impl Planner {
         let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
         Planned {
             plan: plan.into(),
+            joining: Joining::Asked,
             iterations,
             held: rehearsed.held,
             rehearsed,

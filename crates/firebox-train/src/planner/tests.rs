@@ -101,11 +101,12 @@ fn run_with(
     let (phase, shape) = (Phase::Training, Shape::of_items(items));
     let mut asked = Vec::new();
     let iterations = planner.to_plan(phase, shape, false).expect("it is not planned yet");
-    let rehearse = |split: Split, _: &Recorder| {
+    let rehearse = |split: Split, _: Joining, _: &Recorder| {
         asked.push(split.to_string());
         Ok(rehearsal(split))
     };
-    let planned = planner.plan(phase, shape, iterations, rehearse).expect("one item fits");
+    let planned = planner.plan((phase, shape), iterations, Joining::Asked, rehearse);
+    let planned = planned.expect("one item fits");
     assert_eq!(planned.cost.rehearsals, asked.len());
     (planned.plan.split().to_string(), asked, planner.begin(phase, shape))
 }
@@ -122,9 +123,10 @@ fn pages_stay_open_where_there_is_room() {
 fn only_training_batches_stay_whole() {
     let mut planner = planner(120).recomputing(RecomputePolicy::default(), false);
     let plan = |planner: &mut Planner, phase| {
-        let rehearse = |split: Split, _: &Recorder| Ok(rehearsal(split));
-        let shape = Shape::of_items(300);
-        planner.plan(phase, shape, Iterations::Two, rehearse).map(|planned| planned.plan.len())
+        let rehearse = |split: Split, _: Joining, _: &Recorder| Ok(rehearsal(split));
+        let key = (phase, Shape::of_items(300));
+        let planned = planner.plan(key, Iterations::Two, Joining::Asked, rehearse);
+        planned.map(|planned| planned.plan.len())
     };
     assert_eq!(plan(&mut planner, Phase::Training).ok(), Some(3));
     assert!(planner.keep_whole());
@@ -166,16 +168,39 @@ fn a_failure_in_a_rehearsal_that_may_gain_is_no_reason_to_stop() {
     let mut asked = 0;
     // The search needs this split. It is then asked for once more, to see whether it fits without
     // the other batch's pages.
-    let rehearse = |split: Split, _: &Recorder| {
+    let rehearse = |split: Split, _: Joining, _: &Recorder| {
         asked += usize::from(split.to_string() == "2 x 150");
         let fails = asked > 1 && split.to_string() == "2 x 150";
         let error = TrainError::EmptyBatch { phase: Phase::Training };
         if fails { Err(error) } else { Ok(rehearsal(split)) }
     };
-    let shape = Shape::of_items(300);
-    let planned = planner.plan(Phase::Training, shape, Iterations::Two, rehearse);
+    let key = (Phase::Training, Shape::of_items(300));
+    let planned = planner.plan(key, Iterations::Two, Joining::Asked, rehearse);
     assert_eq!(planned.expect("three steps fit").plan.split().to_string(), "3 x 100");
     assert_eq!(asked, 2);
+}
+
+#[test]
+fn outputs_are_joined_where_the_same_split_has_room_for_them() {
+    // Joined, the outputs of a batch take so many MiB.
+    let planned = |items: usize, outputs: usize| {
+        let rehearse = |split: Split, joining: Joining, _: &Recorder| {
+            let mut one = rehearsal(split);
+            if joining == Joining::OfBurn && split.len() > 1 {
+                let rows = TensorShape::new([outputs, 1 << 18]);
+                let ty = TensorType { shape: rows, dtype: DType::F32 };
+                one.trace.tensors.push(TensorInfo::new(ty.into(), Origin::Existing));
+            }
+            Ok(one)
+        };
+        let (mut planner, key) = (planner(100), (Phase::Training, Shape::of_items(items)));
+        let planned = planner.plan(key, Iterations::Two, Joining::OfBurn, rehearse);
+        let planned = planned.expect("it fits");
+        (planned.plan.split().to_string(), planned.plan.peak(), planned.joining)
+    };
+    assert_eq!(planned(100, 15), ("1 x 100".into(), Bytes::mib(100), Joining::OfBurn));
+    assert_eq!(planned(240, 15), ("3 x 80".into(), Bytes::mib(100), Joining::OfBurn));
+    assert_eq!(planned(240, 30), ("3 x 80".into(), Bytes::mib(80), Joining::NoRoom));
 }
 
 #[test]

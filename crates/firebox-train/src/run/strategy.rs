@@ -12,6 +12,7 @@ mod begin;
 mod coupled;
 mod last_state;
 mod metrics;
+mod no_summary;
 mod outcome;
 mod together;
 mod update;
@@ -62,6 +63,7 @@ use self::again::seed_epoch;
 use self::begin::{Start, TakenUp};
 use self::coupled::{Known, Means, Seen, ToSplit};
 use self::metrics::{Output, Outputs, Place, Sender};
+use self::no_summary::without_summary;
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
 use self::together::{Step, Together};
 use self::update::Covered;
@@ -143,8 +145,10 @@ where
             Some(team) => team.conclude(result),
             None => result,
         };
+        let has_failed = result.is_err();
         run.leave(result);
-        (run.learner.model(), run.processor)
+        let (model, processor) = (run.learner.model(), run.processor);
+        (model, if has_failed { without_summary(processor) } else { processor })
     }
 }
 
@@ -157,8 +161,8 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
 /// A training run in progress.
 struct Run<'a, LC: LazyComponents, ST, SV> {
     strategy: &'a AutoBatch<LC, ST, SV>,
-    /// The scheduler as it was when training began, and the number of its steps since. burn's
-    /// Learner does not give access to its own.
+    /// The scheduler as it was when training began, and the number of its steps since, without those
+    /// that were left out. burn's Learner does not give access to its own.
     scheduler: LC::LrScheduler,
     scheduler_steps: usize,
     learner: Learner<LC>,
@@ -338,7 +342,7 @@ where
         self.steps_of_epoch += usize::from(is_first);
         set_clock(at.clock(self.steps_of_epoch));
         if is_first {
-            self.learner.lr_step();
+            self.step_lr();
         }
         let prepared = self.prepare_training(planner, &batch, items, stated)?;
         if is_first && self.keeps_statistics {
@@ -375,10 +379,12 @@ where
         accumulated: &mut Accumulated<LC::TrainingModel>,
     ) -> Result<Ran<TrainItem<LC>>, TrainError> {
         let sum = self.sum_if_split(&prepared);
-        let Prepared { shape, plan, held, made, pages, .. } = prepared;
+        let Prepared { shape, plan, joining, held, made, pages, .. } = prepared;
         let (splitter, settings) = (&self.strategy.train_splitter, &self.strategy.settings);
         let (items, micro_batch, reduction) = (shape.items, shape.items / 2, settings.reduction);
-        let (mut is_asked, scaling) = (!plan.is_whole(), Scaling::with(self.loss_scale));
+        let ranks = self.team.as_ref().map_or(1, |team| team.ranks.world());
+        let scaling = Scaling::with(self.loss_scale).by_share(reduction, ranks);
+        let mut is_asked = !plan.is_whole();
         let (model, known, learner) = (self.learner.model(), &mut self.known, &self.learner);
         let to_split =
             ToSplit { batch, items, weight: weight.stated, micro_batch, splitter, settings };
@@ -401,12 +407,13 @@ where
             held,
             sum,
             queue: queue(&self.training, &self.device),
-            ranks: self.team.as_ref().map_or(1, |team| team.ranks.world()),
+            ranks,
             pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),
         };
         let (queue, watch) = (queue::<LC::Backend>(&self.training, &self.device), &self.watch);
         let sender = sender(&mut self.processor, &self.training, &self.gate);
-        let mut outputs = Outputs::of_batch(sender, at, settings.joins.of());
+        let join = (settings.joins.of(joining), &*plan);
+        let mut outputs = Outputs::of_batch(sender, at, join, settings.screen.as_ref());
         let (mut parts, mut added, mut done) = (0.0, 0, 0);
         let mut seen =
             Seen { step: self.scheduler_steps + 1, is_last: at.is_last(), ..Seen::default() };
@@ -484,6 +491,7 @@ where
         let (latest, covered) = (self.latest, &mut self.covered);
         let parking = self.parking.as_ref().map(|(parking, _)| parking);
         let together = self.team.as_mut().zip(step).map(|(team, step)| Together::new(team, step));
+        self.loss_scale.iter_mut().for_each(LossScale::begin_step);
         let (together, loss_scale) = (RefCell::new(together), &mut self.loss_scale);
         let stepped = queue::<LC::Backend>(&self.training, &self.device).update(
             &mut self.watch,
@@ -522,8 +530,8 @@ where
         let parked = stepped?;
         if !self.has_left_out() {
             planner.has_run(Phase::Training);
+            self.scheduler_steps += 1;
         }
-        self.scheduler_steps += 1;
         self.position.1 = iteration;
         self.batch_start = None;
         // The step is whole, whether or not its state could be parked.

@@ -17,7 +17,7 @@ use crate::planner::{BatchToRun, Prepared};
 use crate::run::micro_step::{MicroStep, Repeats};
 use crate::run::queue::Queue;
 use crate::splitter::Splitter;
-use crate::whole::Joins;
+use crate::whole::Joining;
 
 impl<B, M, S> StepPlanner<B, M, S>
 where
@@ -108,14 +108,13 @@ where
         let splitter = &self.splitter;
         let shape =
             Shape::of::<B::InnerBackend, _, _>(phase, batch, items, splitter, &mut self.planner);
-        let to_run = BatchToRun { phase, shape, again: true };
+        let to_run = BatchToRun { phase, shape, again: true, joining: Joining::Asked };
         let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
         let overhead = self.overhead(items);
-        let joins = Joins::default();
-        let rehearse = |split: Split, _: Iterations, recorder: &Recorder| {
+        let rehearse = |split: Split, _: (Iterations, Joining), recorder: &Recorder| {
             let batch = (splitter, batch);
             let rehearsed = rehearse_validation::<B::InnerBackend, _, _, _, _>(
-                model, step, batch, split, &joins, recorder,
+                model, step, batch, split, None, recorder,
             );
             queue.after_rehearsal(recorder);
             rehearsed

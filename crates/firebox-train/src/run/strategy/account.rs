@@ -52,6 +52,14 @@ where
         self.scheduler_steps > 0 && self.loss_scale.is_none_or(|scale| scale.has_stepped())
     }
 
+    /// Takes the learning rate of the next optimizer step. If the latest one was left out, the next
+    /// one has its rate: the schedule counts steps that are made.
+    pub(super) fn step_lr(&mut self) {
+        if !self.has_left_out() {
+            self.learner.lr_step();
+        }
+    }
+
     /// Whether the latest optimizer step was left out.
     pub(super) fn has_left_out(&self) -> bool {
         self.loss_scale.is_some_and(|scale| scale.has_left_out())

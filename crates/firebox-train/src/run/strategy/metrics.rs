@@ -1,15 +1,20 @@
 //! Sends outputs to burn's metrics thread, and limits how much that thread may hold. The training
-//! and validation loops send through [`Sender`].
+//! and validation loops send through [`Sender`]: joined where the plan says so, and otherwise as
+//! micro-steps make them.
 
 use std::time::Duration;
 
 use burn::data::dataloader::Progress;
 use burn::optim::LearningRate;
+use burn::train::renderer::TrainingProgress;
 use burn::train::{EventProcessorTraining, LearnerEvent, TrainingItem};
 use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard, latest_recording};
+use firebox_plan::Plan;
 
 use crate::clock::Clock;
 use crate::device::DeviceMemory;
+use crate::error::Phase;
+use crate::progress::Screen;
 use crate::reduction::Reduction;
 use crate::run::queue::Queue;
 use crate::whole::{Join, joined};
@@ -19,7 +24,7 @@ use crate::whole::{Join, joined};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What is done once a batch is.
-pub(super) const WHOLE: (usize, usize) = (1, 1);
+const WHOLE: (usize, usize) = (1, 1);
 
 /// The position of an output in the run.
 pub(super) struct Place {
@@ -50,12 +55,24 @@ impl Place {
     }
 
     fn item<T>(&self, output: Output<T>) -> TrainingItem<T> {
+        let progress = self.progress(output.done);
+        TrainingItem::new(output.item, progress, self.epoch.clone(), Some(self.iteration), self.lr)
+    }
+
+    fn progress(&self, (done, all): (usize, usize)) -> Progress {
         let Progress { items_processed, items_total } = self.loader;
         // What burn counts need not be what the splitter counts.
-        let (done, all) = output.done;
         let of_batch = items_processed.saturating_sub(self.before) * done / all;
-        let progress = Progress { items_processed: self.before + of_batch, items_total };
-        TrainingItem::new(output.item, progress, self.epoch.clone(), Some(self.iteration), self.lr)
+        Progress { items_processed: self.before + of_batch, items_total }
+    }
+
+    /// Shows how far a batch is whose output comes at its end.
+    pub(super) fn show(&self, screen: Option<&Screen>, phase: Phase, done: (usize, usize)) {
+        if let Some(screen) = screen.filter(|_| done.0 < done.1) {
+            let (progress, global_progress) = (Some(self.progress(done)), self.epoch.clone());
+            let iteration = Some(self.iteration);
+            screen.moves(phase, &TrainingProgress { progress, global_progress, iteration });
+        }
     }
 }
 
@@ -154,32 +171,75 @@ impl<P> Sender<'_, P> {
     }
 }
 
+/// The outputs of a batch that are joined at its end, with their weights.
+pub(super) struct Parts<T>(Vec<(Output<T>, f64)>);
+
+impl<T> Parts<T> {
+    pub(super) fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    pub(super) fn add(&mut self, output: Output<T>, weight: f64) {
+        self.0.push((output, weight));
+    }
+
+    /// The outputs that metrics see of the batch: one, or all if they do not go together. That of a
+    /// batch that ran whole is as its step made it.
+    pub(super) fn end<B>(
+        self,
+        join: &Join<T>,
+        reduction: Reduction,
+        queue: &Queue<'_, B>,
+    ) -> Vec<Output<T>>
+    where
+        B: LazyBackend<Base: DeviceMemory>,
+    {
+        let (mut parts, mut recordings) = (Vec::new(), Vec::new());
+        for (Output { item, recording, .. }, weight) in self.0 {
+            parts.push((item, weight));
+            recordings.push(recording);
+        }
+        let outputs = match parts.len() {
+            0 | 1 => joined(join, reduction, parts),
+            _ => queue.alone(|| joined(join, reduction, parts)),
+        };
+        if outputs.len() < recordings.len() {
+            return outputs.into_iter().map(|item| Output::of_latest(item, WHOLE)).collect();
+        }
+        let outputs = outputs.into_iter().zip(recordings);
+        outputs.map(|(item, recording)| Output { item, recording, done: WHOLE }).collect()
+    }
+}
+
 /// The outputs of a batch's micro-steps on their way to the metrics: one by one, the last one held
 /// back, or joined.
 pub(super) struct Outputs<'a, P, T> {
     sender: Sender<'a, P>,
     at: &'a Place,
     join: Option<&'a Join<T>>,
+    screen: Option<&'a Screen>,
     pending: Option<Output<T>>,
-    parts: Vec<(T, f64)>,
+    parts: Parts<T>,
     /// How many items of the batch are done after the running micro-step, and how many it has.
     pub(super) done: (usize, usize),
 }
 
 impl<'a, P, T> Outputs<'a, P, T> {
-    /// Begins a batch. Outputs that are joined do not meet those of the batch before it.
+    /// Begins a batch. Where it is split, outputs that are joined do not meet those of the batch
+    /// before it. The screen shows how far it is meanwhile.
     pub(super) fn of_batch<V>(
         mut sender: Sender<'a, P>,
         at: &'a Place,
-        join: Option<&'a Join<T>>,
+        (join, plan): (Option<&'a Join<T>>, &Plan),
+        screen: Option<&'a Screen>,
     ) -> Self
     where
         P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
-        if join.is_some() {
+        if join.is_some() && !plan.is_whole() {
             sender.done_with_all();
         }
-        Self { sender, at, join, pending: None, parts: Vec::new(), done: WHOLE }
+        Self { sender, at, join, screen, pending: None, parts: Parts::new(), done: WHOLE }
     }
 
     /// Sends the output that is held back.
@@ -197,25 +257,30 @@ impl<'a, P, T> Outputs<'a, P, T> {
     where
         P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
+        let output = Output::of_latest(item, self.done);
         if self.join.is_some() {
-            self.parts.push((item, weight));
+            self.at.show(self.screen, Phase::Training, self.done);
+            self.parts.add(output, weight);
         } else {
             self.send();
-            self.pending = Some(Output::of_latest(item, self.done));
+            self.pending = Some(output);
         }
     }
 
     /// Ends the batch. Returns the output that is not sent yet.
-    pub(super) fn end<B>(self, reduction: Reduction, queue: &Queue<'_, B>) -> Option<Output<T>>
+    pub(super) fn end<B, V>(
+        mut self,
+        reduction: Reduction,
+        queue: &Queue<'_, B>,
+    ) -> Option<Output<T>>
     where
         B: LazyBackend<Base: DeviceMemory>,
+        P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
-        match self.join {
-            None => self.pending,
-            Some(join) => {
-                let output = queue.alone(|| joined(join, reduction, self.parts));
-                output.map(|output| Output::of_latest(output, WHOLE))
-            }
-        }
+        let Some(join) = self.join else { return self.pending };
+        let mut outputs = self.parts.end(join, reduction, queue);
+        let last = outputs.pop();
+        outputs.into_iter().for_each(|output| self.sender.trained(self.at, output));
+        last
     }
 }

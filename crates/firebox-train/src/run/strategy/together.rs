@@ -118,7 +118,7 @@ where
                 return Ok(());
             }
             let step = step_of(&words, self.strategy.settings.reduction)?;
-            self.learner.lr_step();
+            self.step_lr();
             let mut nothing = Accumulated::new(self.strategy.settings.reduction);
             self.apply(planner, &mut nothing, iteration, Some(step))?;
         }

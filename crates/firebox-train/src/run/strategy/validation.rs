@@ -4,7 +4,7 @@ use burn::data::dataloader::{DataLoader, Progress};
 use burn::train::InferenceStep;
 use firebox_trace::Bytes;
 
-use super::metrics::{Output, Place, WHOLE};
+use super::metrics::{Output, Parts, Place};
 use super::{Run, queue, sender};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{Phase, TrainError};
@@ -12,7 +12,6 @@ use crate::planner::rehearsal::validation_model;
 use crate::planner::{Planner, Prepared};
 use crate::run::micro_step::{MicroStep, Repeats};
 use crate::splitter::Splitter;
-use crate::whole::joined;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
@@ -85,9 +84,10 @@ where
             pooled: None,
         };
         let mut sender = sender(&mut self.processor, &self.training, &self.gate);
-        let (reduction, join) = (settings.reduction, settings.joins.of());
-        let mut parts = Vec::new();
-        if join.is_some() {
+        let (reduction, screen) = (settings.reduction, settings.screen.as_ref());
+        let join = settings.joins.of(prepared.joining);
+        let mut parts = Parts::new();
+        if join.is_some() && !prepared.plan.is_whole() {
             sender.done_with_all();
         }
         for range in prepared.plan.ranges() {
@@ -97,17 +97,20 @@ where
                 if !reduction.counts(weight) {
                     return Ok(());
                 }
-                match join {
-                    None => sender.validated(at, Output::of_latest(output, done)),
-                    Some(_) => parts.push((output, weight)),
+                let output = Output::of_latest(output, done);
+                if join.is_some() {
+                    at.show(screen, Phase::Validation, done);
+                    parts.add(output, weight);
+                } else {
+                    sender.validated(at, output);
                 }
                 Ok(())
             })?;
         }
-        let queue = queue::<LC::Inner>(&self.training, &self.device);
-        let output = join.and_then(|join| queue.alone(|| joined(join, reduction, parts)));
-        if let Some(output) = output {
-            sender.validated(at, Output::of_latest(output, WHOLE));
+        if let Some(join) = join {
+            let queue = queue::<LC::Inner>(&self.training, &self.device);
+            let outputs = parts.end(join, reduction, &queue);
+            outputs.into_iter().for_each(|output| sender.validated(at, output));
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use firebox_trace::Bytes;
 use super::coupled::{Means, ToSplit};
 use super::{MEASURED_BATCHES, Run, queue, sender};
 use crate::check::Coupling;
-use crate::components::{LazyComponents, TrainBatch, ValidBatch};
+use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch, ValidItem};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::summed_bytes;
@@ -21,6 +21,7 @@ use crate::planner::{Admission, BatchToRun, Planner, Prepared};
 use crate::progress::Screen;
 use crate::saved;
 use crate::splitter::Splitter;
+use crate::whole::Joining;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
@@ -95,19 +96,21 @@ where
         let has_stepped = self.has_stepped();
         // Steps that were left out have made no state.
         let again = self.accumulation > 1 || self.latest == Some(shape) || !has_stepped;
-        let to_run = BatchToRun { phase, shape, again };
         let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
+        let joining = joins.wanted::<TrainItem<LC>>();
+        let to_run = BatchToRun { phase, shape, again, joining };
         let pages = !planner.memory().is_on_host();
         let batches = self.accumulation;
         let (exchanges, parks) = (self.team.is_some(), self.parking.is_some());
         let queue = queue::<LC::Backend>(&self.training, &self.device);
         let screen = self.strategy.settings.screen.as_ref();
-        let rehearse = |split: Split, iterations: Iterations, recorder: &Recorder| {
+        let rehearse = |split: Split, how: (Iterations, Joining), recorder: &Recorder| {
+            let (iterations, join) = (how.0, joins.of(how.1));
             screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
             let course =
                 RehearsalPlan { iterations, has_stepped, batches, pages, exchanges, parks };
             let rehearsed =
-                rehearse_training(learner, splitter, batch, split, course, joins, recorder);
+                rehearse_training(learner, splitter, batch, split, course, join, recorder);
             queue.after_rehearsal(recorder);
             rehearsed
         };
@@ -221,11 +224,12 @@ where
         let phase = Phase::Validation;
         let shape = Shape::of::<LC::Inner, _, _>(phase, batch, items, splitter, planner);
         self.change_shape(latest.replace(shape), shape);
-        let to_run = BatchToRun { phase, shape, again: true };
         let joins = &self.strategy.settings.joins;
+        let joining = joins.wanted::<ValidItem<LC>>();
+        let to_run = BatchToRun { phase, shape, again: true, joining };
         let queue = queue::<LC::Backend>(&self.training, &self.device);
         let screen = self.strategy.settings.screen.as_ref();
-        let rehearse = |split: Split, _: Iterations, recorder: &Recorder| {
+        let rehearse = |split: Split, (_, joining): (Iterations, Joining), recorder: &Recorder| {
             screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
             let step = &mut |model: &LC::InferenceModel, micro| model.step(micro);
             let rehearsed = rehearse_validation::<LC::Inner, _, _, _, _>(
@@ -233,7 +237,7 @@ where
                 step,
                 (splitter, batch),
                 split,
-                joins,
+                joins.of(joining),
                 recorder,
             );
             queue.after_rehearsal(recorder);
