@@ -23,10 +23,11 @@ use burn::train::TrainStep;
 use burn_cubecl::CubeBackend;
 use burn_fusion::Fusion;
 use cubecl::ir::DeviceProperties;
-use firebox::{Bytes, Estimate, Lazy};
+use firebox::{Bytes, Estimate, Lazy, MemoryModel, Trace};
 use firebox_dry::{Capability, Card, Cuda, Dry, DryRuntime, DryTwin, Wgpu};
 use firebox_testing::zoo::iterations::{parts, record};
 use firebox_testing::zoo::{self, Zoo};
+use firebox_trace::Question;
 
 type Recording = Autodiff<Lazy<Flex>>;
 type Fused<T> = Fusion<CubeBackend<DryRuntime<T>, f32, i32, u8>>;
@@ -61,6 +62,10 @@ where
         let sizes = runs.iter().flat_map(|(count, items)| vec![*items; (*count).min(most)]);
         let trace = record::<Recording, M>(batch, &parts(sizes), &Default::default());
         let footprint = dry.replay(&trace).expect("the trace runs");
+        let [least, kept] = at_least(&dry, &trace);
+        let paging = footprint.paging.as_ref().expect("a GPU has pages");
+        println!("{}: at least {least} of {}, {kept} recomputed", M::NAME, paging.in_use);
+        assert!(kept <= least && least <= footprint.peak, "{}: {kept}, {least}", M::NAME);
         assert_eq!(footprint.unaccounted, Vec::<String>::new(), "{}", M::NAME);
         assert_eq!(footprint.estimate, Estimate::UpperBound, "{}", M::NAME);
         footprint.peak
@@ -70,6 +75,14 @@ where
     let by_chance = if M::NAME == "resnet" { CHANCE } else { 0.0 };
     let differs = (rehearsed.ratio(all) - 1.0).abs();
     assert!(differs <= by_chance, "{} of {runs:?}: {differs}", M::NAME);
+}
+
+/// What a trace needs at least, and what it needs at least if tensors are computed again.
+fn at_least<B: DryTwin>(dry: &Dry<B>, trace: &Trace) -> [Bytes; 2] {
+    let bound = dry.answer(&Question { enough: Bytes::ZERO, ..Question::new(trace) });
+    assert_eq!(bound.estimate, Estimate::LowerBound);
+    assert_eq!(bound.categories.total(), bound.peak);
+    [bound.peak, dry.at_least(trace)]
 }
 
 /// The setups in which every model is replayed.

@@ -3,12 +3,14 @@
 use std::panic::catch_unwind;
 use std::path::Path;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::vision::MnistDataset;
 use burn::data::dataset::{Dataset, InMemDataset};
 use burn::prelude::*;
 use firebox::MicroBatch;
+
+use crate::idx;
 
 /// An image of 28 × 28 pixels, each from 0 to 1, and the digit it shows.
 #[derive(Clone, Debug)]
@@ -67,23 +69,7 @@ fn convert(set: &MnistDataset) -> InMemDataset<Image> {
 }
 
 fn read(folder: &Path, split: &str) -> anyhow::Result<InMemDataset<Image>> {
-    let file = |name: &str, header: usize| {
-        let path = folder.join(format!("{split}-{name}"));
-        let bytes = std::fs::read(&path).with_context(|| {
-            format!("cannot read {}: --data wants the four unpacked IDX files", path.display())
-        })?;
-        ensure!(bytes.len() >= header, "{} is too short for an IDX file", path.display());
-        Ok::<_, anyhow::Error>(bytes[header..].to_vec())
-    };
-    let (pixels, labels) = (file("images-idx3-ubyte", 16)?, file("labels-idx1-ubyte", 8)?);
-    ensure!(
-        pixels.len() == labels.len() * 28 * 28,
-        "{} images of 28 x 28 pixels and {} labels in {}: the files do not belong together",
-        pixels.len() / (28 * 28),
-        labels.len(),
-        folder.display(),
-    );
-    let images = pixels.chunks(28 * 28).zip(labels).map(|(pixels, label)| Image {
+    let images = idx::read(folder, split)?.into_iter().map(|(pixels, label)| Image {
         pixels: pixels.iter().map(|pixel| f32::from(*pixel) / 255.0).collect(),
         label,
     });

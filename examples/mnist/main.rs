@@ -11,6 +11,7 @@
 //! burn downloads the images, or `--data DIR` reads them from the four IDX files of MNIST.
 
 mod data;
+mod idx;
 mod model;
 mod plain;
 #[path = "firebox.rs"]

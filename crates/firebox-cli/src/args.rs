@@ -96,8 +96,8 @@ pub struct On {
     /// several times. Default for `plan` and `largest`: all cards that firebox knows.
     #[arg(long, value_name = "CARD")]
     pub card: Vec<String>,
-    /// What training may use, such as `10GiB`. Default: what an empty card has free, minus burn's
-    /// context and a margin.
+    /// What training may use, such as `10GiB`, at most what the card has. Default: what an empty
+    /// card has free, minus burn's context and a margin.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory: Option<Bytes>,
     /// Plan for burn's own memory pools instead of those of `firebox::Cuda`.

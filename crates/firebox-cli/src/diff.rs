@@ -33,9 +33,11 @@ pub fn diff(options: &DiffOptions) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// How many operations each module takes in two iterations on the whole batch.
+/// How many operations each module takes in two iterations on the whole batch. As many as on the
+/// batch that was recorded, if it has more items.
 fn operations(trace: &SavedTrace, batch: usize) -> anyhow::Result<BTreeMap<String, usize>> {
-    let trace = trace.sample(Split::whole(batch))?.trace;
+    let items = batch.min(trace.about().items.max(1));
+    let trace = trace.sample(Split::whole(items))?.trace;
     let modules = Modules::of(&trace);
     let mut counts = BTreeMap::new();
     for (at, _) in trace.calls() {

@@ -91,7 +91,7 @@ fn on_card(card: &Card, on: &On, trace: &SavedTrace) -> anyhow::Result<Target> {
     let free = card.memory() - card.context();
     let memory = MemoryInfo::new(card.memory(), free, card.name().to_owned());
     let budget = match on.memory {
-        Some(bytes) => bytes,
+        Some(bytes) => bytes.min(card.memory()),
         None => Budget::free().resolve(&memory)?,
     };
     Ok(Target {

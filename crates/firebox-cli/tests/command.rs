@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
@@ -105,6 +106,31 @@ fn the_largest_batch_is_one_that_fits() {
         let whole = String::from_utf8_lossy(&output.stdout).contains(&format!("1 x {items}"));
         assert_eq!(whole, split == "1 x", "{items}");
     }
+}
+
+#[test]
+fn absurd_sizes_are_answered_at_once() {
+    let within = |seconds: u64, arguments: &str, code: i32| -> String {
+        let started = Instant::now();
+        let out = text(&firebox(arguments), code);
+        let took = started.elapsed();
+        assert!(took < Duration::from_secs(seconds), "`{arguments}` took {took:?}");
+        out
+    };
+    let small = within(10, "plan mlp.trace --batch 1024 --card t4 --memory 1B", 3);
+    assert!(small.contains("one item needs at least"), "{small}");
+    let huge = "plan mlp.trace --card t4 --batch";
+    within(10, &format!("{huge} 100000000"), 3);
+    within(10, &format!("{huge} 100000000 --memory 900TiB"), 3);
+    within(10, &format!("{huge} 1000000000000"), 3);
+    let whole = within(10, &format!("{huge} 1000000000000 --micro-batch 1000000000000"), 3);
+    assert!(whole.contains("does not fit"), "{whole}");
+    let none = within(10, &format!("{huge} 18446744073709551615"), 3);
+    assert!(none.contains("more memory than any device has"), "{none}");
+    within(10, "largest mlp.trace --card rtx-4090 --card h100", 0);
+    within(10, "diff mlp.trace mlp.trace --batch 1000000000000 --card t4", 0);
+    let more = "plan mlp.trace --batch 4 --card t4 --memory 99999999999999999999GiB";
+    assert!(text(&firebox(more), 2).contains("more memory than can be counted"));
 }
 
 #[test]

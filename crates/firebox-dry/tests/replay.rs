@@ -247,6 +247,37 @@ fn a_buffer_that_no_page_holds_is_refused() {
 }
 
 #[test]
+fn what_certainly_needs_more_than_is_asked_for_is_not_replayed() {
+    let _alone = DEVICES.lock();
+    let dry = Dry::<Fused<Cuda>>::new(rtx_4090()).with_traces_of_ints(DType::I64);
+    let trace = recorded_on_flex(64);
+    let enough = Bytes::new(1);
+    let bound = dry.answer(&Question { enough, ..Question::new(&trace) });
+    assert_eq!((bound.estimate, dry.replays()), (Estimate::LowerBound, 0));
+    assert_eq!((bound.timeline.len(), bound.categories.total()), (trace.steps.len(), bound.peak));
+    let replayed = dry.footprint(&trace);
+    assert!(dry.at_least(&trace) <= bound.peak && bound.peak <= replayed.peak, "{bound}");
+    assert!(dry.replays() > 0);
+}
+
+/// CubeCL panics at them.
+#[test]
+fn tensors_that_are_counted_with_64_bits_are_not_replayed_if_the_card_cannot_hold_them() {
+    let _alone = DEVICES.lock();
+    let device = Default::default();
+    let recording = Recorder::new().record::<Flex, _>(|| {
+        let large = Tensor::<Lazy<Flex>, 2>::zeros([1 << 17, 1 << 17], &device);
+        let product = large.clone().matmul(large.clone()).matmul(large.clone());
+        product.matmul(large)
+    });
+    let trace = recording.expect("nothing is read").discard().trace;
+    let dry = Dry::<Fused<Cuda>>::new(rtx_4090());
+    let footprint = dry.footprint(&trace);
+    assert_eq!((footprint.estimate, dry.replays()), (Estimate::LowerBound, 0));
+    assert!(footprint.peak >= Bytes::gib(64), "{footprint}");
+}
+
+#[test]
 fn a_call_that_cannot_be_replayed_is_named() {
     let _alone = DEVICES.lock();
     let device = Default::default();

@@ -305,10 +305,14 @@ impl fmt::Display for Excess<'_> {
         if let Some(Oversized { buffer, limit }) = oversized {
             return write!(f, "a buffer of {buffer}, and the device can hold none above {limit}");
         }
+        if *peak == Bytes::MAX {
+            return write!(f, "more memory than any device has");
+        }
         let quality = match estimate {
             Estimate::Exact => "",
             Estimate::UpperBound => "at most ",
             Estimate::Heuristic => "about ",
+            Estimate::LowerBound => "at least ",
         };
         let held = match self.accumulating {
             Accumulating::Yes => " with the gradients of the batch held",
@@ -322,6 +326,7 @@ impl fmt::Display for Excess<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::split::Split;
 
     fn error(budget: Bytes) -> DoesNotFit {
         let need = Need::exact(Bytes::mib(100))
@@ -329,6 +334,20 @@ mod tests {
             .holding("batches of loader threads", Role::Loaders, Bytes::mib(25))
             .holding("a checkpoint being written", Role::Checkpoint, Bytes::mib(15));
         DoesNotFit { batch: Items::new(9), budget, need, accumulating: Accumulating::Yes }
+    }
+
+    #[test]
+    fn a_lower_bound_is_told_as_one() {
+        let need = Need::lower_bound(Bytes::mib(100));
+        let error = DoesNotFit { need, ..error(Bytes::mib(80)) };
+        assert!(error.to_string().starts_with("one item needs at least 100.00 MiB"), "{error}");
+        let (split, need) = (Split::whole(9), Need::lower_bound(Bytes::MAX));
+        let (size, budget) = (Items::new(9), Bytes::mib(80));
+        let misfit = Answer { split, need };
+        assert_eq!(
+            FixedDoesNotFit { size, misfit, budget, fitting: None }.to_string(),
+            "a batch of 9 items does not fit, and is not split: it needs more memory than any device has"
+        );
     }
 
     #[test]

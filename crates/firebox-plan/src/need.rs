@@ -119,6 +119,11 @@ impl Need {
         Self::new(peak, Estimate::Heuristic)
     }
 
+    /// A peak the device will reach or exceed, without holdings.
+    pub fn lower_bound(peak: Bytes) -> Self {
+        Self::new(peak, Estimate::LowerBound)
+    }
+
     /// A peak of the given certainty, without holdings.
     pub fn new(peak: Bytes, estimate: Estimate) -> Self {
         Self {
@@ -192,6 +197,7 @@ mod tests {
     fn the_least_sure_estimate_is_the_largest() {
         assert!(Estimate::Exact < Estimate::UpperBound);
         assert!(Estimate::UpperBound < Estimate::Heuristic);
+        assert!(Estimate::Heuristic < Estimate::LowerBound);
         assert_eq!(Estimate::UpperBound.to_string(), "upper bound");
     }
 }

@@ -31,7 +31,8 @@ pub struct Question<'a> {
     /// What happens to the pages of those.
     pub pages: EarlierPages,
     /// Above this peak, how much more is needed does not matter: a slow model may stop there, and
-    /// answer with less than what is needed. Default: [`Bytes::MAX`].
+    /// answer with less than what is needed, or not begin, and answer with a
+    /// [lower bound](Estimate::LowerBound). Default: [`Bytes::MAX`].
     pub enough: Bytes,
 }
 
@@ -86,6 +87,12 @@ pub trait MemoryModel: Send + Sync {
         self.answer(&Question::new(trace))
     }
 
+    /// What running `trace` certainly needs, also if tensors are computed again instead of kept.
+    /// Found without running it. Default: the tensors that existed before.
+    fn at_least(&self, trace: &Trace) -> Bytes {
+        trace.existing().map(|tensor| trace.tensor(tensor).bytes()).sum()
+    }
+
     /// What determines the answers apart from the question: models with the same key give the same
     /// answers, in other processes too. Default: nothing is known to, so no answer is kept for
     /// later processes.
@@ -121,6 +128,8 @@ pub enum Estimate {
     UpperBound,
     /// The model guesses. A run may need more or less.
     Heuristic,
+    /// No run needs less. What it needs was not computed, because this alone is too much.
+    LowerBound,
 }
 
 impl fmt::Display for Estimate {
@@ -129,6 +138,7 @@ impl fmt::Display for Estimate {
             Self::Exact => "exact",
             Self::UpperBound => "upper bound",
             Self::Heuristic => "heuristic",
+            Self::LowerBound => "lower bound",
         })
     }
 }

@@ -84,22 +84,40 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A text that is not an amount of memory.
+/// A text that is not an amount of memory, or is one that no machine has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{text}` is not an amount of memory: write a number and a unit, as in `24MiB`, `1.5 GiB` or `800 MB`"
-)]
+#[error("{reason}")]
 pub struct ParseBytesError {
-    text: String,
+    reason: Unparsable,
+}
+
+/// Why a text is no amount of memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Unparsable {
+    #[error(
+        "`{0}` is not an amount of memory: write a number and a unit, as in `24MiB`, `1.5 GiB` or `800 MB`"
+    )]
+    NoAmount(String),
+    #[error(
+        "`{0}` is more memory than can be counted: write less than 16777216 TiB, as in `24MiB` or `1.5 GiB`"
+    )]
+    TooMuch(String),
+}
+
+impl From<Unparsable> for ParseBytesError {
+    fn from(reason: Unparsable) -> Self {
+        Self { reason }
+    }
 }
 
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
     /// Reads `123`, `24MiB`, `24 MiB`, `1.5GiB`, `800 MB`: binary units (KiB, MiB, GiB, TiB),
-    /// decimal units (KB, MB, GB, TB) and plain bytes (`B` or nothing), in any case.
+    /// decimal units (KB, MB, GB, TB) and plain bytes (`B` or nothing), in any case. An amount that
+    /// `u64` cannot hold is an error.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || ParseBytesError { text: text.to_owned() };
+        let error = || ParseBytesError::from(Unparsable::NoAmount(text.to_owned()));
         let trimmed = text.trim();
         let split =
             trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
@@ -117,7 +135,12 @@ impl FromStr for Bytes {
             "tb" => 1_000_000_000_000,
             _ => return Err(error()),
         };
-        Ok(Self((number * unit as f64).round() as u64))
+        let bytes = (number * unit as f64).round();
+        // As a float, `u64::MAX` is 2^64: the first number that is too large.
+        match bytes < u64::MAX as f64 {
+            true => Ok(Self(bytes as u64)),
+            false => Err(Unparsable::TooMuch(text.to_owned()).into()),
+        }
     }
 }
 
@@ -220,6 +243,16 @@ mod tests {
     fn bytes_refuse_nonsense() {
         for text in ["", "MiB", "-3MiB", "12 parsecs", "1.2.3"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn more_than_can_be_counted_is_refused() {
+        let tib = (1_u64 << 24) - 1;
+        assert_eq!(format!("{tib}TiB").parse::<Bytes>(), Ok(Bytes::gib(tib << 10)));
+        for text in ["99999999999999999999GiB", "16777216TiB", "18446744073709551616"] {
+            let error = text.parse::<Bytes>().expect_err("it is too much");
+            assert!(error.to_string().contains("more memory than can be counted"), "{error}");
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::UNIX_EPOCH;
 
 use firebox_plan::{Need, Split};
-use firebox_trace::{Estimate, Footprint, MemoryModel, Question};
+use firebox_trace::{Bytes, Estimate, Footprint, MemoryModel, Question, Trace};
 
 mod store;
 
@@ -115,11 +115,16 @@ impl MemoryModel for Remembering {
             return footprint;
         }
         let footprint = self.model.answer(question);
-        // A guess may have had a cause that is gone next time.
-        if footprint.estimate != Estimate::Heuristic {
+        // A guess may have had a cause that is gone next time. A lower bound is found as fast as it
+        // is looked up.
+        if !matches!(footprint.estimate, Estimate::Heuristic | Estimate::LowerBound) {
             self.cache.0.put(&key.0, &footprint);
         }
         footprint
+    }
+
+    fn at_least(&self, trace: &Trace) -> Bytes {
+        self.model.at_least(trace)
     }
 
     fn key(&self) -> Option<String> {

@@ -33,6 +33,7 @@ mod assess;
 mod earlier;
 pub(crate) mod growth;
 pub(crate) mod labels;
+pub(crate) mod largest;
 pub(crate) mod ledger;
 mod outputs;
 pub(crate) mod overhead;

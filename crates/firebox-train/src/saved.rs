@@ -9,12 +9,13 @@ use burn_backend::{Backend, BackendTypes, Element};
 use firebox_lazy::{RecordError, Recorder, Rehearsal};
 use firebox_plan::{Cliffs, Sizing, Split};
 use firebox_recompute::Rates;
-use firebox_saved::{About, RecordingProgress, Sample, SaveError, SavedTrace};
+use firebox_saved::{About, InstantiateError, RecordingProgress, Sample, SaveError, SavedTrace};
 use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
 
 use crate::components::{LazyComponents, TrainBatch};
 use crate::error::{Phase, TrainError};
 use crate::planner::Planner;
+use crate::planner::largest::{largest, largest_from};
 use crate::planner::overhead::Overhead;
 use crate::planner::parked::{Parks, park_state};
 use crate::planner::recompute::{Attempt, Passes, RecomputePolicy};
@@ -299,7 +300,8 @@ impl SavedPlanner {
     ///
     /// As [`footprint`](Self::footprint).
     pub fn largest_batch(&self, trace: &SavedTrace) -> Result<usize, TrainError> {
-        self.largest(trace, None)
+        let planner = self.planner();
+        largest(MOST_ITEMS, self.budget, |items| need_of(&planner, trace, items, None))
     }
 
     /// The same if tensors may be computed again, for at most the policy's share of time.
@@ -308,28 +310,25 @@ impl SavedPlanner {
     ///
     /// As [`footprint`](Self::footprint).
     pub fn largest_batch_recomputed(&self, trace: &SavedTrace) -> Result<usize, TrainError> {
-        self.largest(trace, self.recompute.if_allowed())
-    }
-
-    fn largest(&self, trace: &SavedTrace, recompute: Option<f64>) -> Result<usize, TrainError> {
+        let as_recorded = self.largest_batch(trace)?;
+        let Some(most) = self.recompute.if_allowed() else { return Ok(as_recorded) };
         let planner = self.planner();
-        let fits = |items: usize| planner.fits(recompute, || rehearsed(trace, Split::whole(items)));
-        let (mut fitting, mut too_large) = (0, 1);
-        while fits(too_large)? {
-            fitting = too_large;
-            too_large = match too_large.checked_mul(2).filter(|items| *items <= MOST_ITEMS) {
-                Some(double) => double,
-                None => return Ok(fitting),
-            };
-        }
-        while too_large - fitting > 1 {
-            let middle = fitting + (too_large - fitting) / 2;
-            match fits(middle)? {
-                true => fitting = middle,
-                false => too_large = middle,
-            }
-        }
-        Ok(fitting)
+        largest_from(as_recorded, MOST_ITEMS, |items| {
+            Ok(need_of(&planner, trace, items, Some(most))? <= self.budget)
+        })
+    }
+}
+
+/// What a whole batch needs. Above the budget, it may be less than what is needed.
+fn need_of(
+    planner: &Planner,
+    trace: &SavedTrace,
+    items: usize,
+    recompute: Option<f64>,
+) -> Result<Bytes, TrainError> {
+    match rehearsed(trace, Split::whole(items)) {
+        Err(TrainError::Saved(InstantiateError::TooLarge(_))) => Ok(Bytes::MAX),
+        rehearsal => Ok(planner.need_of(recompute, rehearsal?)),
     }
 }
 

@@ -14,12 +14,13 @@ use cubecl::ir::DeviceProperties;
 use firebox_heap::Heap;
 use firebox_trace::{
     Bytes, Category, CategoryBytes, EarlierPages, Estimate, Footprint, MemoryModel, Moment,
-    OpIndex, Origin, Paging, Question, Step, TensorIndex, Trace,
+    OpIndex, Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
 };
 
 use crate::device::{DryDevice, Lease, Monitor, Panicked};
 use crate::registry::LeaseError;
 use crate::replay::execute::{execute, is_drain, is_settle, upload};
+use crate::replay::least::{Counted, Least, least};
 use crate::replay::program::{Begin, End, Leftovers, Program, Templates, unaccounted};
 use crate::replay::translate::Types;
 use crate::server::tuning;
@@ -64,6 +65,9 @@ const ROUNDS: usize = 2;
 /// The factor by which the guess for a failed replay is widened. The measured factor between
 /// tensors and what the allocator reserves for them was up to 2.4.
 const WIDENING: f64 = 3.0;
+
+/// The pages of the largest size that a CUDA card has memory for (`runtime.rs` of cubecl-cuda).
+const LARGEST_PAGES: u64 = 4;
 
 /// Why there is no replay.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -221,6 +225,33 @@ impl<B: DryTwin> Dry<B> {
         }
     }
 
+    /// The most that a trace may need at least and is still replayed.
+    ///
+    /// CubeCL 0.10 panics at tensors whose elements are counted with 64 bits. A trace with such a
+    /// tensor is not replayed if it certainly needs more than the device has, whoever asks.
+    fn worth_a_replay(&self, trace: &Trace, enough: Bytes) -> Bytes {
+        let device = Bytes::new(self.properties.memory.max_page_size) * LARGEST_PAGES;
+        let is_long = |tensor: &TensorInfo| u32::try_from(tensor.shape.num_elements()).is_err();
+        if trace.tensors.iter().any(is_long) { enough.min(device) } else { enough }
+    }
+
+    /// The footprint of a trace that is not replayed: what it needs at least.
+    fn not_replayed(&self, trace: &Trace, least: Least) -> Footprint {
+        let Least { bytes: peak, at } = least;
+        let existing = trace.existing().map(|tensor| trace.tensor(tensor));
+        let baseline = existing.map(|tensor| self.types.bytes(tensor)).sum();
+        Footprint {
+            peak,
+            at,
+            op: trace.steps.get(at.0 as usize).map_or("", Step::name).to_owned(),
+            baseline,
+            categories: self.categories(trace, at, peak),
+            timeline: vec![Moment { live: baseline, peak }; trace.steps.len()],
+            estimate: Estimate::LowerBound,
+            ..Footprint::default()
+        }
+    }
+
     /// What the pages at the peak are for. Tensors that are alive there count by their labels;
     /// everything else, including the space between them, counts as temporaries.
     fn categories(&self, trace: &Trace, at: OpIndex, peak: Bytes) -> CategoryBytes {
@@ -228,9 +259,7 @@ impl<B: DryTwin> Dry<B> {
         let mut left = peak;
         for tensor in trace.alive_before(OpIndex(at.0 + 1)) {
             let Some(category) = category(trace, tensor) else { continue };
-            let info = trace.tensor(tensor);
-            let dtype = self.types.translate(info.dtype);
-            let bytes = Bytes::of_elements(&info.shape, dtype).min(left);
+            let bytes = self.types.bytes(trace.tensor(tensor)).min(left);
             categories.add(category, bytes);
             left -= bytes;
         }
@@ -246,8 +275,16 @@ impl<B: DryTwin> MemoryModel for Dry<B> {
 
     fn answer(&self, question: &Question<'_>) -> Footprint {
         let Question { trace, before, pages, enough } = *question;
+        let least = least(trace, &self.types, Counted::AsRecorded);
+        if least.bytes > self.worth_a_replay(trace, enough) {
+            return self.not_replayed(trace, least);
+        }
         let life = ProcessReplay::new([before, &[trace]].concat(), &self.types, pages);
         self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
+    }
+
+    fn at_least(&self, trace: &Trace) -> Bytes {
+        least(trace, &self.types, Counted::Recomputed).bytes
     }
 
     fn key(&self) -> Option<String> {

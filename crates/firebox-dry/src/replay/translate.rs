@@ -12,6 +12,7 @@ use bincode::config::{Configuration, Fixint, LittleEndian};
 use burn_ir::{OperationIr, TensorId};
 use burn_std::{BoolStore, DType};
 use ciborium::Value;
+use firebox_trace::{Bytes, TensorInfo};
 use serde::Serialize;
 
 /// Maps element types of a recording to those of a target.
@@ -32,6 +33,11 @@ impl Types {
             (_, Some((_, to))) => *to,
             (dtype, None) => dtype,
         }
+    }
+
+    /// The size of a tensor's elements on the target.
+    pub(crate) fn bytes(&self, tensor: &TensorInfo) -> Bytes {
+        Bytes::of_elements(&tensor.shape, self.translate(tensor.dtype))
     }
 }
 

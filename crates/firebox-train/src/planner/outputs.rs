@@ -27,7 +27,7 @@ impl<'a, T> Outputs<'a, T> {
     /// How many more micro-steps like this one follow. None where outputs are joined: what all
     /// outputs of a batch need together is added to the trace later.
     pub(super) fn more(&self, piece: &Piece) -> u32 {
-        if self.join.is_some() { 0 } else { piece.more as u32 }
+        if self.join.is_some() { 0 } else { piece.more_to_mark() }
     }
 
     /// Called before the micro-batch `piece`. The first micro-batch of a batch starts at item zero.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use firebox_plan::Split;
+use firebox_plan::{Run, Split};
 
 /// From this many micro-steps of one size on, each repeats the previous one.
 const REPEATING: usize = 3;
@@ -20,17 +20,45 @@ pub(crate) struct Piece {
     pub(crate) more: usize,
 }
 
+impl Piece {
+    /// How many more like it follow, as a mark says it. A mark counts no further than 32 bits.
+    pub(crate) fn more_to_mark(&self) -> u32 {
+        u32::try_from(self.more).unwrap_or(u32::MAX)
+    }
+}
+
 /// The micro-steps that represent those of `batches` batches in a row. Of consecutive equal ones,
 /// the first three are kept. Where pages do not count, one smaller micro-step represents all
 /// smaller ones: the largest ones decide, and one is enough to see what they leave.
 pub(crate) fn representative(split: Split, batches: usize, pages: bool) -> Vec<Piece> {
     let largest = split.largest().get();
     let most = |items: usize| if pages || items == largest { REPEATING } else { 1 };
-    let single = |range| Piece { range, more: 0 };
-    let one = shortened(&mut split.ranges().map(single), most);
+    let first = split.first();
+    let mut one = of_run(0, first, most(first.size));
+    if let Some(rest) = split.rest() {
+        one.extend(of_run(first.count * first.size, rest, most(rest.size)));
+    }
     // The smaller micro-steps of a batch are not equal to the larger ones of the next.
-    let batches = if split.is_uneven() { batches.min(BATCHES) } else { batches };
-    shortened(&mut (0..batches).flat_map(|_| one.iter().cloned()), most)
+    let listed = batches.min(if split.is_uneven() { BATCHES } else { REPEATING });
+    let mut pieces = shortened(&mut (0..listed).flat_map(|_| one.iter().cloned()), most);
+    if let Some(last) = pieces.last_mut().filter(|_| !split.is_uneven()) {
+        // The batches that are not listed repeat the last.
+        let more = split.len().saturating_mul(batches - listed);
+        last.more = last.more.saturating_add(more);
+    }
+    pieces
+}
+
+/// The first `most` micro-steps of a run that begins at item `begin`.
+fn of_run(begin: usize, run: Run, most: usize) -> Vec<Piece> {
+    let listed = run.count.min(most);
+    let begins = (0..listed).map(|at| begin + at * run.size);
+    let single = |begin| Piece { range: begin..begin + run.size, more: 0 };
+    let mut pieces: Vec<Piece> = begins.map(single).collect();
+    if let Some(last) = pieces.last_mut() {
+        last.more = run.count - listed;
+    }
+    pieces
 }
 
 /// Keeps the first `most` of consecutive pieces of equal length.
@@ -39,7 +67,9 @@ fn shortened(pieces: &mut dyn Iterator<Item = Piece>, most: impl Fn(usize) -> us
     let mut equal = 0;
     for piece in pieces {
         match kept.last_mut().filter(|last| last.range.len() == piece.range.len()) {
-            Some(last) if equal >= most(piece.range.len()) => last.more += 1 + piece.more,
+            Some(last) if equal >= most(piece.range.len()) => {
+                last.more = last.more.saturating_add(piece.more).saturating_add(1);
+            }
             Some(_) => {
                 equal += 1;
                 kept.push(piece);
@@ -110,6 +140,18 @@ mod tests {
         check(10, 10, 8, &[10, 10, 10]);
         check(20, 10, 8, &[10, 10, 10]);
         check(95, 10, 8, &[10, 10, 10, 5, 10, 10, 10, 5]);
+    }
+
+    #[test]
+    fn any_number_of_batches_is_represented_at_once() {
+        let whole = representative(Split::whole(9), usize::MAX, true);
+        let more: Vec<usize> = whole.iter().map(|piece| piece.more).collect();
+        assert_eq!(more, [0, 0, usize::MAX - 3]);
+        assert_eq!(whole[2].more_to_mark(), u32::MAX);
+        let many = representative(Split::even(usize::MAX - 1, usize::MAX / 2), usize::MAX, false);
+        assert_eq!((many.len(), many[2].more), (3, usize::MAX));
+        let uneven = representative(Split::chunks(95, 10), usize::MAX, true);
+        assert_eq!(uneven, representative(Split::chunks(95, 10), 2, true));
     }
 
     #[test]

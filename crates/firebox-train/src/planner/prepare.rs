@@ -104,20 +104,13 @@ impl Planner {
         self.plan((Phase::Training, shape), iterations, joining, rehearse).cloned()
     }
 
-    /// Whether one split of a training batch fits, without a search. `recompute` is the share of
-    /// time that may be spent on computing tensors again, if any.
-    ///
-    /// # Errors
-    ///
-    /// Those of `rehearse`.
-    pub(crate) fn fits(
-        &self,
-        recompute: Option<f64>,
-        rehearse: impl FnOnce() -> Result<Rehearsal, TrainError>,
-    ) -> Result<bool, TrainError> {
+    /// What one split of a training batch needs, without a search. Above the budget, it may be less
+    /// than what is needed. `recompute` is the share of time that may be spent on computing tensors
+    /// again, if any.
+    pub(crate) fn need_of(&self, recompute: Option<f64>, rehearsal: Rehearsal) -> Bytes {
         let conditions = self.conditions(Phase::Training, self.budget, EarlierPages::Keep);
         let conditions = Conditions { recompute, ..conditions };
-        Ok(assess(rehearse()?, &conditions).footprint.peak <= self.budget)
+        assess(rehearsal, &conditions).footprint.peak
     }
 
     /// How many consecutive batches of this shape to plan for, or `None` if that plan exists.

@@ -118,7 +118,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let (loader_limit, mut overhead) = add_beside(&mut trace, conditions, state);
     overhead.idle_state += idle;
     // How much is missing decides how much is computed again.
-    let enough = conditions.recompute.map_or(conditions.budget, |_| Bytes::MAX);
+    let enough = may_recompute(&trace, conditions).map_or(conditions.budget, |_| Bytes::MAX);
     let question = Question { trace: &trace, before: &conditions.before, pages, enough };
     let key = conditions.notes_key.then(|| Key::of(memory, &question)).flatten();
     let recording = recording_bytes(memory, &trace, longest_micro_step(&trace));
@@ -227,6 +227,13 @@ impl Answered {
     }
 }
 
+/// The share of time that may be spent on computing tensors again, unless what cannot be computed
+/// again is too much already.
+fn may_recompute(trace: &Trace, conditions: &Conditions) -> Option<f64> {
+    let Conditions { memory, budget, recompute, .. } = conditions;
+    recompute.filter(|_| memory.at_least(trace) <= *budget)
+}
+
 /// Computes tensors again if that is allowed and makes an iteration fit. Returns what was answered
 /// at last, and the rewritten trace, or the least that was found.
 fn within_budget(
@@ -236,7 +243,8 @@ fn within_budget(
     answer: impl Fn(&Trace, Bytes) -> Answered,
 ) -> (Answered, Option<Trace>, Option<Recomputed>, Option<Least>) {
     let (budget, peak) = (conditions.budget, recorded.footprint.peak);
-    let most = conditions.recompute.filter(|_| peak > budget && !recorded.is_refused());
+    let is_too_much = peak > budget && !recorded.is_refused();
+    let most = may_recompute(trace, conditions).filter(|_| is_too_much);
     let Some(most) = most else { return (recorded, None, None, None) };
     let Some(passes) = Passes::of(trace, conditions.memory, conditions.speed) else {
         return (recorded, None, None, None);

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls, remember_calls_within};
 use firebox_plan::{Need, Plan, PlanError, PlanOptions, Probing, Sizing, Split, plan_at_once};
+use firebox_saved::InstantiateError;
 use firebox_trace::{Bytes, EarlierPages, Items};
 
 use super::assess::{assess_all, failed, need_of};
@@ -384,6 +385,10 @@ impl Planner {
                 // The operations before the read are already too large.
                 Err(TrainError::Record(RecordError::ReadTooLarge { needed, .. })) if self.reads => {
                     Ok(Need::heuristic(needed))
+                }
+                // A smaller micro-batch may fit.
+                Err(TrainError::Saved(InstantiateError::TooLarge(_))) => {
+                    Ok(Need::lower_bound(Bytes::MAX))
                 }
                 Err(error) => Err(error),
             });

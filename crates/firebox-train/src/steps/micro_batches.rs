@@ -158,7 +158,7 @@ where
                     mark::<B::Base>(Mark::Drain);
                     sink(model, output, weight * piece.range.len() as f64 / items as f64);
                     mark::<B::Base>(Mark::Drain);
-                    mark::<B::Base>(Mark::MicroStepEnd(piece.more as u32));
+                    mark::<B::Base>(Mark::MicroStepEnd(piece.more_to_mark()));
                 }
                 Ok(())
             }
