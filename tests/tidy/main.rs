@@ -8,10 +8,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Maximum number of lines in a file.
-const FILE_LINES: usize = 500;
-/// Maximum number of lines in a function.
-const FUNCTION_LINES: usize = 60;
 /// Maximum number of lines in the architecture page.
 const ARCHITECTURE_LINES: usize = 300;
 /// File names that say nothing.
@@ -257,16 +253,6 @@ fn every_file_has_a_telling_name() {
     check_none("files with names that say nothing", &files);
 }
 
-#[test]
-fn every_file_can_be_read_in_one_sitting() {
-    let lines = |path: &String| read(path).lines().count();
-    let long = rust_files().into_iter().filter(|path| lines(path) > FILE_LINES);
-    check_none(
-        "files of more than 500 lines: split them where they change subject",
-        &long.collect::<Vec<_>>(),
-    );
-}
-
 /// The files that know each other on purpose: what a tensor is, what its recording is, and what a
 /// deferred call is cannot be told apart.
 const KNOT: [&str; 5] = [
@@ -295,62 +281,6 @@ fn files_do_not_import_each_other_in_circles() {
 
 /// The longest line of a comment, in columns.
 const COMMENT_COLUMNS: usize = 100;
-
-/// The functions of a file with more than [`FUNCTION_LINES`] lines. rustfmt ends a function with a
-/// brace in the column in which it begins.
-fn long_functions(path: &str, text: &str) -> Vec<String> {
-    let lines: Vec<&str> = text.lines().collect();
-    let is_function = |line: &str| {
-        let words = line.split_whitespace();
-        let mut words = words.skip_while(|word| {
-            let modifiers = ["pub", "const", "async", "unsafe", "extern", "\"C\""];
-            modifiers.contains(word) || word.starts_with("pub(")
-        });
-        words.next() == Some("fn")
-    };
-    let mut long = Vec::new();
-    for (at, line) in lines.iter().enumerate().filter(|(_, line)| is_function(line)) {
-        let indent = &line[..line.len() - line.trim_start().len()];
-        // The end of the function, or of its declaration.
-        let ends = |line: &str| {
-            let rest = line.strip_prefix(indent).unwrap_or_default();
-            rest.starts_with('}') || rest.starts_with(')') && rest.ends_with(';')
-        };
-        let one_line = line.ends_with('}') || line.ends_with(';');
-        let body: Vec<&&str> = lines[at + 1..].iter().take_while(|line| !ends(line)).collect();
-        let count = 2 + body.len();
-        // Lists of functions that a macro writes have no such line.
-        let opens = |line: &&&str| {
-            let rest = line.strip_prefix(indent).unwrap_or_default();
-            rest.ends_with('{') && rest.starts_with([')', '{'])
-        };
-        if !line.ends_with('{') && !body.iter().any(opens) {
-            continue;
-        }
-        if !one_line && count > FUNCTION_LINES {
-            long.push(format!("{path}:{}: {count} lines", at + 1));
-        }
-    }
-    long
-}
-
-#[test]
-fn every_function_can_be_seen_at_once() {
-    let sources = rust_files().into_iter().filter(|path| is_source(path));
-    let long: Vec<String> = sources.flat_map(|path| long_functions(&path, &read(&path))).collect();
-    check_none(&format!("a function has at most {FUNCTION_LINES} lines"), &long);
-}
-
-#[test]
-fn a_long_function_would_be_noticed() {
-    let long =
-        format!("    fn long(\n        a: u8,\n    ) {{\n{}    }}\n", "        a();\n".repeat(60));
-    assert_eq!(long_functions("a.rs", &long), ["a.rs:1: 64 lines"]);
-    let short = format!("fn a() {{\n{}}}\n", "    b();\n\n".repeat(29));
-    assert_eq!(long_functions("a.rs", &short), Vec::<String>::new());
-    let declared = format!("    fn a(&self);\n{}", "    fn b(&self) {}\n".repeat(80));
-    assert_eq!(long_functions("a.rs", &declared), Vec::<String>::new());
-}
 
 /// The comment lines of a Rust file that are too long. Compiler messages are quoted unchanged.
 fn long_comments(path: &str) -> Vec<String> {
