@@ -39,8 +39,8 @@ enum Change {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
     Mean,
-    /// A sum over the rows that are labelled, and from the second batch on over all rows, divided by
-    /// the number of those that are labelled, at least one.
+    /// A sum over the rows that are labelled, and from the second batch on over all rows, divided
+    /// by the number of those that are labelled, at least one.
     Detection,
     /// Over rows whose target is above the threshold, which later batches have fewer of.
     Above,

@@ -1,5 +1,5 @@
-//! Finds where two recordings of the same step differ in a number or a shape: such a step depends on
-//! how often it was called.
+//! Finds where two recordings of the same step differ in a number or a shape: such a step depends
+//! on how often it was called.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Finds gradients that a step has changed after its backward pass in a way that is not linear, such
-//! as by clipping. The gradients of micro-batches then do not add up to that of the batch.
+//! Finds gradients that a step has changed after its backward pass in a way that is not linear,
+//! such as by clipping. The gradients of micro-batches then do not add up to that of the batch.
 //!
 //! Everything in a backward pass is linear in the one that it begins with. So each tensor behind it
 //! does not depend on it, is linear in it, or neither. A returned gradient must be linear.

@@ -165,8 +165,8 @@ pub enum TrainError {
         /// How they differ.
         cause: Box<TrainError>,
     },
-    /// The step changes its gradients by numbers that it makes of them, so those of micro-batches do
-    /// not add up to the batch's.
+    /// The step changes its gradients by numbers that it makes of them, so those of micro-batches
+    /// do not add up to the batch's.
     #[error(
         "a batch cannot be split: its step changes {what} by a number made of gradients (`{operation}`), as clipping by a \
          global norm does, and each micro-batch would have another number; do it to the gradient of the whole batch, in the \
@@ -260,8 +260,8 @@ pub enum TrainError {
         /// What is left of the budget after what is already held.
         budget: Bytes,
     },
-    /// An update of the parameters does not fit, because it leaves more than earlier ones: the state
-    /// of parameters that had no gradient before. It has not run.
+    /// An update of the parameters does not fit, because it leaves more than earlier ones: the
+    /// state of parameters that had no gradient before. It has not run.
     #[error(
         "the optimizer's step leaves {grown} more on the device than earlier ones, for parameters that had no gradient before, \
          and needs {needed} where {budget} may be used: raise the budget, park the optimizer's state with \

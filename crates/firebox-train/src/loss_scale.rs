@@ -42,9 +42,10 @@ const PATIENCE: u32 = 2000;
 /// out and the scale is halved; after 2,000 steps in a row it is doubled. It begins with 65,536. A
 /// step that is left out is none of the learning-rate schedule.
 ///
-/// Under [`Reduction::Mean`], the loss of a micro-batch is scaled by its share of the batch's items,
-/// too, so that gradients within the step are as large as those of the whole batch. What is left
-/// out then depends on a split by rounding only, as long as equally many items are equally heavy.
+/// Under [`Reduction::Mean`], the loss of a micro-batch is scaled by its share of the batch's
+/// items, too, so that gradients within the step are as large as those of the whole batch. What is
+/// left out then depends on a split by rounding only, as long as equally many items are equally
+/// heavy.
 ///
 /// Everywhere else, in another type and outside of the Learner's training steps, gives the loss
 /// unchanged. So a model may always use it.

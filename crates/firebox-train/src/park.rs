@@ -203,8 +203,9 @@ impl Parking {
 }
 
 /// Records what changes parameters in a loop of the user's own, asks `admit`, and runs it. With a
-/// place to park, what it makes and leaves, but for the parameters of `model`, is parked afterwards.
-/// Also returns whether that could be written: the change is whole even if it could not.
+/// place to park, what it makes and leaves, but for the parameters of `model`, is parked
+/// afterwards. Also returns whether that could be written: the change is whole even if it could
+/// not.
 ///
 /// # Errors
 ///

@@ -53,8 +53,8 @@ pub(crate) struct Settings {
     pub(crate) is_strict: bool,
     /// The seed of each epoch's random numbers, if the user set one.
     pub(crate) seed: Option<u64>,
-    /// How to join the outputs of a batch for the metrics, and whether only where the user asked for
-    /// it.
+    /// How to join the outputs of a batch for the metrics, and whether only where the user asked
+    /// for it.
     pub(crate) joins: Joins,
     pub(crate) sees_parts: bool,
     /// State that steps keep outside of the model.

@@ -12,8 +12,8 @@ use firebox_trace::{Bytes, Mark, Step, Trace};
 use crate::planner::overhead::{earlier_outputs, outputs_alive};
 use crate::reduction::Reduction;
 
-/// Joins the outputs of micro-batches into one. Each comes with its share in the batch's loss. Gives
-/// them back if they do not go together.
+/// Joins the outputs of micro-batches into one. Each comes with its share in the batch's loss.
+/// Gives them back if they do not go together.
 pub(crate) type Join<T> = Box<dyn Fn(Vec<(T, f64)>) -> Result<T, Vec<(T, f64)>> + Send + Sync>;
 
 /// Which outputs are joined where a batch is split.

@@ -185,9 +185,9 @@ where
         Ok(found.unwrap_or(Outcome::NotEstablished("there are too few items")))
     }
 
-    /// Compares the gradient of a few items on both sides of item `middle`, and `within` a range, with
-    /// those of each side, in a later batch. Only what differs is run with the [controls](Self::gradients) of the first
-    /// check.
+    /// Compares the gradient of a few items on both sides of item `middle`, and `within` a range,
+    /// with those of each side, in a later batch. Only what differs is run with the
+    /// [controls](Self::gradients) of the first check.
     pub(crate) fn run_around(
         &self,
         (middle, within): (usize, Range<usize>),

@@ -215,8 +215,8 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Outputs of other types are not joined. What this is called for is always joined, in more
     /// micro-batches if need be.
     ///
-    /// A metric that sees micro-batches may have another mean: AUROC, precision and recall, accuracy
-    /// with padding, and the loss where micro-batches differ in size.
+    /// A metric that sees micro-batches may have another mean: AUROC, precision and recall,
+    /// accuracy with padding, and the loss where micro-batches differ in size.
     ///
     /// `join` receives the outputs with their shares of the batch's loss. The shares add up to one;
     /// under [`Reduction::Sum`] each is one. `join` must detach what it keeps of the outputs.
@@ -254,8 +254,8 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// Shows the metrics burn's own outputs micro-batch by micro-batch, as they come. Default: batch
-    /// by batch, see [`metrics_see_whole`](Self::metrics_see_whole).
+    /// Shows the metrics burn's own outputs micro-batch by micro-batch, as they come. Default:
+    /// batch by batch, see [`metrics_see_whole`](Self::metrics_see_whole).
     pub fn metrics_see_parts(mut self) -> Self {
         self.settings.sees_parts = true;
         self
@@ -359,13 +359,13 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// folder that the environment variable `FIREBOX_CACHE` names. If that is empty, nothing is
     /// kept.
     ///
-    /// A second run of the same program records a step once whole and once as it will be split (once
-    /// more with the [outputs of the batch](Self::metrics_see_whole)), instead of once for each
-    /// split that is tried, and replays little on a dry device.
-    /// What is found there was planned by the same program file, for a device with the same
-    /// properties and the same choices of the tuner, and for the same recorded step. A model that
-    /// reads values is searched anew. The files take up to 64 MiB; those used longest ago go first.
-    /// Other files in the folder stay.
+    /// A second run of the same program records a step once whole and once as it will be split
+    /// (once more with the [outputs of the batch](Self::metrics_see_whole)), instead of once for
+    /// each split that is tried, and replays little on a dry device. What is found there was
+    /// planned by the same program file, for a device with the same properties and the same choices
+    /// of the tuner, and for the same recorded step. A model that reads values is searched anew.
+    /// The files take up to 64 MiB; those used longest ago go first. Other files in the folder
+    /// stay.
     pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
         self.settings.cache = CacheOption::In(folder.into());
         self

@@ -123,7 +123,8 @@ where
     }
 
     /// Called after the last micro-step of the batch. Returns where the second one was another
-    /// program than the first, although they were alike in the rehearsal: the step counts its calls.
+    /// program than the first, although they were alike in the rehearsal: the step counts its
+    /// calls.
     pub(crate) fn finish(self) -> Option<Difference> {
         if let Some(pooled) = self.pooled {
             self.queue.alone(|| pooled.finish(self.module));

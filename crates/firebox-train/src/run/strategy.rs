@@ -161,8 +161,8 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
 /// A training run in progress.
 struct Run<'a, LC: LazyComponents, ST, SV> {
     strategy: &'a AutoBatch<LC, ST, SV>,
-    /// The scheduler as it was when training began, and the number of its steps since, without those
-    /// that were left out. burn's Learner does not give access to its own.
+    /// The scheduler as it was when training began, and the number of its steps since, without
+    /// those that were left out. burn's Learner does not give access to its own.
     scheduler: LC::LrScheduler,
     scheduler_steps: usize,
     learner: Learner<LC>,

@@ -42,8 +42,8 @@ pub(super) struct Known {
     took: Bytes,
 }
 
-/// When batches are looked at again, once gradients have agreed: a coupling may depend on values, or
-/// on the course of training.
+/// When batches are looked at again, once gradients have agreed: a coupling may depend on values,
+/// or on the course of training.
 #[derive(Clone, Copy, Debug, Default)]
 struct Later {
     /// The optimizer step in which they agreed last.
