@@ -245,5 +245,6 @@ fn a_training_that_failed_has_no_summary_of_an_earlier_one() {
     };
     assert!(run(Bytes::gib(1)) && !run(Bytes::new(1)));
     let seen = summaries.0.lock().expect("nobody panics with it").clone();
-    assert_eq!(seen, [Some(2), None]);
+    // How many epochs burn has written by then is a race of its threads.
+    assert!(matches!(seen[..], [Some(1 | 2), None]), "{seen:?}");
 }

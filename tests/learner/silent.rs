@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use burn::backend::{Autodiff, Flex};
 use burn::nn::{Linear, LinearConfig};
+use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
@@ -245,6 +246,11 @@ fn what_a_step_does_to_its_gradients_must_be_linear() {
             let text = error.to_string();
             assert!(text.contains("clip_global_norm(optimizer, limit)"), "{text}");
         }
+        // The first gradient becomes the velocity.
+        let momentum =
+            SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init::<B, Net<B>>();
+        let moving = self::train((change, Loss::Mean), momentum, one(), Some(7), None);
+        assert!(matches!(moving, Err(TrainError::GradientsChanged { .. })), "{change:?}");
         let whole = train(change, None, None).expect("a whole batch may do what it wants");
         assert_eq!(whole.check, SplitCheck::NotNeeded);
         let accepted = train(change, Some(7), Some(Coupling::Gradients)).expect("it was accepted");

@@ -128,8 +128,8 @@ type Item = ([f32; 2], [f32; 2], f32);
 
 /// The items of a rank in a step.
 fn items(step: usize, rank: usize, world: usize) -> Vec<Item> {
-    // At times nothing of a rank counts: the mean over its batch is not a number.
-    let counts = !(step % 3 == 1 && rank == 1 && world > 2);
+    // Nothing of a rank counts in two steps: the mean over its batch is not a number.
+    let counts = !(step / 2 == 1 && rank == 1 && world > 2);
     let weights = SHARES[world - 1][rank].iter().map(|weight| weight * u32::from(counts));
     let wave = |n: usize| (n * 7919 % 17) as f32 - 8.0;
     let of = |(item, weight): (usize, u32)| {

@@ -94,14 +94,22 @@ const NEVER: [&str; 58] = [
 const PRODUCTS: [&str; 4] = ["mul", "matmul", "cross", "div"];
 
 impl Trace {
-    /// The first gradient of the first micro-step that is not linear in its loss. Gradients are
-    /// those with such a label. `None` also if the step has no backward pass.
+    /// The first gradient of a micro-step that is not linear in its loss. Gradients are those with
+    /// such a label: one that an optimizer takes over as its first state has none. `None` also if
+    /// no step has a backward pass.
     ///
     /// An operation that is not known counts as linear.
     pub fn nonlinear_gradient(&self) -> Option<Nonlinear> {
-        let begin = self.steps.iter().position(|step| step.is_mark(&Mark::MicroStep))?;
         let is_end = |step: &Step| matches!(step, Step::Mark(Mark::MicroStepEnd(_)));
-        let end = begin + self.steps[begin..].iter().position(is_end)?;
+        let is_begin = |at: &usize| self.steps[*at].is_mark(&Mark::MicroStep);
+        let mut begins = (0..self.steps.len()).filter(is_begin);
+        begins.find_map(|begin| {
+            let end = begin + self.steps[begin..].iter().position(is_end)?;
+            self.nonlinear_between(begin, end)
+        })
+    }
+
+    fn nonlinear_between(&self, begin: usize, end: usize) -> Option<Nonlinear> {
         let seed = self.seed_of_backward(begin, end)?;
         let mut depends = vec![Depends::Not; self.tensors.len()];
         for (at, step) in self.iter().take(end).skip(seed) {
@@ -131,8 +139,8 @@ impl Trace {
         None
     }
 
-    /// The step at which the backward pass begins: the last one that makes a single one on which a
-    /// gradient depends.
+    /// The step at which the backward pass begins: the last one that makes ones on which a gradient
+    /// depends. They have the shape of the loss.
     fn seed_of_backward(&self, begin: usize, end: usize) -> Option<usize> {
         let mut leads = vec![false; self.tensors.len()];
         for (at, step) in self.steps[begin..end].iter().enumerate().rev() {
@@ -143,8 +151,7 @@ impl Trace {
             if !call.outputs.iter().any(is_used) {
                 continue;
             }
-            let is_one = |output: &TensorIndex| self.tensor(*output).shape.num_elements() == 1;
-            if call.name == "float_ones" && call.outputs.iter().all(is_one) {
+            if call.name == "float_ones" {
                 return Some(begin + at);
             }
             call.inputs.iter().for_each(|input| leads[input.tensor.0 as usize] = true);

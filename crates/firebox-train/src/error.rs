@@ -261,7 +261,9 @@ pub enum TrainError {
         budget: Bytes,
     },
     /// An update of the parameters does not fit, because it leaves more than earlier ones: the
-    /// state of parameters that had no gradient before. It has not run.
+    /// state of parameters that had no gradient before. It has not run. In a
+    /// [`StepPlanner`](crate::StepPlanner), the optimizers that it has begun to change must not be
+    /// used any more; the model may.
     #[error(
         "the optimizer's step leaves {grown} more on the device than earlier ones, for parameters that had no gradient before, \
          and needs {needed} where {budget} may be used: raise the budget, park the optimizer's state with \

@@ -125,6 +125,9 @@ pub(crate) struct Planner {
     optimizer_state: Vec<TensorInfo>,
     /// What updates of the parameters have left.
     ledger: Ledger,
+    /// The parameters for which an optimizer brings state along from an earlier run, until it is
+    /// known how much.
+    brought: Vec<(String, Bytes)>,
     /// The paths of the model's running statistics.
     running_state: BTreeSet<String>,
     /// What the training step makes of its gradients, if that is nothing linear.
@@ -272,6 +275,7 @@ impl Planner {
             prefixes: Arc::default(),
             optimizer_state: Vec::new(),
             ledger: Ledger::default(),
+            brought: Vec::new(),
             running_state: BTreeSet::new(),
             nonlinear: None,
             has_new_structure: false,
@@ -433,6 +437,12 @@ impl Planner {
     /// this was asked last.
     pub(crate) fn takes_new_structure(&mut self) -> bool {
         std::mem::take(&mut self.has_new_structure)
+    }
+
+    /// Notes that the optimizer brings state along from an earlier run, for these parameters.
+    pub(crate) fn bringing(mut self, parameters: Vec<(String, Bytes)>) -> Self {
+        self.brought = parameters;
+        self
     }
 
     /// What updates of the parameters have left.

@@ -290,20 +290,20 @@ fn bools<B: Backend>() -> DType {
     DType::Bool(store)
 }
 
-/// What parameters that a plan's rehearsal does not change would add with their first gradient.
-/// `None` if there are none.
-fn may_add<B: LazyBackend, M: Module<B>>(model: &M, planned: &Planned) -> Option<Bytes> {
-    struct Others<'a> {
-        changed: BTreeSet<&'a str>,
+/// The paths and bytes of the parameters that are trained.
+pub(crate) fn trained_parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<(String, Bytes)> {
+    #[derive(Default)]
+    struct Trained {
         path: Vec<String>,
-        bytes: Bytes,
+        found: Vec<(String, Bytes)>,
     }
 
-    impl<B: Backend> ModuleVisitor<B> for Others<'_> {
+    impl<B: Backend> ModuleVisitor<B> for Trained {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if param.is_require_grad() && !self.changed.contains(self.path.join(".").as_str()) {
+            if param.is_require_grad() {
                 let tensor = param.val();
-                self.bytes += Bytes::of_elements(&tensor.shape(), tensor.dtype());
+                let bytes = Bytes::of_elements(&tensor.shape(), tensor.dtype());
+                self.found.push((self.path.join("."), bytes));
             }
         }
 
@@ -316,13 +316,22 @@ fn may_add<B: LazyBackend, M: Module<B>>(model: &M, planned: &Planned) -> Option
         }
     }
 
+    let mut trained = Trained::default();
+    model.visit(&mut trained);
+    trained.found
+}
+
+/// What parameters that a plan's rehearsal does not change would add with their first gradient.
+/// `None` if there are none.
+fn may_add<B: LazyBackend, M: Module<B>>(model: &M, planned: &Planned) -> Option<Bytes> {
     let left = &planned.rehearsed.left;
-    let changed = left.iter().flat_map(Left::paths).collect();
-    let mut others = Others { changed, path: Vec::new(), bytes: Bytes::ZERO };
-    model.visit(&mut others);
+    let changed: BTreeSet<&str> = left.iter().flat_map(Left::paths).collect();
+    let others = trained_parameters::<B, M>(model).into_iter();
+    let others = others.filter(|(path, _)| !changed.contains(path.as_str()));
+    let others: Bytes = others.map(|(_, bytes)| bytes).sum();
     let ratio = left.iter().map(Left::ratio).fold(0.0, f64::max);
     let is_open = ratio == 0.0 && left.iter().any(Left::reads);
-    let more = others.bytes + others.bytes.scale(ratio);
+    let more = others + others.scale(ratio);
     (more > Bytes::ZERO || is_open).then_some(more)
 }
 

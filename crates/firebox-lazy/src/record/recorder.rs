@@ -88,7 +88,7 @@ pub enum RecordError {
     /// The recording takes more host memory than allowed. See [`Recorder::limit_host`].
     #[error(
         "writing down the first {calls} operations of the step, with the tensors that they begin with, takes {needed} of the \
-         host's memory, more than {budget}: take a larger budget, or a shorter step, such as one of shorter sequences"
+         host's memory, more than the {budget} that may be used for it: take a larger budget, or a shorter step, such as one of shorter sequences"
     )]
     TooLong {
         /// The operations so far.

@@ -267,7 +267,13 @@ impl Planner {
         }
         self.kept.fetch_max(kept.get(), Relaxed);
         if !is_planned {
-            self.ledger.leaves(leaves - planned.leaves);
+            // What outputs grow by with a larger batch is held already.
+            let more = match planned.batch {
+                Bytes::ZERO => 0.0,
+                batch => (self.batch - batch).ratio(batch),
+            };
+            let outputs = planned.rehearsed.overhead.outputs.scale(more);
+            self.ledger.leaves(leaves - planned.leaves - outputs);
         }
         // A micro-step larger than planned, or of another program, may need more than predicted.
         let is_more = self.batch > planned.batch || kept > planned.rehearsed.kept;

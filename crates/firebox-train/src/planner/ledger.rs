@@ -145,6 +145,14 @@ impl Ledger {
         self.is_open = (self.is_open || left.reads) && self.total() == Bytes::ZERO;
     }
 
+    /// Takes down what an optimizer brings along from an earlier run for these parameters, as much
+    /// for each byte as an update leaves.
+    pub(crate) fn bring(&mut self, parameters: &[(String, Bytes)], ratio: f64) {
+        for (path, bytes) in parameters {
+            self.state.entry(path.clone()).or_insert(bytes.scale(ratio));
+        }
+    }
+
     /// Begins a batch.
     pub(crate) fn begin(&mut self) {
         self.beyond = Bytes::ZERO;
@@ -161,9 +169,17 @@ impl Ledger {
     }
 }
 
+/// Whether a batch is alive while parameters are updated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Batch {
+    IsGone,
+    IsHeld,
+}
+
 impl Planner {
     /// Admits an update of the parameters before it runs, by what it is recorded to leave and to
-    /// need beyond what is alive. One that leaves nothing new fits as it was planned.
+    /// need beyond what is alive. One that leaves nothing new fits as it was planned. `batch` is
+    /// what of the batch is gone by then.
     ///
     /// # Errors
     ///
@@ -171,6 +187,7 @@ impl Planner {
     pub(crate) fn admit_update(
         &mut self,
         shape: Shape,
+        batch: Batch,
         (left, needed): (&Left, impl FnOnce() -> Bytes),
     ) -> Result<(), TrainError> {
         let Some(planned) = self.plans.get(&(Phase::Training, shape)) else { return Ok(()) };
@@ -178,12 +195,16 @@ impl Planner {
         ledger.note(left);
         let grown = ledger.total() - self.ledger.total();
         if grown > Bytes::ZERO {
-            // The batch is gone by now, and its gradients are there.
+            let gone = match batch {
+                Batch::IsGone => planned.batch,
+                Batch::IsHeld => Bytes::ZERO,
+            };
+            // Its gradients are there.
             let gradients = match planned.plan.accumulating() {
                 firebox_plan::Accumulating::No => planned.leaves,
                 _ => Bytes::ZERO,
             };
-            let alive = self.held(planned) - planned.batch + gradients;
+            let alive = self.held(planned) - gone + gradients;
             let (needed, budget) = (alive + needed(), self.budget);
             log::info!("an update leaves {grown} that no plan counts, and needs {needed}");
             if needed > budget {

@@ -66,13 +66,19 @@ impl Planner {
     ) -> Result<Prepared, TrainError> {
         let BatchToRun { phase, shape, again, joining } = *batch;
         let mut made = None;
-        if let Some(iterations) = self.to_plan(phase, shape, again) {
-            self.overhead = overhead();
+        let mut overhead = Some(overhead);
+        // Once more, if the first plan has shown what an optimizer brings along.
+        while let Some(iterations) = self.to_plan(phase, shape, again) {
+            self.overhead = overhead.take().map_or(self.overhead, |overhead| overhead());
             let rehearse = |split: Split, joining: Joining, recorder: &Recorder| {
                 rehearse(split, (iterations, joining), recorder)
             };
-            let planned = self.plan((phase, shape), iterations, joining, rehearse)?;
-            made = Some(planned.clone());
+            let planned = self.plan((phase, shape), iterations, joining, rehearse)?.clone();
+            let is_over = self.grown(&planned) == Bytes::ZERO;
+            made = Some(planned);
+            if is_over {
+                break;
+            }
         }
         let admission = self.begin(phase, shape);
         let planned = &self.plans[&(phase, shape)];

@@ -33,9 +33,9 @@ pub(crate) struct Conditions<'a> {
     pub(crate) overhead: &'a Overhead,
     /// The optimizer's state, for a phase that does not use it.
     pub(crate) idle_state: &'a [TensorInfo],
-    /// What updates have left, for training: that of parameters which the rehearsal does not change
-    /// is alive next to it.
-    pub(crate) ledger: Option<&'a Ledger>,
+    /// What updates have left: that of parameters which the rehearsal does not change is alive next
+    /// to it.
+    pub(crate) ledger: &'a Ledger,
     /// Whether the optimizer's state is parked between steps.
     pub(crate) parks: bool,
     /// What is parked, for a phase that does not use it.
@@ -113,7 +113,8 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     let optimizer_state = state_at_end(&trace);
     let state = (optimizer_state.as_slice(), parked.as_slice());
     let changed: BTreeSet<&str> = updates.iter().flat_map(Left::paths).collect();
-    let idle = conditions.ledger.map_or(Bytes::ZERO, |ledger| ledger.idle(changed.into_iter()));
+    let listed: Bytes = conditions.idle_state.iter().map(TensorInfo::bytes).sum();
+    let idle = conditions.ledger.idle(changed.into_iter()) - listed;
     trace.tensors.extend(idle_state(idle));
     let (loader_limit, mut overhead) = add_beside(&mut trace, conditions, state);
     overhead.idle_state += idle;

@@ -15,6 +15,7 @@ use super::earlier::Earlier;
 use super::tuning::Tuning;
 use super::{AT_ONCE, MOST_REMEMBERED, Planned, Planner, PlanningCost, REMEMBERED};
 use crate::error::{Phase, TrainError};
+use crate::planner::ledger::Left;
 use crate::planner::parked::Parks;
 use crate::planner::rehearsal::Iterations;
 use crate::planner::rehearsed::{Conditions, Rehearsed, assess};
@@ -261,6 +262,11 @@ impl Planner {
             }
         }
         let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
+        let state = self.ledger.total();
+        if key.0 == Phase::Training && self.parks != Parks::Does {
+            let ratio = rehearsed.left.iter().map(Left::ratio).fold(0.0, f64::max);
+            self.ledger.bring(&std::mem::take(&mut self.brought), ratio);
+        }
         Planned {
             plan: plan.into(),
             joining: Joining::Asked,
@@ -270,7 +276,7 @@ impl Planner {
             cost,
             kept: self.kept(),
             batch: self.batch,
-            state: self.ledger.total(),
+            state,
             leaves: Bytes::ZERO,
             standalone: Bytes::ZERO,
             group: self.group,
@@ -461,7 +467,7 @@ impl Planner {
             pages,
             overhead: &self.overhead,
             idle_state,
-            ledger: (phase == Phase::Training).then_some(&self.ledger),
+            ledger: &self.ledger,
             parks: self.parks == Parks::Does,
             parked: &self.parked,
             kept: self.kept(),

@@ -415,6 +415,7 @@ where
         let join = (settings.joins.of(joining), &*plan);
         let mut outputs = Outputs::of_batch(sender, at, join, settings.screen.as_ref());
         let (mut parts, mut added, mut done) = (0.0, 0, 0);
+        let is_scaled = self.loss_scale.is_some();
         let mut seen =
             Seen { step: self.scheduler_steps + 1, is_last: at.is_last(), ..Seen::default() };
         let mut gradients = accumulated.begin_batch(weight);
@@ -435,6 +436,8 @@ where
                     }
                     // A mean over nothing is not a number, and no part of the whole.
                     let counts = match weight.is_nothing() {
+                        // Losses that are scaled are judged with the step.
+                        true if is_scaled => true,
                         true => queue.alone(|| are_finite::<LC::Backend, _>(&model, &grads)),
                         false => reduction.counts(part),
                     };
@@ -512,7 +515,7 @@ where
                     (Some(scale), None) => scale.judge_alone::<LC::Backend, _>(&model, grads)?,
                 };
                 if let (Some(grads), None) = (&grads, parking) {
-                    covered.admit(planner, latest, &**learner.borrow(), grads)?;
+                    covered.admit(planner, latest, (&**learner.borrow(), &model), grads)?;
                 }
                 Ok(grads)
             },

@@ -13,7 +13,7 @@ use crate::error::{Phase, TrainError};
 use crate::gradients::summed_bytes;
 use crate::park::{Parking, update};
 use crate::planner::labels::label_parameters;
-use crate::planner::ledger::Left;
+use crate::planner::ledger::{Batch, Left};
 use crate::planner::pieces::Piece;
 use crate::planner::{Planner, Prepared};
 use crate::reduction::Reduction;
@@ -289,7 +289,8 @@ where
         let memory = planner.memory().clone();
         let admit = |trace: &Trace| {
             let left = Left::by_recording(trace);
-            planner.admit_update(prepared.shape, (&left, || memory.footprint(trace).growth()))
+            let needed = || memory.footprint(trace).growth();
+            planner.admit_update(prepared.shape, Batch::IsHeld, (&left, needed))
         };
         let update = |()| update::<B, _, _>(*parking, model, work, admit);
         queue.update(watch, *pool, || Ok(()), || Ok(()), update)?

@@ -52,6 +52,9 @@ struct Later {
     looks: u32,
     /// Whether a part that weighs nothing was looked at.
     nothing_seen: bool,
+    /// Whether a step was another program since then, and how often that was looked at.
+    is_new: bool,
+    news: usize,
     /// How long a look takes, and when the last one ended, where it runs on another device than
     /// training.
     pace: Option<(Duration, Instant)>,
@@ -170,9 +173,11 @@ impl Known {
         if self.found != SplitCheck::Agrees || items < 2 {
             return None;
         }
-        let Later { agreed, looks, nothing_seen, pace } = self.later;
+        let Later { agreed, looks, nothing_seen, is_new, news, pace } = self.later;
         let interval = 1usize.checked_shl(looks).map_or(SELDOM, |steps| steps.min(SELDOM));
-        let is_due = seen.is_new || seen.is_last || seen.step >= agreed + interval;
+        // A step that is another program time and again is looked at less and less.
+        let is_due =
+            is_new && seen.step >= agreed + news || seen.is_last || seen.step >= agreed + interval;
         let is_cheap = pace.is_none_or(|(took, ended)| ended.elapsed() >= took * SHARE_OF_TIME);
         let is_first_of_nothing = seen.nothing.is_some() && !nothing_seen;
         if !(is_due && is_cheap || is_first_of_nothing) {
@@ -307,10 +312,14 @@ impl Means {
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
+        known.later.is_new |= seen.is_new;
         let Some(around) = known.looks_around(seen, to_split.items) else { return Ok(()) };
         let begin = Instant::now();
-        let outcome = in_full_precision(|| self.check(learner, to_split).run_around(around))?;
+        let check = self.check(learner, to_split);
+        let outcome = in_full_precision(|| check.run_around(around))?;
+        known.took = known.took.max(check.needed.get());
         let later = &mut known.later;
+        later.news += usize::from(std::mem::take(&mut later.is_new));
         later.looks += 1;
         later.nothing_seen |= seen.nothing.is_some();
         if !self.memory.is_on_host() {

@@ -213,7 +213,9 @@ fn step_of(words: &[Word], reduction: Reduction) -> Result<Step, TrainError> {
             let message = "gradients of another model, or without a weight".to_owned();
             return Err(TrainError::Ranks(RankError::Unexpected { rank, message }));
         }
-        step.has.iter_mut().zip(has).for_each(|(any, has)| *any |= has);
+        // A rank whose batches weigh nothing gives no gradient if those of others weigh something.
+        let counts = weighs_nothing || *items == 0.0;
+        step.has.iter_mut().zip(has).for_each(|(any, has)| *any |= *has && counts);
     }
     Ok(step)
 }

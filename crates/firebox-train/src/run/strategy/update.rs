@@ -11,11 +11,12 @@ use firebox_trace::{Category, Items, Mark, Trace};
 
 use crate::components::LazyComponents;
 use crate::error::{Phase, TrainError};
+use crate::park::of_step;
 use crate::planner::Planner;
 use crate::planner::labels::{
     label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
 };
-use crate::planner::ledger::Left;
+use crate::planner::ledger::{Batch, Left};
 use crate::planner::rehearsal::guard;
 use crate::planner::shape::Shape;
 use crate::ranks::exchange::has_gradient;
@@ -35,24 +36,27 @@ impl Covered {
         &mut self,
         planner: &mut Planner,
         shape: Option<Shape>,
-        learner: &Learner<LC>,
+        (learner, model): (&Learner<LC>, &LC::TrainingModel),
         grads: &GradientsParams,
     ) -> Result<(), TrainError> {
         let Some(shape) = shape else { return Ok(()) };
-        let model = learner.model();
-        let has = has_gradient::<LC::Backend, _>(&model, Some(grads));
+        let has = has_gradient::<LC::Backend, _>(model, Some(grads));
         self.0.resize(has.len(), false);
         let is_covered = |(has, covered): (&bool, &bool)| !has || *covered;
         let is_open = planner.ledger().is_open();
         if !is_open && has.iter().zip(&self.0).all(is_covered) {
             return Ok(());
         }
-        let paths = paths_with::<LC::Backend, _>(&model, grads);
+        let paths = paths_with::<LC::Backend, _>(model, grads);
         if is_open || !paths.iter().all(|path| planner.ledger().knows(path)) {
-            let trace = rehearse_update(learner, &model, grads)?;
+            let trace = rehearse_update(learner, model, grads)?;
             let left = Left::by_rehearsal(&trace).pop().unwrap_or_default();
             let memory = planner.memory().clone();
-            planner.admit_update(shape, (&left, || memory.footprint(&trace).growth()))?;
+            planner.admit_update(
+                shape,
+                Batch::IsGone,
+                (&left, || memory.footprint(&trace).growth()),
+            )?;
         }
         self.0.iter_mut().zip(has).for_each(|(covered, has)| *covered |= has);
         Ok(())
@@ -122,8 +126,10 @@ fn rehearse_update<LC: LazyComponents>(
                 learner.fork(device);
             }
             label_parameters(model);
-            label_gradients::<LC::Backend, _>(model, &grads, Category::Gradient);
             mark::<LC::Base>(Mark::OptimizerStep);
+            // Those of an optimizer with momentum become its first state.
+            let grads = of_step::<LC::Backend, _>(model, grads);
+            label_gradients::<LC::Backend, _>(model, &grads, Category::Gradient);
             in_full_precision(|| learner.optimizer_step(grads));
             label_parameters(&learner.model());
             mark::<LC::Base>(Mark::IterationEnd);

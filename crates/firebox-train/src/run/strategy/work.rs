@@ -20,6 +20,7 @@ use crate::planner::shape::Shape;
 use crate::planner::{Admission, BatchToRun, Planner, Prepared};
 use crate::progress::Screen;
 use crate::saved;
+use crate::settings::trained_parameters;
 use crate::splitter::Splitter;
 use crate::whole::Joining;
 
@@ -39,7 +40,11 @@ where
             planner.keep_for_threads(usage.reserved - usage.own);
         }
         let parks = self.strategy.settings.parks(planner.memory().is_on_host());
-        Ok(planner.parking(parks))
+        let planner = planner.parking(parks);
+        Ok(match self.position.0 > 1 {
+            true => planner.bringing(trained_parameters::<LC::Backend, _>(&self.learner.model())),
+            false => planner,
+        })
     }
 
     /// Parks what the optimizer brings along, if its state is to be parked.
