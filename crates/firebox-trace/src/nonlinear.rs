@@ -182,10 +182,11 @@ impl Trace {
         };
         let is_product = PRODUCTS.contains(&method);
         let divides = method == "div" && of(call.inputs.len() - 1) == Depends::Linearly;
-        let is_linear = call.outputs.iter().all(is_float)
-            && !NEVER.contains(&method)
-            && !(is_product && linear > 1)
-            && !divides;
-        if is_linear { Depends::Linearly } else { Depends::Otherwise(at) }
+        let multiplies = is_product && linear > 1;
+        let is_other = NEVER.contains(&method) || multiplies || divides;
+        match call.outputs.iter().all(is_float) && !is_other {
+            true => Depends::Linearly,
+            false => Depends::Otherwise(at),
+        }
     }
 }
