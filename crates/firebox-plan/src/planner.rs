@@ -25,6 +25,9 @@ const NEIGHBOURS: usize = 4;
 /// parts.
 const GUESSES: usize = 3;
 
+/// How many guesses may fail before the fewest items are asked for.
+const GUESSES_BEFORE_LEAST: usize = 2;
+
 /// Plans with more micro-batches than this are not verified: the checker looks at each.
 const MOST_VERIFIED: usize = 1 << 20;
 
@@ -327,9 +330,17 @@ where
         open: Range<usize>,
     ) -> Result<usize, PlanError<E>> {
         let Range { mut start, mut end } = open;
-        let open_end = end;
+        let mut open_end = end;
         let mut guesses = 0;
         while start < end {
+            // What does not fit with the fewest items does not fit at all.
+            if guesses == GUESSES_BEFORE_LEAST && end == open_end && end - start > 1 {
+                if !self.fits(ladder.split(end - 1))? {
+                    return Ok(end);
+                }
+                end -= 1;
+                open_end = end;
+            }
             // While nothing fits, misfits are a better guide than the middle.
             let is_open = end == open_end && guesses < GUESSES;
             let guess = if is_open { self.guess(ladder, start..end) } else { None };

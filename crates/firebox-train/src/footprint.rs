@@ -9,7 +9,7 @@ use firebox_trace::{Footprint, Items, Mark};
 use crate::device::DeviceMemory;
 use crate::device::panics::Listener;
 use crate::error::{Phase, TrainError};
-use crate::gradients::forget_graphs_without;
+use crate::gradients::{forget_graphs_without, with_own_leaves};
 use crate::planner::labels::{label_by_lifetime, label_parameters};
 use crate::planner::rehearsal::guard;
 use crate::ready::make_ready;
@@ -73,10 +73,7 @@ where
         guard(Phase::Training, Items::new(1), || {
             rehearse::<B, _>(recorder, model, |model| {
                 // Leaves of its own: see `rehearse_training`.
-                let current = match model.devices().first() {
-                    Some(device) => model.clone().fork(device),
-                    None => model.clone(),
-                };
+                let current = with_own_leaves(model.clone());
                 label_parameters(&current);
                 mark::<B::Base>(Mark::MicroStep);
                 let output = current.step(batch.clone());

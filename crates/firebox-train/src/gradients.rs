@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, DType, Int, Tensor};
@@ -257,6 +257,22 @@ pub(crate) fn has_untrained<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M)
     let mut untrained = Untrained(false);
     model.visit(&mut untrained);
     untrained.0
+}
+
+/// The model with leaves of its own, for a rehearsal: a backward pass removes the leaves that it
+/// reaches from burn's graph. Unlike with burn's `fork`, nothing of it hangs on the model's leaves,
+/// where it would stay until a backward pass reaches those.
+pub(crate) fn with_own_leaves<B: AutodiffBackend, M: Module<B>>(model: M) -> M {
+    struct Detach;
+
+    impl<B: AutodiffBackend> ModuleMapper<B> for Detach {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            let is_trained = param.is_require_grad();
+            param.map(|tensor| Tensor::from_inner(tensor.inner()).set_require_grad(is_trained))
+        }
+    }
+
+    model.map(&mut Detach)
 }
 
 /// Releases the graphs of parameters without a gradient: those of forward passes without a backward

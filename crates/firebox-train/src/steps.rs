@@ -29,7 +29,7 @@ use crate::device::own_pool::TrainingPool;
 use crate::device::panics::Listener;
 use crate::device::watch::Watch;
 use crate::error::{During, Phase, TrainError};
-use crate::gradients::has_untrained;
+use crate::gradients::{has_untrained, with_own_leaves};
 use crate::learner::LearnerBuilder;
 use crate::loss_scale::LossScale;
 use crate::park::Parking;
@@ -477,18 +477,15 @@ where
     let rehearsed = guard(Phase::Training, split.largest(), || {
         rehearse::<B, _>(recorder, model, |model| {
             // Leaves of its own: see `rehearse_training`.
-            let mut current = match model.devices().first() {
-                Some(device) => model.clone().fork(device),
-                None => model.clone(),
-            };
+            let mut current = with_own_leaves(model.clone());
             let mut optim = optim.clone();
             label_parameters(model);
             if course.has_stepped {
                 mark::<B::Base>(Mark::SteppedBefore);
             }
             for iteration in 1..=course.iterations as usize {
-                let pieces = course.pieces(&pieces, iteration);
-                let mut parts = MicroBatches::rehearsed(splitter, batch, Rehearsed::new(pieces));
+                let pieces = Rehearsed::new(course.pieces(&pieces, iteration));
+                let mut parts = MicroBatches::rehearsed(splitter, batch, pieces);
                 let result = step(&mut current, &mut optim, &mut parts);
                 parts.end();
                 if let Err(error) = result {

@@ -17,6 +17,7 @@ use super::{AT_ONCE, MOST_REMEMBERED, Planned, Planner, PlanningCost, REMEMBERED
 use crate::error::{Phase, TrainError};
 use crate::planner::ledger::Left;
 use crate::planner::parked::Parks;
+use crate::planner::recorders::with_autodiff;
 use crate::planner::rehearsal::Iterations;
 use crate::planner::rehearsed::{Conditions, Rehearsed, assess};
 use crate::planner::shape::Shape;
@@ -386,7 +387,7 @@ impl Planner {
                 // The recording of a smaller micro-batch may be shorter.
                 Err(error @ TrainError::Record(RecordError::TooLong { needed, .. })) => {
                     *too_long = Some(error);
-                    Ok(Need::heuristic(needed))
+                    Ok(Need::heuristic(with_autodiff(needed)))
                 }
                 // The operations before the read are already too large.
                 Err(TrainError::Record(RecordError::ReadTooLarge { needed, .. })) if self.reads => {
