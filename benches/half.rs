@@ -125,7 +125,7 @@ struct Digits {
 
 impl Digits {
     fn load() -> Self {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/digits.csv.gz");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../datasets/digits.csv.gz");
         let file = std::fs::File::open(path).expect("it comes with the sources");
         let mut text = String::new();
         flate2::read::GzDecoder::new(file).read_to_string(&mut text).expect("it can be read");

@@ -253,7 +253,7 @@ fn main() -> anyhow::Result<()> {
         parts.peak.ratio(whole.peak)
     );
     if std::env::args().any(|argument| argument == "--write") {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/picture");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/picture");
         std::fs::create_dir_all(folder)?;
         for theme in &THEMES {
             let path = format!("{folder}/memory-{}.svg", theme.name);

@@ -6,14 +6,14 @@
 //! mpirun -n 2 target/release/examples/digits            # built with `--features mpi`
 //! ```
 //!
-//! At the end it says what the whole batch would have needed, and writes a report for a browser.
+//! At the end it says what the whole batch would have needed.
 //!
 //! The last line is for scripts. It gives the accuracy on the validation split, the batch size, the
 //! number of micro-batches, the budget, and the predicted and measured peak in bytes. The measured
 //! peak is the peak of the heap above its level before the model was built.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -24,8 +24,9 @@ use burn::data::dataset::InMemDataset;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::nn::{PaddingConfig2d, Relu};
+use burn::nn::{
+    Dropout, DropoutConfig, GroupNorm, GroupNormConfig, Linear, LinearConfig, PaddingConfig2d, Relu,
+};
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
@@ -35,10 +36,8 @@ use burn::train::{
 };
 use clap::Parser;
 use firebox::{
-    Budget, Bytes, Heap, Lazy, Learner, MicroBatch, PlanReport, Ranks, SavedPlanner, SavedTrace,
-    shard,
+    Budget, Bytes, Heap, Lazy, Learner, MicroBatch, Ranks, SavedPlanner, SavedTrace, shard,
 };
-use firebox_report::{DeviceReport, html};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -49,8 +48,8 @@ type B = Autodiff<Lazy<Flex>>;
 /// Train a small CNN on handwritten digits within a memory budget.
 #[derive(Parser)]
 struct Options {
-    /// Memory that training may use: an amount (24MiB), a share of all memory (50%), or `free`.
-    #[arg(long, default_value = "24MiB")]
+    /// Memory that training may use: an amount (16MiB), a share of all memory (50%), or `free`.
+    #[arg(long, default_value = "16MiB")]
     memory: Budget,
     /// Passes over the training images.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
@@ -67,7 +66,7 @@ struct Options {
     /// Save a trace of the step for the command-line tool `firebox`, then exit without training.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Folder for logs and the report.
+    /// Folder for logs.
     #[arg(long, default_value = ".artifacts/digits")]
     artifacts: PathBuf,
 }
@@ -104,11 +103,11 @@ impl<B: Backend> Batcher<B, Digit, DigitBatch<B>> for DigitBatcher {
 #[derive(Module, Debug)]
 struct Cnn<B: Backend> {
     conv1: Conv2d<B>,
-    norm1: BatchNorm<B>,
+    norm1: GroupNorm<B>,
     conv2: Conv2d<B>,
-    norm2: BatchNorm<B>,
+    norm2: GroupNorm<B>,
     conv3: Conv2d<B>,
-    norm3: BatchNorm<B>,
+    norm3: GroupNorm<B>,
     pool: MaxPool2d,
     dropout: Dropout,
     hidden: Linear<B>,
@@ -123,11 +122,11 @@ impl<B: Backend> Cnn<B> {
         };
         Self {
             conv1: conv([1, 32]),
-            norm1: BatchNormConfig::new(32).init(device),
+            norm1: GroupNormConfig::new(8, 32).init(device),
             conv2: conv([32, 64]),
-            norm2: BatchNormConfig::new(64).init(device),
+            norm2: GroupNormConfig::new(8, 64).init(device),
             conv3: conv([64, 64]),
-            norm3: BatchNormConfig::new(64).init(device),
+            norm3: GroupNormConfig::new(8, 64).init(device),
             pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
             dropout: DropoutConfig::new(0.25).init(),
             hidden: LinearConfig::new(64 * 4 * 4, 64).init(device),
@@ -140,8 +139,8 @@ impl<B: Backend> Cnn<B> {
     fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
         let x = self.relu.forward(self.norm1.forward(self.conv1.forward(images)));
         let x = self.relu.forward(self.norm2.forward(self.conv2.forward(x)));
-        let x = self.relu.forward(self.norm3.forward(self.conv3.forward(x)));
-        let x = self.pool.forward(x).flatten(1, 3);
+        let x = self.pool.forward(x);
+        let x = self.relu.forward(self.norm3.forward(self.conv3.forward(x))).flatten(1, 3);
         let x = self.relu.forward(self.hidden.forward(self.dropout.forward(x)));
         self.output.forward(x)
     }
@@ -233,17 +232,13 @@ fn main() -> anyhow::Result<()> {
     let memory = fitted.memory.context("no batch was trained on")?;
     let learner = builder.build(Cnn::<B>::new(&device), AdamConfig::new().init(), 2e-3);
     let trace = learner.trace(&DigitBatcher.batch(digits, &device))?;
-    let page = options.artifacts.join("memory.html");
-    write_report(&trace, &report, &page)?;
     println!(
         "A batch of {batch_size} at once would have needed {}.\n\
-         In {} micro-batches training was predicted to need {}, and used {}; its accuracy is {accuracy:.3}.\n\
-         Where the memory went: {}",
+         In {} micro-batches training was predicted to need {}, and used {}; its accuracy is {accuracy:.3}.",
         whole(&trace, batch_size)?,
         report.plan.len(),
         memory.predicted,
         Bytes::new(measured as u64),
-        page.display(),
     );
     println!(
         "result: accuracy={accuracy:.3} batch={batch_size} micro_batches={} budget={} predicted={} \
@@ -271,18 +266,6 @@ fn ranks() -> anyhow::Result<Ranks> {
 fn whole(trace: &SavedTrace, items: usize) -> anyhow::Result<Bytes> {
     let planner = SavedPlanner::new("flex, Cpu", Arc::new(Heap::flex()), Bytes::MAX);
     Ok(planner.plan(trace, items)?.predicted())
-}
-
-/// Writes a page that shows the memory of the plan from operation to operation.
-fn write_report(trace: &SavedTrace, plan: &PlanReport, path: &Path) -> anyhow::Result<()> {
-    let planner = SavedPlanner::new(&plan.device, Arc::new(Heap::flex()), plan.budget);
-    let items = plan.plan.batch().get();
-    // The CPU has no pages to draw.
-    let shown = DeviceReport::new((&plan.device, "the heap"), &planner, trace, items, |_| {
-        Ok(Default::default())
-    })?;
-    let page = html("digits", "a small CNN on images of 8 x 8 pixels", &[shown])?;
-    std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Share of digits that the model recognizes.

@@ -7,7 +7,7 @@
 //!
 //! The budget holds by prediction. On burn's CPU backend Flex, a model of its allocations makes the
 //! prediction. On burn's GPU backends, a device without memory makes it by running the same fusion,
-//! kernels and allocator ([`dry`]).
+//! kernels and allocator (`firebox::dry`, feature `cards`).
 //!
 //! ```
 //! use burn::backend::{Autodiff, Flex};
@@ -84,6 +84,7 @@
 //!
 //! The loader's batch size stays the same: it is the batch of one optimizer step.
 
+#[cfg(feature = "cards")]
 pub mod dry;
 
 pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally, weight};
@@ -110,6 +111,8 @@ pub use firebox_trace::{
     ParseBytesError, PoolPages, Step, StructuralHash, TensorIndex, TensorInfo, TensorType, Trace,
     Use,
 };
+#[cfg(feature = "cards")]
+pub use firebox_train::rates_of;
 pub use firebox_train::{
     Advice, Batches, ByFunctions, ByMicroBatch, ClipGlobalNorm, Clock, Coupling, DeviceFailure,
     DeviceMemory, DurableRecorder, During, FitError, FitResult, Fitted, GradientHook, LastState,
@@ -117,9 +120,10 @@ pub use firebox_train::{
     PlanReport, PlanningCost, PoolUsage, Rates, RecomputePolicy, Recomputing, Reduction,
     SavedPlanner, SplitCheck, Splitter, StepMetric, StepPlanner, StepUse, TrainError,
     WeightedGradients, batch_share, clip_global_norm, clock, footprint, join, label_parameters,
-    measure_rates, newest_checkpoint, on_gradients, rates_of, scale_loss,
+    measure_rates, newest_checkpoint, on_gradients, scale_loss,
 };
 
+#[cfg(feature = "cards")]
 pub use firebox_pool::Pooled;
 
 /// burn's CUDA backend with fusion, on firebox's own memory pool.

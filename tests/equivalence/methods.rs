@@ -9,7 +9,7 @@ use std::process::Command;
 /// Folder of this package in the checkout that runs. Another checkout that shares its build outputs
 /// may have built this binary.
 fn folder() -> PathBuf {
-    std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo names it").into()
+    PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo names it")).join("..")
 }
 
 /// Folder of burn-backend's sources.

@@ -92,7 +92,7 @@ impl<B: Backend> InferenceStep for Mlp<B> {
 
 /// The digits: 64 pixels and a label.
 fn digits() -> Vec<[i32; 65]> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/digits.csv.gz");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../datasets/digits.csv.gz");
     let mut text = String::new();
     let file = std::fs::File::open(path).expect("the digits are there");
     flate2::read::GzDecoder::new(file).read_to_string(&mut text).expect("they are text");

@@ -16,7 +16,7 @@ const EMPTY_NAMES: [&str; 5] = ["base.rs", "utils.rs", "common.rs", "helpers.rs"
 /// Root of the checkout that runs. Another checkout that shares its build outputs may have built
 /// this binary.
 fn root() -> PathBuf {
-    std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo names it").into()
+    PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo names it")).join("..")
 }
 
 fn read(path: impl AsRef<Path>) -> String {

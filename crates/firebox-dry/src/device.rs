@@ -14,6 +14,7 @@ use cubecl_common::stream_id::StreamId;
 use firebox_trace::Bytes;
 
 use crate::registry::{self, LeaseError};
+use crate::replay::panic_message;
 use crate::server::DryServer;
 use crate::server::usage::Usage;
 use crate::target::Target;
@@ -145,13 +146,6 @@ impl<T: Target> Lease<T> {
         self.broken = true;
         Panicked { message: panic_message(panic) }
     }
-}
-
-/// The message of a panic.
-pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "no message".into())
 }
 
 impl<T: Target> Drop for Lease<T> {

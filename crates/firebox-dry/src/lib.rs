@@ -104,31 +104,42 @@
 //! each run in which the tuner takes part, and what is stored under that name is removed after the
 //! run.
 
+#[cfg(feature = "cards")]
 mod card;
 
+#[cfg(feature = "cards")]
 mod target;
 
+#[cfg(feature = "cards")]
 mod server;
 
+#[cfg(feature = "cards")]
 mod compiler;
+#[cfg(feature = "cards")]
 mod device;
+#[cfg(feature = "cards")]
 mod registry;
+#[cfg(feature = "cards")]
 mod runtime;
 
+#[cfg(feature = "cards")]
 mod twin;
 
 mod replay;
 
-pub use card::{Capability, Card, Throughput};
-pub use compiler::{DryCompiler, NoCode};
-pub use device::{DryDevice, Lease, Panicked};
-pub use registry::{LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD};
-pub use replay::model::{Dry, MOST_REPLAYS, ReplayError};
-pub use replay::pooled::Lifetimes;
+#[cfg(feature = "cards")]
+pub use crate::{
+    card::{Capability, Card, Throughput},
+    compiler::{DryCompiler, NoCode},
+    device::{DryDevice, Lease, Panicked},
+    registry::{LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD},
+    replay::model::{Dry, MOST_REPLAYS, ReplayError},
+    replay::pooled::Lifetimes,
+    runtime::DryRuntime,
+    server::storage::DryStorage,
+    server::usage::{Refusal, Usage},
+    server::{DryInfo, DryServer, max_streams},
+    target::{Cuda, Target, Wgpu},
+    twin::{DryTwin, Mirrored, Pooling},
+};
 pub use replay::values::{HostValues, NotComputed, Observer};
-pub use runtime::DryRuntime;
-pub use server::storage::DryStorage;
-pub use server::usage::{Refusal, Usage};
-pub use server::{DryInfo, DryServer, max_streams};
-pub use target::{Cuda, Target, Wgpu};
-pub use twin::{DryTwin, Mirrored, Pooling};

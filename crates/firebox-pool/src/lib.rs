@@ -14,25 +14,36 @@
 //! | order | requests in batches of 32, frees when the server notices them | program order |
 //! | out of memory | panic on the device's thread | error at the next `sync`, `flush` or `read` |
 
+#[cfg(feature = "cubecl")]
 mod id;
+#[cfg(feature = "cubecl")]
 mod inner;
+mod no_place;
 mod packing;
 mod pool;
+#[cfg(feature = "cubecl")]
 mod prepare;
+#[cfg(feature = "cubecl")]
 mod refusal;
 mod region;
+#[cfg(feature = "cubecl")]
 mod runtime;
+#[cfg(feature = "cubecl")]
 mod server;
 mod space;
+#[cfg(feature = "cubecl")]
 mod transfer;
 mod unroll;
 
+#[cfg(feature = "cubecl")]
 pub use inner::{has_exact_pages, opens_a_page};
+pub use no_place::{NoPlace, Why};
 pub use packing::{Packing, Sequence, pack};
 pub use pool::{Holder, Lifetime, Lifted, Needed, PageId, Place, Pool, PoolMemory};
-pub use refusal::{NoPlace, Why};
 pub use region::{Pages, Region, SMALL, SMALL_PAGE};
+#[cfg(feature = "cubecl")]
 pub use runtime::{Control, Pooled};
+#[cfg(feature = "cubecl")]
 pub use server::{Layout, PoolInfo, PoolServer};
 pub use space::{Fit, Space};
 pub use unroll::Loop;

@@ -6,8 +6,9 @@ use cubecl_common::stream_id::StreamId;
 use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::ServerError;
 
+use crate::no_place::{NoPlace, Why};
 use crate::pool::{Lifted, Needed, PageId, Place, Pool, PoolMemory};
-use crate::refusal::{NoPlace, Refusals, Why};
+use crate::refusal::Refusals;
 use crate::region::{Pages, Region, SMALL};
 use crate::server::{Buffer, PoolServer, Training};
 use crate::space::Fit;

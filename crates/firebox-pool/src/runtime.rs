@@ -14,8 +14,8 @@ use cubecl_runtime::client::ComputeClient;
 use cubecl_runtime::runtime::Runtime;
 
 use crate::inner::Inner;
+use crate::no_place::NoPlace;
 use crate::pool::{Lifetime, PoolMemory};
-use crate::refusal::NoPlace;
 use crate::region::{Pages, Region};
 use crate::server::{PoolInfo, PoolServer};
 

@@ -29,8 +29,9 @@ use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 
 use crate::id::number_of;
 use crate::inner::{Inner, Page};
+use crate::no_place::{NoPlace, Why};
 use crate::pool::{Holder, Needed, PageId, Place, Pool, PoolMemory};
-use crate::refusal::{NoPlace, Refusals, Why, gone, no_buffer};
+use crate::refusal::{Refusals, gone, no_buffer};
 use crate::region::{Region, SMALL};
 use crate::space::Fit;
 

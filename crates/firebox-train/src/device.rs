@@ -1,10 +1,10 @@
 //! What the Learner must know about a backend's device: how to predict its memory, how much it has,
 //! and how much this process holds. The planner and the training loop ask through [`DeviceMemory`].
 //!
-//! All of this follows from the backend's type. burn's CUDA and wgpu backends are one backend over
-//! CubeCL runtimes, with or without fusion. The differences between runtimes are in
-//! [`RuntimeMemory`].
+//! All of this follows from the backend's type. `cubecl.rs` answers for burn's GPU backends.
 
+#[cfg(feature = "cards")]
+pub(crate) mod cubecl;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvidia;
 #[cfg(feature = "cuda")]
@@ -16,24 +16,12 @@ pub(crate) mod prerequisites;
 pub(crate) mod rates;
 pub(crate) mod watch;
 
-use std::collections::BTreeSet;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use burn_backend::{Backend, ExecutionError};
-use burn_cubecl::fusion::FusionCubeRuntime;
-use burn_cubecl::{BoolElement, CubeBackend, CubeTuneId, FloatElement, IntElement};
-use burn_fusion::Fusion;
-use burn_fusion::client::GlobalFusionClient;
 use burn_router::{BackendRouter, RunnerChannel};
-use cubecl::Runtime;
-use cubecl::client::ComputeClient;
-use cubecl::server::ServerError;
-use cubecl_common::stream_id::StreamId;
-use firebox_dry::{Dry, DryRuntime, DryTwin, Mirrored, Target};
 use firebox_plan::MemoryInfo;
-use firebox_pool::{Control, Pooled, has_exact_pages};
 use firebox_recompute::Rates;
 use firebox_trace::{Bytes, MemoryModel};
 
@@ -139,182 +127,6 @@ impl fmt::Display for PoolUsage {
     }
 }
 
-/// What can be asked of a CubeCL runtime's driver.
-pub trait RuntimeMemory: Mirrored {
-    /// See [`DeviceMemory::prerequisites`].
-    ///
-    /// # Errors
-    ///
-    /// What is missing.
-    fn prerequisites() -> Result<(), TrainError> {
-        Ok(())
-    }
-
-    /// The current memory of `device`.
-    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
-
-    /// See [`DeviceMemory::rates`].
-    fn rates(_device: &Self::Device) -> Option<Rates> {
-        None
-    }
-
-    /// See [`DeviceMemory::pool_usage`].
-    fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
-        pool_usage(&Self::client(device))
-    }
-
-    /// See [`DeviceMemory::own_pool`].
-    fn own_pool(_device: &Self::Device) -> Option<Box<dyn OwnPool>> {
-        None
-    }
-}
-
-/// The same devices with a pool of our own. The pool has one stream for all threads.
-impl<R: RuntimeMemory> RuntimeMemory for Pooled<R> {
-    fn prerequisites() -> Result<(), TrainError> {
-        R::prerequisites()?;
-        if has_exact_pages() { Ok(()) } else { Err(TrainError::NoExactPages) }
-    }
-
-    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        R::memory_info(device)
-    }
-
-    fn rates(device: &Self::Device) -> Option<Rates> {
-        R::rates(device)
-    }
-
-    fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
-        let client = Self::client(device);
-        let usage = catch_unwind(AssertUnwindSafe(|| client.memory_usage())).ok()?.ok()?;
-        let reserved = Bytes::new(usage.bytes_reserved);
-        Some(PoolUsage { reserved, in_use: Bytes::new(usage.bytes_in_use), own: reserved })
-    }
-
-    fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
-        Some(Box::new(Control::<R>::of(device)))
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl RuntimeMemory for cubecl::cuda::CudaRuntime {
-    fn prerequisites() -> Result<(), TrainError> {
-        Ok(crate::device::prerequisites::check_cuda()?)
-    }
-
-    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        Ok(crate::device::nvidia::memory_info(device.index)?)
-    }
-
-    fn rates(device: &Self::Device) -> Option<Rates> {
-        let name = crate::device::nvidia::name(device.index)?;
-        rates::rates_of(firebox_dry::Card::of_driver(&name)?)
-    }
-}
-
-/// wgpu does not report how much memory a device has.
-#[cfg(feature = "wgpu")]
-impl RuntimeMemory for cubecl::wgpu::WgpuRuntime {
-    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        Err(TrainError::UnknownMemory { device: format!("wgpu, {device:?}") })
-    }
-}
-
-/// A device without memory does not know how much it stands for: the user says so.
-impl<T: Target> RuntimeMemory for DryRuntime<T> {
-    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        Err(TrainError::UnknownMemory { device: format!("{device:?}") })
-    }
-}
-
-impl<R, F, I, B> DeviceMemory for CubeBackend<R, F, I, B>
-where
-    R: RuntimeMemory,
-    F: FloatElement,
-    I: IntElement,
-    B: BoolElement,
-{
-    fn prerequisites() -> Result<(), TrainError> {
-        R::prerequisites()
-    }
-
-    fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
-        Arc::new(dry::<Self, R>(device))
-    }
-
-    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        R::memory_info(device)
-    }
-
-    fn rates(device: &Self::Device) -> Option<Rates> {
-        R::rates(device)
-    }
-
-    fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
-        R::pool_usage(device)
-    }
-
-    fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
-        R::own_pool(device)
-    }
-
-    fn settle(device: &Self::Device) -> Result<(), ExecutionError> {
-        issued(R::client(device).flush())
-    }
-
-    fn give_back(device: &Self::Device) {
-        R::client(device).memory_cleanup();
-    }
-}
-
-impl<R, F, I, B> DeviceMemory for Fusion<CubeBackend<R, F, I, B>>
-where
-    R: RuntimeMemory,
-    F: FloatElement,
-    I: IntElement,
-    B: BoolElement,
-{
-    const FUSES: bool = true;
-
-    fn drain(device: &Self::Device) {
-        GlobalFusionClient::<FusionCubeRuntime<R>>::load(device).sync(|| ());
-    }
-
-    fn settle(device: &Self::Device) -> Result<(), ExecutionError> {
-        let client = R::client(device);
-        let fusion = GlobalFusionClient::<FusionCubeRuntime<R>>::load(device);
-        issued(fusion.sync(move || client.flush()))
-    }
-
-    fn prerequisites() -> Result<(), TrainError> {
-        R::prerequisites()
-    }
-
-    fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
-        Arc::new(dry::<Self, R>(device))
-    }
-
-    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        R::memory_info(device)
-    }
-
-    fn rates(device: &Self::Device) -> Option<Rates> {
-        R::rates(device)
-    }
-
-    fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
-        R::pool_usage(device)
-    }
-
-    fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
-        R::own_pool(device)
-    }
-
-    fn give_back(device: &Self::Device) {
-        R::client(device).memory_cleanup();
-    }
-}
-
 #[cfg(feature = "flex")]
 impl DeviceMemory for burn::backend::Flex {
     fn memory_model(_device: &Self::Device) -> Arc<dyn MemoryModel> {
@@ -357,40 +169,4 @@ where
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
         Err(TrainError::UnknownMemory { device: <Self as Backend>::name(device) })
     }
-}
-
-fn issued(answer: Result<(), ServerError>) -> Result<(), ExecutionError> {
-    answer.map_err(|error| ExecutionError::WithContext { reason: error.to_string() })
-}
-
-/// The dry twin of a device. It chooses kernels as burn's tuner does on that device.
-fn dry<B: DryTwin, R: Runtime>(device: &R::Device) -> Dry<B> {
-    let client = R::client(device);
-    let tuned = CubeTuneId::new(&client, device);
-    Dry::new(client.properties().clone()).with_choices_of(tuned.to_string())
-}
-
-/// Sums the usage of all streams. A client answers for the stream of the asking thread, and a
-/// thread can ask in another's name. Asking for an unused stream would create it with empty pools,
-/// so only streams of threads that have existed are asked.
-fn pool_usage<R: Runtime>(client: &ComputeClient<R>) -> Option<PoolUsage> {
-    let max = firebox_dry::max_streams();
-    let own = StreamId::current().value % max;
-    let threads = std::thread::spawn(|| StreamId::current().value).join().ok()?;
-    let mut streams: BTreeSet<u64> = (0..threads.min(max)).collect();
-    streams.extend(firebox_lazy::loader_streams().iter().map(|stream| stream.value % max));
-    streams.insert(own);
-    let mut usage = PoolUsage::default();
-    for value in streams {
-        // CubeCL's client panics where the server does, for example if a stream cannot be created.
-        let asked = || StreamId { value }.executes(|| client.memory_usage());
-        let stream = catch_unwind(AssertUnwindSafe(asked)).ok()?.ok()?;
-        let reserved = Bytes::new(stream.bytes_reserved);
-        usage.reserved += reserved;
-        usage.in_use += Bytes::new(stream.bytes_in_use);
-        if value == own {
-            usage.own = reserved;
-        }
-    }
-    Some(usage)
 }

@@ -45,14 +45,18 @@ mod saved;
 pub use advice::Advice;
 pub use check::{Coupling, SplitCheck};
 pub use clock::{Clock, clock};
+#[cfg(feature = "cards")]
+pub use device::cubecl::RuntimeMemory;
 #[cfg(feature = "cuda")]
 pub use device::nvidia::{DeviceUsage, cuda_memory};
 #[cfg(feature = "cuda")]
 pub use device::nvidia_error::{Looked, NvidiaError, Version};
 #[cfg(feature = "cuda")]
 pub use device::prerequisites::check_cuda;
-pub use device::rates::{measure_rates, rates_of};
-pub use device::{DeviceMemory, PoolUsage, RuntimeMemory};
+pub use device::rates::measure_rates;
+#[cfg(feature = "cards")]
+pub use device::rates::rates_of;
+pub use device::{DeviceMemory, PoolUsage};
 pub use durable::DurableRecorder;
 pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};
 pub use firebox_recompute::Rates;

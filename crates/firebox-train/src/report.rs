@@ -182,6 +182,8 @@ pub struct MemoryUse {
     /// the overhead of the system's allocator. `None` if the system does not report it, as on any
     /// CPU system other than Linux.
     pub measured: Option<Bytes>,
+    /// Whether `measured` is what the process has grown by.
+    pub of_process: bool,
     /// The most that the split check needed of the host's memory, in addition to what was alive
     /// then. Not part of `predicted`, which is what training takes; it was within the budget.
     pub checking: Bytes,

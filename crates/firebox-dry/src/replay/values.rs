@@ -17,7 +17,7 @@ use burn_std::future::block_on;
 use burn_std::{BoolStore, DType};
 use firebox_trace::{Call, Step, TensorIndex, Trace};
 
-use crate::device::panic_message;
+use crate::replay::panic_message;
 use crate::replay::program::{Instruction, Leftovers, Program, Templates, unaccounted};
 use crate::replay::translate::Types;
 

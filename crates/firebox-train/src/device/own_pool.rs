@@ -4,54 +4,28 @@
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cubecl_common::stream_id::StreamId;
-use firebox_dry::Target;
-use firebox_pool::{Control, NoPlace, Pages, Region};
+use burn_backend::StreamId;
+use firebox_pool::{NoPlace, Pages, Region};
 use firebox_trace::{Bytes, Footprint, Mark, PoolPages};
 
-use crate::device::RuntimeMemory;
 use crate::ready::OtherTensors;
 
 /// The pool of a device, for any runtime below it.
 pub trait OwnPool: Send + Sync {
-    /// See [`Control::begin`].
+    /// See `firebox_pool::Control::begin`.
     fn begin(&self, stream: StreamId, limit: Bytes);
     /// The bytes of its buffers that are smaller than [`SMALL`](firebox_pool::SMALL) bytes.
     fn small_in_use(&self) -> Bytes;
-    /// See [`Control::enter`].
+    /// See `firebox_pool::Control::enter`.
     fn enter(&self, region: Region);
-    /// See [`Control::prepare`]. Returns the bytes of all pages.
+    /// See `firebox_pool::Control::prepare`. Returns the bytes of all pages.
     ///
     /// # Errors
     ///
-    /// Those of [`Control::prepare`].
+    /// Those of `firebox_pool::Control::prepare`.
     fn prepare(&self, pages: Pages) -> Result<Bytes, NoPlace>;
-    /// See [`Control::end`].
+    /// See `firebox_pool::Control::end`.
     fn end(&self);
-}
-
-impl<R: RuntimeMemory> OwnPool for Control<R> {
-    fn begin(&self, stream: StreamId, limit: Bytes) {
-        let largest_page = <R::Target as Target>::largest_page(&self.properties());
-        self.begin(stream, limit.get(), largest_page);
-    }
-
-    fn small_in_use(&self) -> Bytes {
-        Bytes::new(self.in_use_by_size()[0])
-    }
-
-    fn enter(&self, region: Region) {
-        self.enter(region);
-    }
-
-    fn prepare(&self, pages: Pages) -> Result<Bytes, NoPlace> {
-        self.prepare(pages)?;
-        Ok(Bytes::new(self.memory().reserved))
-    }
-
-    fn end(&self) {
-        self.end();
-    }
 }
 
 /// The pool of a device during training.

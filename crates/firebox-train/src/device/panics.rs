@@ -11,7 +11,6 @@ use std::thread::ThreadId;
 
 use burn_backend::DeviceId;
 use firebox_lazy::goes_on_with_zeros;
-use firebox_pool::opens_a_page;
 
 /// What was heard while a [`Listener`] existed.
 #[derive(Debug)]
@@ -107,7 +106,8 @@ fn install() {
             return;
         }
         // A pool of our own continues without the page, or reports the failure itself.
-        if opens_a_page() {
+        #[cfg(feature = "cards")]
+        if firebox_pool::opens_a_page() {
             log::debug!("the device refused a page: {info}");
             return;
         }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{Distribution, Tensor};
 use burn_backend::{Backend, ExecutionError};
+#[cfg(feature = "cards")]
 use firebox_dry::Card;
 use firebox_recompute::Rates;
 
@@ -103,6 +104,7 @@ fn shortest<B: Backend, T>(
 }
 
 /// How fast a card computes, as published. None if that is not known.
+#[cfg(feature = "cards")]
 pub fn rates_of(card: &Card) -> Option<Rates> {
     let throughput = card.throughput()?;
     let giga = |count: u32| 1e9 * f64::from(count);

@@ -12,8 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use burn_backend::{Backend, DeviceOps};
-use cubecl_common::stream_id::StreamId;
+use burn_backend::{Backend, DeviceOps, StreamId};
 use firebox_plan::Plan;
 use firebox_trace::Items;
 

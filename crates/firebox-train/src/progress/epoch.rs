@@ -185,7 +185,7 @@ impl Epoch {
         if let Some(memory) = memory {
             add("predicted", memory.predicted.to_string());
             if let Some(measured) = memory.measured {
-                add("measured", measured.to_string());
+                add(if memory.of_process { "process" } else { "measured" }, measured.to_string());
             }
         }
         columns

@@ -48,7 +48,8 @@ fn screen() -> (Screen, Renderer, InMemoryTerm) {
 }
 
 fn memory() -> MemoryUse {
-    MemoryUse { predicted: Bytes::mib(21), measured: Some(Bytes::mib(20)), checking: Bytes::ZERO }
+    let measured = Some(Bytes::mib(20));
+    MemoryUse { predicted: Bytes::mib(21), measured, ..MemoryUse::default() }
 }
 
 #[test]

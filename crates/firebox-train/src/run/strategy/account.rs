@@ -115,6 +115,7 @@ pub(crate) fn measure<B: DeviceMemory>(
     let known = memory.measured.unwrap_or_default();
     let Some(measured) = measured.filter(|measured| *measured > known) else { return Ok(()) };
     memory.measured = Some(measured);
+    memory.of_process = usage.is_none();
     match usage {
         Some(usage) if measured > predicted => {
             log::warn!(
