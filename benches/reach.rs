@@ -6,8 +6,6 @@
 //! not or should not be split, a GPT of a single text, of which the longest is looked for, and a
 //! GPT that is mostly parameters, of which the one with the most layers is looked for.
 
-use std::sync::Arc;
-
 use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn::optim::AdamConfig;
@@ -15,7 +13,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, TrainStep};
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
-use firebox::dry::{Card, Dry, DryPooledCuda};
+use firebox::dry::Card;
 use firebox::{
     Budget, DeviceMemory, Half, Lazy, LazyBackend, Learner, MemoryInfo, MicroBatch,
     RecomputePolicy, SavedPlanner, SavedTrace, rates_of,
@@ -140,10 +138,9 @@ where
 
 fn planner(trace: &SavedTrace) -> SavedPlanner {
     let card = Card::named(CARD).expect("it is in the table");
-    let model = Dry::<DryPooledCuda>::new(card.properties()).with_traces_of_ints(trace.about().int);
     let memory = MemoryInfo::new(card.memory(), card.memory() - card.context(), CARD.to_owned());
     let budget = Budget::free().resolve(&memory).expect("an empty card has room");
-    SavedPlanner::new(CARD, Arc::new(model), budget)
+    SavedPlanner::new(CARD, card.model(trace.about().int), budget)
         .rates(rates_of(&card))
         .recompute(RecomputePolicy::if_needed().at_most(MOST))
 }

@@ -27,8 +27,8 @@
 use burn_cubecl::CubeBackend;
 use burn_fusion::Fusion;
 pub use firebox_dry::{
-    Capability, Card, Cuda, Dry, DryDevice, DryRuntime, DryTwin, Lease, LeaseError, Lifetimes,
-    MAX_DEVICES, MAX_DEVICES_PER_CARD, Mirrored, Panicked, Refusal, ReplayError, Target,
+    Capability, Card, CardModel, Cuda, Dry, DryDevice, DryRuntime, DryTwin, Lease, LeaseError,
+    Lifetimes, MAX_DEVICES, MAX_DEVICES_PER_CARD, Mirrored, Panicked, Refusal, ReplayError, Target,
     Throughput, Usage, Wgpu,
 };
 use firebox_pool::Pooled;

@@ -12,7 +12,6 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::prelude::*;
 use firebox::dry::{Capability, Card, Dry, DryCuda, DryPooledCuda, DryTwin};
 use firebox::{Bytes, Lazy};
-use firebox_models as _;
 
 use cnn::Cnn;
 use search::{Rehearsals, largest_batch};

@@ -4,7 +4,7 @@
 #![cfg(feature = "flex")]
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::DataLoaderBuilder;
@@ -14,7 +14,7 @@ use burn::optim::AdamConfig;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
-use firebox::dry::{Card, Cuda, Dry, DryPooledCuda, Lease};
+use firebox::dry::{Card, Cuda, DryPooledCuda, Lease};
 use firebox::{
     Bytes, DeviceMemory, InstantiateError, Lazy, LazyBackend, Learner, LoadError, MicroBatch,
     PlanReport, SavedPlanner, SavedTrace, Sizing, TrainError,
@@ -84,8 +84,7 @@ fn saved<M: Subject<Host>>(items: usize) -> Result<SavedTrace, TrainError> {
 }
 
 fn planner(trace: &SavedTrace, card: &Card) -> SavedPlanner {
-    let model = Dry::<DryPooledCuda>::new(card.properties()).with_traces_of_ints(trace.about().int);
-    SavedPlanner::new(card.name(), Arc::new(model), Bytes::gib(14))
+    SavedPlanner::new(card.name(), card.model(trace.about().int), Bytes::gib(14))
 }
 
 fn check<H: Subject<Host>, T: Subject<Twin>>() {

@@ -16,7 +16,6 @@ use std::path::Path;
 use std::process::{self, ExitCode};
 
 use clap::{CommandFactory, Parser};
-use firebox_models as _;
 
 use crate::args::{Command, Options};
 use crate::plan::Outcome;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use firebox::dry::{Card, Dry, DryCuda, DryPooledCuda};
+use firebox::dry::{Card, CardModel};
 use firebox::{
     Budget, Bytes, Heap, MemoryInfo, MemoryModel, PlanReport, RecomputePolicy, SavedPlanner,
     SavedTrace, Sizing, TrainError, host_memory, rates_of,
@@ -24,7 +24,7 @@ pub struct Target {
     /// Plans on it.
     pub planner: SavedPlanner,
     /// The memory model, if buffers lie on firebox's pool.
-    pub pooled: Option<Arc<Dry<DryPooledCuda>>>,
+    pub pooled: Option<Arc<dyn CardModel>>,
 }
 
 /// The devices that the user named, or all cards.
@@ -82,11 +82,10 @@ fn card(name: &str) -> anyhow::Result<Card> {
 
 fn on_card(card: &Card, on: &On, trace: &SavedTrace) -> anyhow::Result<Target> {
     let int = trace.about().int;
-    let pooled = (!on.burn_pools)
-        .then(|| Arc::new(Dry::<DryPooledCuda>::new(card.properties()).with_traces_of_ints(int)));
+    let pooled = (!on.burn_pools).then(|| card.model(int));
     let model: Arc<dyn MemoryModel> = match &pooled {
         Some(pooled) => pooled.clone(),
-        None => Arc::new(Dry::<DryCuda>::new(card.properties()).with_traces_of_ints(int)),
+        None => card.model_of_burns_pools(int),
     };
     let free = card.memory() - card.context();
     let memory = MemoryInfo::new(card.memory(), free, card.name().to_owned());

@@ -128,10 +128,14 @@ mod twin;
 mod replay;
 
 #[cfg(feature = "cards")]
+mod models;
+
+#[cfg(feature = "cards")]
 pub use crate::{
     card::{Capability, Card, Throughput},
     compiler::{DryCompiler, NoCode},
     device::{DryDevice, Lease, Panicked},
+    models::CardModel,
     registry::{LeaseError, MAX_DEVICES, MAX_DEVICES_PER_CARD},
     replay::model::{Dry, MOST_REPLAYS, ReplayError},
     replay::pooled::Lifetimes,

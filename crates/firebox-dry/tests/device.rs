@@ -19,7 +19,6 @@ use burn_fusion::Fusion;
 use cubecl::Runtime;
 use cubecl::ir::DeviceProperties;
 use firebox_dry::{Capability, Card, Cuda, DryRuntime, Lease, Target, Usage, Wgpu};
-use firebox_models as _;
 use firebox_trace::Bytes;
 
 type Dry<T> = Fusion<CubeBackend<DryRuntime<T>, f32, i32, u8>>;

@@ -15,7 +15,6 @@ use burn_fusion::Fusion;
 use cubecl::ir::DeviceProperties;
 use firebox_dry::{Capability, Card, Cuda, Dry, DryRuntime, Lease, Target, Usage, Wgpu};
 use firebox_lazy::{Lazy, LazyBackend, Recorder};
-use firebox_models as _;
 use firebox_trace::{
     Bytes, Category, EarlierPages, Estimate, Mark, MemoryModel, Question, Step, Trace,
 };

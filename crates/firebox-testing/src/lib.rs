@@ -3,9 +3,6 @@
 //! Examples do not use it. They are to be read, and copied, by themselves.
 #![allow(missing_docs, reason = "a model's fields and constructors say what they are by name")]
 
-// Tests that use this crate share compiled memory models.
-use firebox_models as _;
-
 pub mod bench;
 pub mod classifiers;
 pub mod full_size;
