@@ -12,26 +12,14 @@
 //! `cargo test --features cuda --bench accuracy_cuda` runs a few of the cases on two cards. It
 //! fails if a prediction is too low, or too high by more than a quarter.
 
-#[cfg(feature = "cuda")]
 #[path = "backend/cuda.rs"]
 mod backend;
-#[cfg(feature = "cuda")]
 mod cases;
-#[cfg(feature = "cuda")]
 mod command;
-#[cfg(feature = "cuda")]
 mod comparison;
-#[cfg(feature = "cuda")]
 mod process;
-#[cfg(feature = "cuda")]
 mod target;
 
-#[cfg(feature = "cuda")]
 fn main() -> anyhow::Result<()> {
     command::run()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn main() {
-    println!("not run: accuracy_cuda (needs the feature `cuda`)");
 }

@@ -17,26 +17,14 @@
 //! prediction is too low, or too high by more than a tenth. Without a device it prints one line
 //! that says what was not run.
 
-#[cfg(feature = "vulkan")]
 #[path = "backend/vulkan.rs"]
 mod backend;
-#[cfg(feature = "vulkan")]
 mod cases;
-#[cfg(feature = "vulkan")]
 mod command;
-#[cfg(feature = "vulkan")]
 mod comparison;
-#[cfg(feature = "vulkan")]
 mod process;
-#[cfg(feature = "vulkan")]
 mod target;
 
-#[cfg(feature = "vulkan")]
 fn main() -> anyhow::Result<()> {
     command::run()
-}
-
-#[cfg(not(feature = "vulkan"))]
-fn main() {
-    println!("not run: accuracy (needs the feature `vulkan`)");
 }

@@ -7,26 +7,14 @@
 //!     --processes 3 --jobs 2
 //! ```
 
-#[cfg(feature = "cuda")]
 #[path = "backend/pool.rs"]
 mod backend;
-#[cfg(feature = "cuda")]
 mod cases;
-#[cfg(feature = "cuda")]
 mod command;
-#[cfg(feature = "cuda")]
 mod comparison;
-#[cfg(feature = "cuda")]
 mod process;
-#[cfg(feature = "cuda")]
 mod target;
 
-#[cfg(feature = "cuda")]
 fn main() -> anyhow::Result<()> {
     command::run()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn main() {
-    println!("not run: accuracy_pool (needs the feature `cuda`)");
 }

@@ -1,7 +1,7 @@
 //! Tests training on CUDA.
 //!
-//! Tests that need computed values use the machine's NVIDIA device. Without one they are listed as
-//! not run. All other tests run in child processes on the blank driver: burn's real CUDA backend,
+//! Tests that need computed values use the machine's NVIDIA device. Without one they are
+//! ignored. All other tests run in child processes on the blank driver: burn's real CUDA backend,
 //! its server and its allocator, on a driver that keeps books, computes nothing and refuses calls
 //! on request.
 //!
@@ -11,30 +11,19 @@
 //!
 //! The long tests run only with `-- --ignored`. Their results are kept in `benches/record/`.
 
-#[cfg(feature = "cuda")]
 mod budget;
-#[cfg(feature = "cuda")]
 mod child;
-#[cfg(feature = "cuda")]
 mod failures;
-#[cfg(feature = "cuda")]
 mod half;
-#[cfg(feature = "cuda")]
 mod largest;
-#[cfg(feature = "cuda")]
 mod long;
-#[cfg(feature = "cuda")]
 mod missing;
-#[cfg(feature = "cuda")]
 mod own_loop;
-#[cfg(all(feature = "cuda", feature = "mpi"))]
+#[cfg(feature = "mpi")]
 mod ranks;
-#[cfg(feature = "cuda")]
 mod trial;
-#[cfg(feature = "cuda")]
 mod values;
 
-#[cfg(feature = "cuda")]
 fn main() -> std::process::ExitCode {
     if let Some(job) = child::Job::of_this_process() {
         return job.run();
@@ -63,9 +52,4 @@ fn main() -> std::process::ExitCode {
         of_ranks,
     ];
     libtest_mimic::run(&arguments, tests.into_iter().flatten().collect()).exit_code()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn main() {
-    println!("not run: cuda (needs the feature `cuda`)");
 }

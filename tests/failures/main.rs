@@ -1,7 +1,7 @@
 //! Tests training on a device that fails.
 //!
 //! Each case has a process of its own, because a failure leaves traces in it. Without a Vulkan
-//! device each test prints one line that says what was not run.
+//! device all are ignored.
 
 mod alone;
 mod cost;
@@ -15,18 +15,13 @@ use device::{Fused, Unfused, small_device};
 
 /// Time limit of a case. A case takes a few seconds; one that reaches the limit hangs.
 const LIMIT: Duration = Duration::from_secs(180);
-/// Output of a process that has no device to run on.
-const NO_DEVICE: &str = "no Vulkan device";
 
 /// Not a test of its own: the process of a case.
 #[test]
 #[ignore = "run by the other tests"]
 fn process() {
     let case = std::env::var("CASE").expect("the other tests say what to run");
-    let Ok(device) = std::panic::catch_unwind(small_device) else {
-        println!("{NO_DEVICE}");
-        return;
-    };
+    let device = small_device();
     match case.as_str() {
         "alone fused" => alone::losses::<burn::backend::Autodiff<Fused>>(&device),
         "alone unfused" => alone::losses::<burn::backend::Autodiff<Unfused>>(&device),
@@ -65,9 +60,9 @@ fn wait(child: &mut Child, case: &str) -> bool {
     }
 }
 
-/// Runs a case and returns its output, or `None` without a device.
+/// Runs a case and returns its output.
 #[track_caller]
-fn said(case: &str) -> Option<String> {
+fn said(case: &str) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let file = |name| std::fs::File::create(folder.path().join(name)).expect("a file");
     let text = |name| std::fs::read_to_string(folder.path().join(name)).expect("the file is there");
@@ -80,12 +75,8 @@ fn said(case: &str) -> Option<String> {
         .expect("the test runs again");
     let succeeded = wait(&mut child, case);
     let out = text("out");
-    if out.contains(NO_DEVICE) {
-        println!("not run: `{case}` ({NO_DEVICE})");
-        return None;
-    }
     assert!(succeeded, "{case}:\n{out}\n{}", text("err"));
-    Some(out)
+    out
 }
 
 /// Measures the cost of the Learner's checks per step in the worst case: a model so small that a
@@ -93,7 +84,7 @@ fn said(case: &str) -> Option<String> {
 #[test]
 #[ignore = "a measurement, for a machine that does nothing else"]
 fn cost_of_checks() {
-    print!("{}", said("cost fused").unwrap_or_default());
+    print!("{}", said("cost fused"));
 }
 
 #[track_caller]
@@ -102,81 +93,97 @@ fn check(case: &str) {
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn burn_alone_does_not_notice_with_fusion() {
     alone::check(said("alone fused"));
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn burn_alone_does_not_notice_without_fusion() {
     alone::check(said("alone unfused"));
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn a_failure_stops_before_the_optimizer_step_with_fusion() {
     check("micro-steps fused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn a_failure_stops_before_the_optimizer_step_without_fusion() {
     check("micro-steps unfused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn a_batch_that_fails_whole_fits_in_two_parts() {
     check("split fused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn checks_leave_what_burn_computes_bit_for_bit() {
     check("equal fused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn a_loss_that_is_no_sum_is_refused_with_fusion() {
     check("coupled fused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn a_loss_that_is_no_sum_is_refused_without_fusion() {
     check("coupled unfused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn where_the_host_cannot_compute_it_the_device_refuses_it() {
     check("coupled there fused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn a_failure_in_validation_is_an_error_with_fusion() {
     check("validation fused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn a_failure_in_validation_is_an_error_without_fusion() {
     check("validation unfused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn the_last_checkpoint_is_on_disk_with_fusion() {
     check("checkpoint fused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn the_last_checkpoint_is_on_disk_without_fusion() {
     check("checkpoint unfused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn a_failure_in_the_optimizer_leaves_no_state_with_fusion() {
     check("optimizer fused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn a_failure_in_the_optimizer_leaves_no_state_without_fusion() {
     check("optimizer unfused");
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn training_can_begin_again_after_a_failure() {
     check("afterwards fused");
 }

@@ -12,7 +12,7 @@ use burn::train::renderer::{
 use firebox::{Bytes, DeviceMemory};
 use firebox_testing::lengths::{Trained, trained};
 
-use crate::{B, WIDTH, give_back, is_there, run};
+use crate::{B, WIDTH, give_back, run};
 
 /// Number of batches, one per optimizer step.
 const BATCHES: usize = 2_000;
@@ -47,9 +47,6 @@ impl MetricsRenderer for Sampling {
 #[test]
 #[ignore = "takes half an hour"]
 fn two_thousand_batches_of_twenty_lengths() {
-    if !is_there("two_thousand_batches_of_twenty_lengths") {
-        return;
-    }
     let longest = run(&[200; 3], Bytes::gib(1));
     let budget = longest.predicted.scale(1.3);
     // Lengths from ten to two hundred, in an order without a pattern.

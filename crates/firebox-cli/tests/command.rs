@@ -205,6 +205,7 @@ fn pictures_are_written() {
 /// The page tests itself in a browser: sorts, filters, zooms, and compares what it shows with its
 /// data.
 #[test]
+#[ignore = "needs chromium"]
 fn a_page_works_in_a_browser() {
     let report = "report autoencoder.trace --batch 512 --card t4 --card rtx-3070 -o out.html";
     text(&firebox(report), 0);
@@ -216,10 +217,7 @@ fn a_page_works_in_a_browser() {
     chromium.args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]);
     chromium.args(["--virtual-time-budget=60000"]);
     chromium.arg(format!("file://{}#selftest", page.display()));
-    let Ok(output) = chromium.output() else {
-        println!("not run: a_page_works_in_a_browser (no chromium)");
-        return;
-    };
+    let output = chromium.output().expect("chromium is installed");
     let dom = String::from_utf8_lossy(&output.stdout);
     let head = dom.lines().find(|line| line.contains("<html")).unwrap_or_default();
     assert!(head.contains("data-selftest=\"ok\""), "{head}");
