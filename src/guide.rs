@@ -3,6 +3,9 @@
 #[doc = include_str!("../docs/guide/src/first-run.md")]
 mod first_run {}
 
+#[doc = include_str!("../docs/guide/src/recipes.md")]
+mod recipes {}
+
 #[doc = include_str!("../docs/guide/src/from-burn.md")]
 mod from_burn {}
 
