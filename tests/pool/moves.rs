@@ -31,8 +31,7 @@ fn trained(between: impl FnOnce()) -> Vec<f32> {
             between();
         }
     }
-    let weights = model.weight.val().into_data().to_vec().expect("they are floats");
-    weights
+    model.weight.val().into_data().to_vec().expect("they are floats")
 }
 
 #[test]
