@@ -2,8 +2,8 @@
 //! micro-batches that fit a budget.
 //!
 //! ```text
-//! cargo bench --bench picture              # prints the numbers
-//! cargo bench --bench picture -- --write   # also writes docs/picture/memory-{light,dark}.svg
+//! cargo bench -p firebox-tests --bench picture              # prints the numbers
+//! cargo bench -p firebox-tests --bench picture -- --write   # also writes docs/picture/memory-{light,dark}.svg
 //! ```
 //!
 //! A counting allocator measures, and a thread samples it.

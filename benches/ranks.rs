@@ -1,7 +1,7 @@
 //! What an exchange of gradients between ranks takes, on this machine and on paper.
 //!
 //! ```sh
-//! cargo bench --features mpi --bench ranks
+//! cargo bench -p firebox-tests --features mpi --bench ranks
 //! ```
 //!
 //! Measured are a round of messages, and the sum of as many numbers as a model has parameters,
@@ -38,7 +38,7 @@ fn main() {
     if std::env::var_os(VARIABLE).is_some() {
         return measure(&Ranks::mpi().expect("MPI starts"));
     }
-    // `cargo test --benches` only wants to know that it runs.
+    // `cargo test -p firebox-tests --benches` only wants to know that it runs.
     if !std::env::args().any(|argument| argument == "--bench") {
         println!("not run: ranks (needs `cargo bench`)");
         return;

@@ -117,7 +117,7 @@ macro_rules! models {
     )*};
 }
 
-// The others take half a minute each: `cargo test --test saved -- --ignored`.
+// The others take half a minute each: `cargo test -p firebox-tests --test saved -- --ignored`.
 models! {
     mlp: Mlp;
     gpt: Gpt;

@@ -4,7 +4,7 @@
 //! predictions with the bytes these processes reserve.
 //!
 //! ```sh
-//! CUDARC_CUDA_VERSION=13000 cargo bench --profile dev --features vulkan --bench accuracy -- \
+//! CUDARC_CUDA_VERSION=13000 cargo bench -p firebox-tests --profile dev --features vulkan --bench accuracy -- \
 //!     --processes 10
 //! ```
 //!
@@ -13,7 +13,7 @@
 //! a release build would take longer than it saves. Compiled kernels are kept for the later
 //! processes of a run.
 //!
-//! `cargo test --features vulkan --bench accuracy` runs a few of the cases. It fails if a
+//! `cargo test -p firebox-tests --features vulkan --bench accuracy` runs a few of the cases. It fails if a
 //! prediction is too low, or too high by more than a tenth. Without a device it prints one line
 //! that says what was not run.
 

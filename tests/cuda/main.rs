@@ -6,7 +6,7 @@
 //! on request.
 //!
 //! ```sh
-//! CUDARC_CUDA_VERSION=13000 cargo test --features cuda --test cuda
+//! CUDARC_CUDA_VERSION=13000 cargo test -p firebox-tests --features cuda --test cuda
 //! ```
 //!
 //! The long tests run only with `-- --ignored`. Their results are kept in `benches/record/`.

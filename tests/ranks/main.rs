@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! apt-get install openmpi-bin libopenmpi-dev libclang-dev
-//! cargo test --features mpi --test ranks
+//! cargo test -p firebox-tests --features mpi --test ranks
 //! ```
 //!
 //! The long tests run only with `-- --ignored`. Their results are kept in `benches/record/`.
