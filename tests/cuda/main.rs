@@ -30,11 +30,11 @@ fn main() -> std::process::ExitCode {
     }
     let arguments = libtest_mimic::Arguments::from_args();
     if firebox_testing::machine::has_nvidia() {
-        println!(
+        eprintln!(
             "values are computed on the NVIDIA device; what has to fail runs on the blank driver"
         );
     } else {
-        println!("there is no NVIDIA device: run on the blank driver, which computes nothing");
+        eprintln!("there is no NVIDIA device: run on the blank driver, which computes nothing");
     }
     #[cfg(feature = "mpi")]
     let of_ranks = ranks::tests();

@@ -387,7 +387,7 @@ where
             (latest, (peak(latest) - state) / items(latest))
         };
         let fitting = items(from) - (peak(from) - self.budget.get() as f64) / growth;
-        let may_guess = self.at_once > 1 && !open.is_empty() && fitting > 0.0;
+        let may_guess = self.at_once > 1 && !open.is_empty();
         may_guess.then(|| ladder.at_most(fitting.max(1.0) as usize).clamp(open.start, open.end - 1))
     }
 

@@ -403,6 +403,10 @@ impl Passes {
         // Below the first, nothing is found or it is too slow; above the second, it is too large.
         let (mut low, mut high) = (Bytes::ZERO, self.peak());
         let (mut best, mut least): (Option<(Attempt, A)>, Option<Least>) = (None, None);
+        // Passes of no bytes would not be enough.
+        if peak - budget >= high {
+            return Err(None);
+        }
         let mut limit = high - (peak - budget);
         let mut answers = 0;
         for _ in 0..SELECTIONS {
