@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo bench -p firebox-tests --bench picture              # prints the numbers
-//! cargo bench -p firebox-tests --bench picture -- --write   # also writes docs/picture/memory-{light,dark}.svg
+//! cargo bench -p firebox-tests --bench picture -- --write   # also draws docs/picture
 //! ```
 //!
 //! A counting allocator measures, and a thread samples it.

@@ -7,12 +7,18 @@ const FOLDERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(no_vulkan)");
-    println!("cargo::rerun-if-env-changed=VK_DRIVER_FILES");
-    for folder in FOLDERS {
-        println!("cargo::rerun-if-changed={folder}");
+    println!("cargo::rerun-if-changed=build.rs");
+    let mut found = false;
+    for variable in ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+        found |= std::env::var_os(variable).is_some();
     }
-    let is_there = |folder: &str| read_dir(folder).is_ok_and(|mut files| files.next().is_some());
-    if std::env::var_os("VK_DRIVER_FILES").is_none() && !FOLDERS.into_iter().any(is_there) {
+    for folder in FOLDERS {
+        let Ok(mut files) = read_dir(folder) else { continue };
+        println!("cargo::rerun-if-changed={folder}");
+        found |= files.next().is_some();
+    }
+    if !found {
         println!("cargo::rustc-cfg=no_vulkan");
     }
 }

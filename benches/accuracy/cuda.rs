@@ -5,12 +5,12 @@
 //! out.
 //!
 //! ```sh
-//! CUDARC_CUDA_VERSION=13000 cargo bench -p firebox-tests --features cuda --bench accuracy_cuda -- \
-//!     --processes 3 --jobs 2
+//! CUDARC_CUDA_VERSION=13000 cargo bench -p firebox-tests --features cuda \
+//!     --bench accuracy_cuda -- --processes 3 --jobs 2
 //! ```
 //!
-//! `cargo test -p firebox-tests --features cuda --bench accuracy_cuda` runs a few of the cases on two cards. It
-//! fails if a prediction is too low, or too high by more than a quarter.
+//! `cargo test -p firebox-tests --features cuda --bench accuracy_cuda` runs a few of the cases on
+//! two cards. It fails if a prediction is too low, or too high by more than a quarter.
 
 #[path = "backend/cuda.rs"]
 mod backend;

@@ -4,7 +4,8 @@
 //! predictions with the bytes these processes reserve.
 //!
 //! ```sh
-//! CUDARC_CUDA_VERSION=13000 cargo bench -p firebox-tests --profile dev --features vulkan --bench accuracy -- \
+//! CUDARC_CUDA_VERSION=13000 cargo bench -p firebox-tests --profile dev --features vulkan \
+//!     --bench accuracy -- \
 //!     --processes 10
 //! ```
 //!
@@ -13,9 +14,8 @@
 //! a release build would take longer than it saves. Compiled kernels are kept for the later
 //! processes of a run.
 //!
-//! `cargo test -p firebox-tests --features vulkan --bench accuracy` runs a few of the cases. It fails if a
-//! prediction is too low, or too high by more than a tenth. Without a device it prints one line
-//! that says what was not run.
+//! `cargo test -p firebox-tests --features vulkan --bench accuracy` runs a few of the cases. It
+//! fails without a device, or if a prediction is too low, or too high by more than a tenth.
 
 #[path = "backend/vulkan.rs"]
 mod backend;

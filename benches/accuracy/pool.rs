@@ -3,7 +3,8 @@
 //! Here the prediction equals what the driver gives out, to the byte.
 //!
 //! ```sh
-//! CUDARC_CUDA_VERSION=13000 cargo bench -p firebox-tests --features cuda --bench accuracy_pool -- \
+//! CUDARC_CUDA_VERSION=13000 cargo bench -p firebox-tests --features cuda \
+//!     --bench accuracy_pool -- \
 //!     --processes 3 --jobs 2
 //! ```
 

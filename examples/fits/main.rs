@@ -3,8 +3,8 @@
 //! Prints a table of all cards that firebox knows.
 //!
 //! ```text
-//! cargo run --release --example fits
-//! cargo run --release --example fits -- --model gpt --sequence 512 --card 4090 --card h100
+//! cargo run --release --features cards --example fits
+//! cargo run --release --features cards --example fits -- --model gpt --sequence 512 --card 4090 --card h100
 //! ```
 //!
 //! Training steps with Adam are recorded on a device without memory and replayed on a dry device of

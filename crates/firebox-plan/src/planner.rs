@@ -333,13 +333,17 @@ where
         let mut open_end = end;
         let mut guesses = 0;
         while start < end {
-            // What does not fit with the fewest items does not fit at all.
+            // Where the fewest items need least of all, and too much, nothing fits. A step that
+            // fails with them may still do with more.
             if guesses == GUESSES_BEFORE_LEAST && end == open_end && end - start > 1 {
-                if !self.fits(ladder.split(end - 1))? {
-                    return Ok(end);
+                match self.fits(ladder.split(end - 1)) {
+                    Ok(true) => {
+                        end -= 1;
+                        open_end = end;
+                    }
+                    Ok(false) if self.least_is_that_of(ladder.split(end - 1)) => return Ok(end),
+                    Ok(false) | Err(_) => {}
                 }
-                end -= 1;
-                open_end = end;
             }
             // While nothing fits, misfits are a better guide than the middle.
             let is_open = end == open_end && guesses < GUESSES;
@@ -360,6 +364,13 @@ where
             }
         }
         Ok(start)
+    }
+
+    /// Whether this misfit needs the least of all.
+    fn least_is_that_of(&self, split: Split) -> bool {
+        let misfits = || self.answers.misfits(self.budget);
+        let least = misfits().map(|answer| answer.need.peak).min();
+        misfits().any(|answer| answer.split == split && Some(answer.need.peak) == least)
     }
 
     /// Estimates the first rung that fits. `None` without any basis, or if only one split may be
@@ -387,7 +398,7 @@ where
             (latest, (peak(latest) - state) / items(latest))
         };
         let fitting = items(from) - (peak(from) - self.budget.get() as f64) / growth;
-        let may_guess = self.at_once > 1 && !open.is_empty();
+        let may_guess = self.at_once > 1 && !open.is_empty() && fitting > 0.0;
         may_guess.then(|| ladder.at_most(fitting.max(1.0) as usize).clamp(open.start, open.end - 1))
     }
 

@@ -14,6 +14,9 @@ use firebox_trace::{Bytes, Mark, MemoryModel, Step, StructuralHash, Trace};
 /// How often a memory model is asked about rewritten iterations.
 const ANSWERS: usize = 4;
 
+/// More than what an allocator was measured to reserve for a byte of tensors, which is up to 2.4.
+const RESERVED: f64 = 3.0;
+
 /// How often a limit is tried for which nothing is found, or nothing that is cheap enough.
 const SELECTIONS: usize = 8;
 
@@ -403,8 +406,8 @@ impl Passes {
         // Below the first, nothing is found or it is too slow; above the second, it is too large.
         let (mut low, mut high) = (Bytes::ZERO, self.peak());
         let (mut best, mut least): (Option<(Attempt, A)>, Option<Least>) = (None, None);
-        // Passes of no bytes would not be enough.
-        if peak - budget >= high {
+        // Passes of no bytes would not be enough, whatever an allocator reserves for them.
+        if peak - budget >= high.scale(RESERVED) {
             return Err(None);
         }
         let mut limit = high - (peak - budget);
