@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! cargo run --release --features cards --example fits
-//! cargo run --release --features cards --example fits -- --model gpt --sequence 512 --card 4090 --card h100
+//! cargo run --release --features cards --example fits -- --model gpt --card 4090 --card h100
 //! ```
 //!
 //! Training steps with Adam are recorded on a device without memory and replayed on a dry device of
