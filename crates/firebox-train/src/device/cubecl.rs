@@ -111,6 +111,39 @@ impl<T: Target> RuntimeMemory for DryRuntime<T> {
     }
 }
 
+/// What a backend over the runtime `R` answers with fusion as without.
+macro_rules! of_runtime {
+    () => {
+        fn prerequisites() -> Result<(), TrainError> {
+            R::prerequisites()
+        }
+
+        fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
+            Arc::new(dry::<Self, R>(device))
+        }
+
+        fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
+            R::memory_info(device)
+        }
+
+        fn rates(device: &Self::Device) -> Option<Rates> {
+            R::rates(device)
+        }
+
+        fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
+            R::pool_usage(device)
+        }
+
+        fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
+            R::own_pool(device)
+        }
+
+        fn give_back(device: &Self::Device) {
+            R::client(device).memory_cleanup();
+        }
+    };
+}
+
 impl<R, F, I, B> DeviceMemory for CubeBackend<R, F, I, B>
 where
     R: RuntimeMemory,
@@ -118,36 +151,10 @@ where
     I: IntElement,
     B: BoolElement,
 {
-    fn prerequisites() -> Result<(), TrainError> {
-        R::prerequisites()
-    }
-
-    fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
-        Arc::new(dry::<Self, R>(device))
-    }
-
-    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        R::memory_info(device)
-    }
-
-    fn rates(device: &Self::Device) -> Option<Rates> {
-        R::rates(device)
-    }
-
-    fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
-        R::pool_usage(device)
-    }
-
-    fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
-        R::own_pool(device)
-    }
+    of_runtime!();
 
     fn settle(device: &Self::Device) -> Result<(), ExecutionError> {
         issued(R::client(device).flush())
-    }
-
-    fn give_back(device: &Self::Device) {
-        R::client(device).memory_cleanup();
     }
 }
 
@@ -170,33 +177,7 @@ where
         issued(fusion.sync(move || client.flush()))
     }
 
-    fn prerequisites() -> Result<(), TrainError> {
-        R::prerequisites()
-    }
-
-    fn memory_model(device: &Self::Device) -> Arc<dyn MemoryModel> {
-        Arc::new(dry::<Self, R>(device))
-    }
-
-    fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        R::memory_info(device)
-    }
-
-    fn rates(device: &Self::Device) -> Option<Rates> {
-        R::rates(device)
-    }
-
-    fn pool_usage(device: &Self::Device) -> Option<PoolUsage> {
-        R::pool_usage(device)
-    }
-
-    fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
-        R::own_pool(device)
-    }
-
-    fn give_back(device: &Self::Device) {
-        R::client(device).memory_cleanup();
-    }
+    of_runtime!();
 }
 
 impl<R: RuntimeMemory> OwnPool for Control<R> {
