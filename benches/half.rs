@@ -22,10 +22,8 @@ use burn::train::{
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use firebox::dry::{Card, Dry, DryPooledCuda};
-use firebox::{
-    Bytes, Half, Heap, Lazy, LazyBackend, Learner, MemoryModel, Recorder, Trace, WeightedGradients,
-    initialize,
-};
+use firebox::trace::{Heap, MemoryModel, Recorder, Trace};
+use firebox::{Bytes, Half, Lazy, LazyBackend, Learner, WeightedGradients, initialize};
 use firebox_testing::bench::{print_machine, rounds, wants};
 use firebox_testing::full_size::gpt::{Gpt, Texts};
 use firebox_testing::full_size::resnet::{Photos, ResNet50};
@@ -221,7 +219,7 @@ where
         .num_epochs(3);
     let record = Bytewise::new().load(initial.to_vec(), &device).expect("it was recorded here");
     let model = M::new(&device).load_record(record);
-    let builder = Learner::builder().auto_batch().memory(Bytes::gib(4)).no_cache().quiet();
+    let builder = Learner::builder().auto_batch().memory(Bytes::gib(4)).quiet();
     builder.build(model, AdamConfig::new().init(), rate).fit(training).expect("it fits");
     let log = folder.path().join("train/epoch-3/Loss.log");
     let log = std::fs::read_to_string(log).expect("burn writes a log");

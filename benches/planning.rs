@@ -13,11 +13,10 @@ use burn::module::AutodiffModule;
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer};
 use burn::train::{InferenceStep, TrainStep};
 use firebox::dry::{Card, Cuda, Dry, DryCuda, Lease};
-use firebox::{
-    Accumulating, ByMicroBatch, Bytes, Heap, Items, Lazy, Learner, LearnerBuilder, MemoryModel,
-    MicroBatch, Need, PlanOptions, Recorder, SavedPlanner, SavedTrace, Split, Trace, initialize,
-    plan, rehearse,
-};
+use firebox::plan::{Accumulating, Need, PlanOptions, SavedPlanner, SavedTrace, Split, plan};
+use firebox::trace::{Heap, Items, MemoryModel, Recorder, Trace, rehearse};
+use firebox::train::ByMicroBatch;
+use firebox::{Bytes, Lazy, Learner, LearnerBuilder, MicroBatch, initialize};
 use firebox_testing::bench;
 use firebox_testing::bench::paired::{measure, time};
 use firebox_testing::full_size::cnn::{Cnn, Images};
@@ -30,8 +29,6 @@ type B = Autodiff<Lazy<Flex>>;
 const PLAN_TARGET: Duration = Duration::from_millis(50);
 /// Cost limit of the whole search, in recordings of a rehearsal.
 const SEARCH_TARGET: f64 = 10.0;
-/// Cost limit of a second run's search, in recordings of a rehearsal.
-const SECOND_TARGET: f64 = 2.0;
 /// Time limit of the whole search on a card.
 const CARD_TARGET: Duration = Duration::from_millis(1500);
 /// Micro-steps per iteration that the Learner rehearses when a batch is split.
@@ -75,7 +72,7 @@ fn on_a_card() -> (f64, f64) {
     let build = |builder: LearnerBuilder<ByMicroBatch, ByMicroBatch>| {
         builder.build::<OnCard, _, _, _>(model.clone(), AdamWConfig::new().init(), 1e-3)
     };
-    let learner = build(builder.clone().no_cache());
+    let learner = build(builder);
     let batch = |items| Texts::new(items, LENGTH, device);
     let (report, first) = time(|| learner.plan(&batch(64)).expect("one item fits"));
     println!(
@@ -97,16 +94,6 @@ fn on_a_card() -> (f64, f64) {
     println!(
         "  later ones                         {:>10.2} s   (quartiles {:.2} to {:.2})",
         later.median, later.low, later.high
-    );
-    let folder = tempfile::tempdir().expect("there is room for a folder");
-    let second = build(builder.cache(folder.path()));
-    second.plan(&subject).expect("one item fits");
-    let rounds =
-        measure(bench::rounds(5), &mut [&mut || time(|| black_box(second.plan(&subject))).1]);
-    let found = rounds.seconds(0);
-    println!(
-        "  what a second run takes            {:>10.2} s   (quartiles {:.2} to {:.2})",
-        found.median, found.low, found.high
     );
     let (trace, recorded) = time(|| learner.trace(&batch(24)).expect("it follows rules"));
     let file = trace.to_bytes();
@@ -219,7 +206,7 @@ where
     <M::InnerModule as InferenceStep>::Input: MicroBatch,
 {
     initialize(&model);
-    let builder = |budget: Bytes| Learner::builder().auto_batch().memory(budget).no_cache();
+    let builder = |budget: Bytes| Learner::builder().auto_batch().memory(budget);
     let build = |builder: LearnerBuilder<ByMicroBatch, ByMicroBatch>| {
         builder.build::<B, _, _, _>(model.clone(), AdamConfig::new().init(), 1e-3)
     };
@@ -233,9 +220,6 @@ where
     let size = report.micro_batch();
 
     let searching = learner(budget);
-    let folder = tempfile::tempdir().expect("there is room for a folder");
-    let second = build(builder(budget).cache(folder.path()));
-    second.plan(&batch).expect("one item fits");
     let trace = rehearsal(&model, &batch, size, PIECES);
     let rounds = measure(
         bench::rounds(15),
@@ -244,7 +228,6 @@ where
             &mut || time(|| black_box(rehearsal(&model, &batch, size, PIECES))).1,
             &mut || time(|| black_box(iteration(&model, &batch))).1,
             &mut || time(|| black_box(heap.footprint(&trace))).1,
-            &mut || time(|| black_box(second.plan(&batch))).1,
         ],
     );
     let ms = |subject| rounds.seconds(subject).median * 1e3;
@@ -262,10 +245,5 @@ where
         ratio.median, ratio.low, ratio.high
     );
     println!("  search / recording of an iteration {:>10.2}", iterations.median);
-    let second = rounds.ratio(4, 1);
-    println!(
-        "  a second run / recording of a rehearsal {:>5.2}     target: under {SECOND_TARGET} (quartiles {:.2} to {:.2})",
-        second.median, second.low, second.high
-    );
     ratio.median
 }

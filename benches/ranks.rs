@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
-use firebox::{Ranks, Summing};
+use firebox::Ranks;
+use firebox::ranks::Summing;
 use firebox_testing::bench::print_machine;
 
 /// Millions of parameters that are summed.

@@ -14,9 +14,9 @@ use burn::train::{InferenceStep, TrainStep};
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use firebox::dry::Card;
+use firebox::plan::{MemoryInfo, SavedPlanner, SavedTrace, rates_of};
 use firebox::{
-    Budget, DeviceMemory, Half, Lazy, LazyBackend, Learner, MemoryInfo, MicroBatch,
-    RecomputePolicy, SavedPlanner, SavedTrace, rates_of,
+    Budget, DeviceMemory, Half, Lazy, LazyBackend, Learner, MicroBatch, RecomputePolicy,
 };
 use firebox_testing::bench::{print_machine, rounds, wants};
 use firebox_testing::full_size::gpt::{Gpt, Texts};

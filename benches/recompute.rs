@@ -17,9 +17,9 @@ use burn::train::TrainStep;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use firebox::dry::Card;
-use firebox::{
-    Bytes, Heap, Lazy, MemoryModel, Recorder, Trace, initialize, measure_rates, rates_of,
-};
+use firebox::plan::{measure_rates, rates_of};
+use firebox::trace::{Heap, MemoryModel, Recorder, Trace};
+use firebox::{Bytes, Lazy, initialize};
 use firebox_recompute::{Demand, Program, Rates, apply, check, lower_bound, select};
 use firebox_testing::bench::paired::{measure, time};
 use firebox_testing::bench::{print_machine, rounds, wants};

@@ -35,9 +35,9 @@ use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
 };
 use clap::Parser;
-use firebox::{
-    Budget, Bytes, Heap, Lazy, Learner, MicroBatch, Ranks, SavedPlanner, SavedTrace, shard,
-};
+use firebox::plan::{SavedPlanner, SavedTrace};
+use firebox::trace::Heap;
+use firebox::{Budget, Bytes, Lazy, Learner, MicroBatch, Ranks, shard};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]

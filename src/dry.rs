@@ -6,7 +6,8 @@
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::prelude::*;
 //! use firebox::dry::{Card, Cuda, Dry, DryCuda, Lease};
-//! use firebox::{Bytes, Lazy, Recorder, rehearse};
+//! use firebox::{Bytes, Lazy};
+//! use firebox::trace::{Recorder, rehearse};
 //!
 //! type B = Autodiff<Lazy<DryCuda>>;
 //!

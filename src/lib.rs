@@ -87,44 +87,82 @@
 #[cfg(feature = "cards")]
 pub mod dry;
 
-pub use firebox_batch::{Elements, MicroBatch, MicroBatchError, SliceDim, Tally, weight};
-pub use firebox_heap::Heap;
+pub use firebox_batch::{MicroBatch, MicroBatchError, weight};
 pub use firebox_lazy::{
-    Arrival, CustomInputs, CustomOp, CustomResults, Discarded, Half, HiddenState, HiddenStates,
-    Lazy, LazyBackend, LazyTensor, Narrow, RecordError, Recorder, Recording, Rehearsal, Survivor,
-    forget_graphs, in_full_precision, initialize, is_recording, is_rehearsal, label, mark,
-    rehearse, restore,
+    CustomOp, Half, HiddenState, Lazy, LazyBackend, initialize, is_recording, is_rehearsal,
 };
-pub use firebox_plan::{
-    Accumulating, Budget, BudgetError, Cliffs, DoesNotFit, FixedDoesNotFit, HostMemoryError,
-    MemoryInfo, Need, Plan, PlanError, PlanOptions, Probing, Remedy, Resident, Role, Run, Sizing,
-    Split, host_memory, plan, plan_at_once,
-};
-pub use firebox_ranks::{Alone, Engine, RankError, Ranks, Shard, Summing, begin_epoch, shard};
-pub use firebox_recompute::{Program, ProgramError, Recipe};
-pub use firebox_saved::{
-    About, InstantiateError, Irregular, LoadError, RecordingProgress, Sample, SaveError, SavedTrace,
-};
-pub use firebox_trace::{
-    Bytes, Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint,
-    Items, Label, Mark, MemoryModel, ModuleBytes, Modules, Moment, OpIndex, Origin, Paging,
-    ParseBytesError, PoolPages, Step, StructuralHash, TensorIndex, TensorInfo, TensorType, Trace,
-    Use,
-};
-#[cfg(feature = "cards")]
-pub use firebox_train::rates_of;
+pub use firebox_plan::{Budget, Sizing};
+pub use firebox_ranks::{Ranks, shard};
+pub use firebox_trace::Bytes;
 pub use firebox_train::{
-    Advice, Batches, ByFunctions, ByMicroBatch, ClipGlobalNorm, Clock, Coupling, DeviceFailure,
-    DeviceMemory, DurableRecorder, During, FitError, FitResult, Fitted, GradientHook, LastState,
-    Learner, LearnerBuilder, MemoryUse, MicroBatches, OnGradients, OverheadBytes, Park, Phase,
-    PlanReport, PlanningCost, PoolUsage, Rates, RecomputePolicy, Recomputing, Reduction,
-    SavedPlanner, SplitCheck, Splitter, StepMetric, StepPlanner, StepUse, TrainError,
-    WeightedGradients, batch_share, clip_global_norm, clock, footprint, join, label_parameters,
-    measure_rates, newest_checkpoint, on_gradients, scale_loss,
+    Batches, Coupling, DeviceMemory, DurableRecorder, FitError, Fitted, Learner, LearnerBuilder,
+    MemoryUse, MicroBatches, Park, PlanReport, RecomputePolicy, Reduction, SplitCheck, StepMetric,
+    StepPlanner, TrainError, WeightedGradients, batch_share, clip_global_norm, clock, footprint,
+    join, newest_checkpoint, on_gradients, scale_loss,
 };
 
-#[cfg(feature = "cards")]
-pub use firebox_pool::Pooled;
+/// How a batch is planned: needs, splits, plans and why there is none; saved traces, which are
+/// planned without the model.
+pub mod plan {
+    pub use firebox_plan::{
+        Accumulating, BudgetError, DoesNotFit, FixedDoesNotFit, HostMemoryError, MemoryInfo, Need,
+        Plan, PlanError, PlanOptions, Probing, Remedy, Resident, Role, Run, Split, host_memory,
+        plan, plan_at_once,
+    };
+    pub use firebox_saved::{
+        About, InstantiateError, Irregular, LoadError, RecordingProgress, Sample, SaveError,
+        SavedTrace,
+    };
+    #[cfg(feature = "cards")]
+    pub use firebox_train::rates_of;
+    pub use firebox_train::{
+        Advice, OverheadBytes, PlanningCost, Rates, Recomputing, SavedPlanner, measure_rates,
+    };
+}
+
+/// What a recorded step is: recorders, traces, footprints and the models that compute them.
+pub mod trace {
+    pub use firebox_heap::Heap;
+    pub use firebox_lazy::{
+        Arrival, CustomInputs, CustomResults, Discarded, HiddenStates, LazyTensor, Narrow,
+        RecordError, Recorder, Recording, Rehearsal, Survivor, forget_graphs, in_full_precision,
+        label, mark, rehearse, restore,
+    };
+    pub use firebox_recompute::{Program, ProgramError, Recipe};
+    pub use firebox_trace::{
+        Call, Category, CategoryBytes, Description, DescriptionIndex, Estimate, Footprint, Items,
+        Label, Mark, MemoryModel, ModuleBytes, Modules, Moment, OpIndex, Origin, Paging,
+        ParseBytesError, Step, StructuralHash, TensorIndex, TensorInfo, TensorType, Trace, Use,
+    };
+    pub use firebox_train::label_parameters;
+}
+
+/// What a training loop is made of: errors, hooks, splitters, and what steps used.
+pub mod train {
+    pub use firebox_batch::{Elements, SliceDim, Tally};
+    pub use firebox_train::{
+        ByFunctions, ByMicroBatch, ClipGlobalNorm, Clock, DeviceFailure, During, FitResult,
+        GradientHook, LastState, OnGradients, Phase, Splitter, StepUse,
+    };
+}
+
+/// Several processes that train together.
+pub mod ranks {
+    pub use firebox_ranks::{Alone, Engine, RankError, Ranks, Shard, Summing, begin_epoch, shard};
+}
+
+/// Memory of devices, and firebox's own pool on them.
+pub mod pool {
+    #[cfg(feature = "cards")]
+    pub use firebox_pool::Pooled;
+    pub use firebox_trace::PoolPages;
+    pub use firebox_train::PoolUsage;
+    #[cfg(feature = "cuda")]
+    pub use firebox_train::{DeviceUsage, NvidiaError, check_cuda, cuda_memory};
+}
+
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+use firebox_pool::Pooled;
 
 /// burn's CUDA backend with fusion, on firebox's own memory pool.
 ///
@@ -142,9 +180,6 @@ pub type Wgpu<F = f32, I = i32, B = u32> =
 /// burn's Vulkan backend with fusion, on firebox's own memory pool. See [`Cuda`].
 #[cfg(feature = "vulkan")]
 pub type Vulkan<F = f32, I = i32, B = u8> = Wgpu<F, I, B>;
-
-#[cfg(feature = "cuda")]
-pub use firebox_train::{DeviceUsage, NvidiaError, check_cuda, cuda_memory};
 
 #[cfg(doctest)]
 mod diagnostics;

@@ -8,7 +8,8 @@ use burn::backend::{Autodiff, Flex};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
-use firebox::{Lazy, Recorder, rehearse};
+use firebox::Lazy;
+use firebox::trace::{Recorder, rehearse};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]

@@ -7,7 +7,8 @@ use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn::optim::AdamConfig;
 use burn::train::{InferenceStep, TrainStep};
-use firebox::{Bytes, Category, Lazy, Learner, MicroBatch, PlanReport};
+use firebox::trace::Category;
+use firebox::{Bytes, Lazy, Learner, MicroBatch, PlanReport};
 use firebox_testing::zoo::{self, Zoo};
 
 type B = Autodiff<Lazy<Flex>>;

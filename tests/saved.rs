@@ -15,9 +15,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use firebox::dry::{Card, Cuda, DryPooledCuda, Lease};
+use firebox::plan::{InstantiateError, LoadError, SavedPlanner, SavedTrace};
 use firebox::{
-    Bytes, DeviceMemory, InstantiateError, Lazy, LazyBackend, Learner, LoadError, MicroBatch,
-    PlanReport, SavedPlanner, SavedTrace, Sizing, TrainError,
+    Bytes, DeviceMemory, Lazy, LazyBackend, Learner, MicroBatch, PlanReport, Sizing, TrainError,
 };
 use firebox_testing::task::{Net, PointBatcher, points};
 use firebox_testing::zoo::{self, Zoo};

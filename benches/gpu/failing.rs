@@ -22,8 +22,7 @@ pub fn run(model: Subject, items: &[usize], limit: Duration) -> anyhow::Result<(
     let mut result = format!("result: bench=out-of-memory target={}", real::NAME);
     for items in items {
         let memory = Budget::Bytes(Bytes::gib(1 << 20));
-        let (batch, micro_batch) = (*items, Some(*items));
-        let trial = Trial { model, batch, micro_batch, memory, plan_only: false };
+        let trial = Trial { micro_batch: Some(*items), ..Trial::new(model, *items, memory) };
         let ended = Ended::of(trial, limit)?;
         let outcome = outcome(&ended);
         let seconds = ended.time.as_secs_f64();

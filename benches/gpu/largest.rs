@@ -110,7 +110,7 @@ impl Search {
     fn plan(&self, model: Subject, memory: Budget) -> anyhow::Result<(usize, usize, Bytes)> {
         let mut batch = self.steps;
         for _ in 0..20 {
-            let trial = Trial { model, batch, micro_batch: None, memory, plan_only: true };
+            let trial = Trial { plan_only: true, ..Trial::new(model, batch, memory) };
             let ended = Ended::of(trial, self.limit)?;
             let planned = ended.number("planned:", "micro_batch");
             let planned = planned.with_context(|| format!("no plan: {}", ended.reason()))? as usize;
@@ -133,7 +133,7 @@ impl Search {
         limit: Bytes,
     ) -> anyhow::Result<bool> {
         let micro_batch = Some(items);
-        let trial = Trial { model, batch, micro_batch, memory: NO_LIMIT, plan_only: false };
+        let trial = Trial { micro_batch, ..Trial::new(model, batch, NO_LIMIT) };
         let ended = Ended::of(trial, self.limit)?;
         if !ended.succeeded() {
             println!("  {} of {items}: {}", model.name(), ended.reason());
@@ -141,9 +141,8 @@ impl Search {
         }
         let reserved = ended.bytes("reserved").context("nothing was measured")?;
         let predicted = ended.bytes("predicted").unwrap_or(Bytes::ZERO);
-        let driver = ended.bytes("driver").map_or_else(|| "-".into(), |bytes| bytes.to_string());
         println!(
-            "  {} of {items}: reserved {reserved}, predicted {predicted} ({:.3}), driver {driver}, {:.1} s",
+            "  {} of {items}: measured {reserved}, predicted {predicted} ({:.3}), {:.1} s",
             model.name(),
             predicted.ratio(reserved),
             ended.time.as_secs_f64(),

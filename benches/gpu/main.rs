@@ -8,6 +8,7 @@
 //! only the times are meaningful. A part that cannot be measured says so.
 
 mod child;
+mod costs;
 mod failing;
 mod largest;
 mod model;
@@ -89,6 +90,21 @@ enum Part {
         #[arg(long, default_value_t = 120)]
         limit: u64,
     },
+    /// Times a step with burn, split, with recomputed tensors, parked state and in 16 bit.
+    Costs {
+        /// The model.
+        #[arg(long, default_value = "gpt")]
+        model: Subject,
+        /// Items in a batch. Default: the model's.
+        #[arg(long)]
+        items: Option<usize>,
+        /// Timed batches.
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
+        timed: u16,
+        /// Time limit of a trial, in seconds.
+        #[arg(long, default_value_t = 120)]
+        limit: u64,
+    },
     /// Runs one training in this process. The other parts start it.
     #[command(hide = true)]
     Trial(trial::Trial),
@@ -109,6 +125,10 @@ fn main() -> anyhow::Result<()> {
         Part::PlanTime { model, memory, items } => times::plan(&model, memory, items),
         Part::OutOfMemory { model, items, limit } => {
             failing::run(model, &items, Duration::from_secs(limit))
+        }
+        Part::Costs { model, items, timed, limit } => {
+            let (items, limit) = (items.unwrap_or(model.items()), Duration::from_secs(limit));
+            costs::run(model, items, timed.into(), limit)
         }
         Part::Trial(trial) => trial.run(),
     }

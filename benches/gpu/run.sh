@@ -4,7 +4,8 @@
 # summary to $OUT/summary.md. Each part has a time limit; together they stay under 25 minutes.
 #
 #   benches/gpu/run.sh                      everything
-#   benches/gpu/run.sh largest peers        some parts: cuda accuracy largest ratio plan out-of-memory peers
+#   benches/gpu/run.sh largest peers        some parts: cuda ratio costs pool out-of-memory beyond plan accuracy largest
+#                                           peers
 #   benches/gpu/run.sh --dry-run            the same steps on what was packed, in small, without an NVIDIA GPU
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,12 +17,12 @@ parts=()
 for argument in "$@"; do
     case $argument in
         --dry-run) dry=1 ;;
-        cuda | accuracy | largest | ratio | plan | out-of-memory | peers) parts+=("$argument") ;;
+        cuda | ratio | costs | pool | out-of-memory | beyond | plan | accuracy | largest | peers) parts+=("$argument") ;;
         *) echo "no part is called $argument: see the head of $0" >&2; exit 2 ;;
     esac
 done
 if [ ${#parts[@]} -eq 0 ]; then
-    parts=(cuda accuracy largest ratio plan out-of-memory peers)
+    parts=(cuda ratio costs pool out-of-memory beyond plan accuracy largest peers)
 fi
 # Where a kernel is tuned, it is launched from deep down.
 export RUST_MIN_STACK="${RUST_MIN_STACK:-16777216}"
@@ -38,6 +39,15 @@ if ! tar -C "$bin" -xJf "$root/target-gpu-pack/pack.tar.xz"; then
     exit 1
 fi
 
+# Programs run in this folder, so that kernels and choices of the tuner are compiled and made once.
+cd "$bin" || exit 1
+cat > cubecl.toml <<END
+[compilation]
+cache = { file = "$bin/kernels" }
+[autotune]
+cache = { file = "$bin/kernels" }
+END
+
 # CubeCL compiles kernels at run time and needs CUDA's headers. Python packages bring them as well.
 if [ -z "${CUDA_PATH:-}" ]; then
     for folder in /usr/local/cuda /opt/cuda; do
@@ -46,14 +56,14 @@ if [ -z "${CUDA_PATH:-}" ]; then
 fi
 
 # The real backend on a driver that computes nothing needs no GPU. What fails there would fail on one.
-if [ -x "$bin/cuda" ]; then
+if [ -x "$bin/cuda" ] && [ -z "${NO_BLANK:-}" ]; then
     echo "== on the blank driver (at most 240 s)"
     timeout --kill-after=10 240 "$bin/cuda" --nocapture > "$OUT/blank.txt" 2>&1
     blank=$(grep -a '^test result:' "$OUT/blank.txt" | tail -1)
     blank=${blank:-"not finished, see blank.txt"}
     echo "$blank"
 else
-    blank="not run: the pack has no such test"
+    blank="not run"
 fi
 
 if [ -z "$dry" ]; then
@@ -90,6 +100,7 @@ part() {
     esac
     result=$(grep -a '^result: ' "$OUT/$name.txt" | tail -1)
     if [ -z "$result" ]; then result=$(grep -a 'test result:' "$OUT/$name.txt" | tail -1); fi
+    if [ -z "$result" ]; then result=$(grep -a '^measured: ' "$OUT/$name.txt" | tail -1); fi
     if [ -z "$result" ]; then result=$(tail -c 300 "$OUT/$name.txt" | tail -1); fi
     echo "| $name | $end | $((SECONDS - started)) | ${result//|/ } |" >> "$summary"
     tail -3 "$OUT/$name.txt"
@@ -104,7 +115,20 @@ for name in "${parts[@]}"; do
         cuda)
             if [ ! -x "$bin/cuda" ]; then skip cuda "the pack has no such test"
             elif [ -n "$dry" ]; then skip cuda "it needs computed values; the rest ran on the blank driver"
-            else part cuda 90 "$bin/cuda" --nocapture values; fi ;;
+            else part cuda 80 "$bin/cuda" --nocapture values; fi ;;
+        costs)
+            if [ -n "$dry" ]; then part costs 300 "$bin/gpu" costs --model small-gpt --items 4 --timed 1
+            else part costs 150 "$bin/gpu" costs --limit 60; fi ;;
+        pool)
+            if [ ! -x "$bin/accuracy_pool" ]; then skip pool "the pack has no such bench"
+            elif [ -n "$dry" ]; then part pool 60 "$bin/accuracy_pool" --bench --list
+            else part pool 150 "$bin/accuracy_pool" --bench --processes 1 --jobs 12 --limit 100 --json "$OUT/pool.json"; fi ;;
+        beyond)
+            if [ -n "$dry" ]; then
+                part beyond 120 "$bin/gpu" trial --model small-gpt --batch 64 --memory 256MiB
+            else
+                part beyond 120 "$bin/gpu" trial --model gpt --batch 1024 --memory free
+            fi ;;
         accuracy)
             if [ ! -x "$bin/accuracy" ]; then skip accuracy "the pack has no such bench"
             elif [ -n "$dry" ]; then part accuracy 60 "$bin/accuracy" --bench --list
@@ -117,7 +141,7 @@ for name in "${parts[@]}"; do
             fi ;;
         ratio)
             if [ -n "$dry" ]; then part ratio 240 "$bin/gpu" ratio --model cnn --rounds 1 --items 2
-            else part ratio 120 "$bin/gpu" ratio; fi ;;
+            else part ratio 90 "$bin/gpu" ratio --rounds 15; fi ;;
         plan)
             if [ -n "$dry" ]; then part plan 120 "$bin/gpu" plan-time --model small-gpt --items 16 --memory 512MiB
             else part plan 90 "$bin/gpu" plan-time; fi ;;
@@ -125,7 +149,7 @@ for name in "${parts[@]}"; do
             if [ -n "$dry" ]; then
                 part out-of-memory 200 "$bin/gpu" out-of-memory --model cnn --items 2000 --limit 150
             else
-                part out-of-memory 120 "$bin/gpu" out-of-memory --limit 50
+                part out-of-memory 70 "$bin/gpu" out-of-memory --limit 32
             fi ;;
         peers)
             if ! "$python" -c 'import torch, accelerate, importlib.util as i; assert i.find_spec("lightning") or i.find_spec("pytorch_lightning")' 2> /dev/null; then

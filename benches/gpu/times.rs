@@ -12,13 +12,14 @@ use burn::optim::{AdamConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
-use firebox::{Budget, Lazy, Learner, MicroBatch, Recorder, initialize};
+use firebox::trace::Recorder;
+use firebox::{Budget, Lazy, Learner, MicroBatch, initialize};
 use firebox_testing::bench::paired::{measure, time};
 
 use crate::model::{self, FromNumbers, Subject};
 use crate::real::{self, Device, Real};
 
-type Plain = Autodiff<Real>;
+type Plain = Autodiff<real::Plain>;
 type Decorated = Autodiff<Lazy<Real>>;
 
 /// Minimum duration of a turn in seconds, so that a clock can measure it.
@@ -123,6 +124,7 @@ fn turn(count: usize, device: &Device, mut step: impl FnMut()) -> Duration {
     for _ in 0..count {
         step();
     }
+    real::Plain::sync(device).expect("the device is healthy");
     Real::sync(device).expect("the device is healthy");
     started.elapsed()
 }

@@ -1,6 +1,7 @@
 //! Runs one training with the Learner in a child process and reports the memory it took.
 
 use std::fmt::{Debug, Display};
+use std::time::Duration;
 
 use burn::backend::Autodiff;
 use burn::data::dataloader::DataLoaderBuilder;
@@ -8,21 +9,33 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::module::AutodiffModule;
 use burn::optim::AdamConfig;
+use burn::optim::adaptor::OptimizerAdaptor;
 use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
-use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
+use burn::train::{InferenceStep, LearningComponentsMarker, SupervisedTraining, TrainStep};
 use clap::Args;
-use firebox::{Budget, Bytes, Lazy, Learner, MicroBatch, RecomputePolicy};
+use firebox::{
+    Budget, Bytes, Fitted, Half, Lazy, LazyBackend, Learner, MicroBatch, Park, RecomputePolicy,
+};
+use firebox_testing::bench::paired::time;
+use firebox_testing::full_size::cnn::Cnn;
+use firebox_testing::full_size::gpt::Gpt;
 
 use crate::model::{self, FromNumbers, Subject};
 use crate::real::{self, Device, Real};
 
-type B = Autodiff<Lazy<Real>>;
+type Decorated = Autodiff<Lazy<Real>>;
+type Narrow = Autodiff<Half<Lazy<Real>>>;
+type Plain = Autodiff<real::Plain>;
+type Training<B, M> = SupervisedTraining<
+    LearningComponentsMarker<B, f64, M, OptimizerAdaptor<burn::optim::Adam, M, B>>,
+>;
 
 /// Printed by a trial whose training ended normally although the device had failed.
 pub const UNNOTICED: &str = "the device failed, and training did not notice";
 
-/// Two batches of training, in micro-batches of a given size or as planned.
+/// Training with Adam, in micro-batches of a given size or as planned.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Trial {
     /// The model.
@@ -40,85 +53,208 @@ pub struct Trial {
     /// Plans without training.
     #[arg(long)]
     pub plan_only: bool,
+    /// Also times a step, over this many batches.
+    #[arg(long, default_value_t = 0)]
+    pub timed: usize,
+    /// Lets the plan recompute.
+    #[arg(long)]
+    pub recompute: bool,
+    /// Parks the optimizer's state in host memory.
+    #[arg(long)]
+    pub park: bool,
+    /// Trains in 16 bit.
+    #[arg(long, conflicts_with = "plain")]
+    pub half: bool,
+    /// Trains with burn's own learner on burn's own backend.
+    #[arg(long)]
+    pub plain: bool,
 }
 
 impl Trial {
+    /// Two batches, within a budget.
+    pub fn new(model: Subject, batch: usize, memory: Budget) -> Self {
+        Self {
+            model,
+            batch,
+            micro_batch: None,
+            memory,
+            plan_only: false,
+            timed: 0,
+            recompute: false,
+            park: false,
+            half: false,
+            plain: false,
+        }
+    }
+
     /// Arguments that start this trial.
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments = vec!["trial".to_owned(), "--model".into(), self.model.name()];
         arguments.extend(["--batch".into(), self.batch.to_string()]);
         arguments.extend(["--memory".into(), self.memory.to_string()]);
+        arguments.extend(["--timed".into(), self.timed.to_string()]);
         if let Some(items) = self.micro_batch {
             arguments.extend(["--micro-batch".into(), items.to_string()]);
         }
-        if self.plan_only {
-            arguments.push("--plan-only".into());
-        }
+        let flags = [
+            (self.plan_only, "--plan-only"),
+            (self.recompute, "--recompute"),
+            (self.park, "--park"),
+            (self.half, "--half"),
+            (self.plain, "--plain"),
+        ];
+        arguments.extend(flags.iter().filter(|(set, _)| *set).map(|(_, name)| (*name).to_owned()));
         arguments
     }
 
     /// Trains in this process and prints a line that begins with `measured:`.
     pub fn run(&self) -> anyhow::Result<()> {
         let device = Device::default();
-        match self.model {
-            Subject::Cnn => self.train(model::cnn::<B>(&device), &device),
-            gpt => self.train(model::gpt::<B>(gpt, &device), &device),
+        // Creates the context and the first kernel before anything is counted.
+        Tensor::<Real, 1>::zeros([1], &device).into_data();
+        match (self.model, self.half, self.plain) {
+            (Subject::Cnn, _, true) => self.train_plain::<Cnn<Plain>, _>(model::cnn, &device),
+            (gpt, _, true) => self.train_plain(|device| model::gpt::<Plain>(gpt, device), &device),
+            (Subject::Cnn, false, _) => self.train::<Decorated, Cnn<_>, _>(model::cnn, &device),
+            (Subject::Cnn, true, _) => self.train::<Narrow, Cnn<_>, _>(model::cnn, &device),
+            (gpt, false, _) => {
+                self.train::<Decorated, Gpt<_>, _>(|device| model::gpt(gpt, device), &device)
+            }
+            (gpt, true, _) => {
+                self.train::<Narrow, Gpt<_>, _>(|device| model::gpt(gpt, device), &device)
+            }
         }
     }
 
-    fn train<M, I>(&self, model: M, device: &Device) -> anyhow::Result<()>
+    /// Training on so many batches.
+    fn training<B, M>(&self, folder: &std::path::Path, batches: usize) -> Training<B, M>
     where
+        B: AutodiffBackend<Device = Device>,
+        M: TrainStep + AutodiffModule<B> + Display + 'static,
+        M::InnerModule: InferenceStep,
+        M::Input: Clone + Debug + Send + 'static,
+        <M::InnerModule as InferenceStep>::Input: Clone + Debug + Send + 'static,
+        FromNumbers: Batcher<B, usize, M::Input>
+            + Batcher<B::InnerBackend, usize, <M::InnerModule as InferenceStep>::Input>,
+    {
+        let numbers = |items: usize| InMemDataset::new((0..items).collect::<Vec<usize>>());
+        SupervisedTraining::new(
+            folder,
+            DataLoaderBuilder::new(FromNumbers)
+                .batch_size(self.batch)
+                .build(numbers(batches * self.batch)),
+            DataLoaderBuilder::new(FromNumbers).batch_size(1).build(numbers(1)),
+        )
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(1)
+    }
+
+    /// Time of a step: what `timed` batches add to two. Runs once before, to compile and tune.
+    fn step(&self, mut run: impl FnMut(usize) -> anyhow::Result<()>) -> anyhow::Result<Duration> {
+        let device = Device::default();
+        let mut run = |batches| -> anyhow::Result<Duration> {
+            let (result, time) = time(|| -> anyhow::Result<()> {
+                run(batches)?;
+                sync(&device)
+            });
+            result.map(|()| time)
+        };
+        let few = run(2)?;
+        let many = run(2 + self.timed)?;
+        Ok(many.saturating_sub(few) / self.timed as u32)
+    }
+
+    fn train_plain<M, I>(&self, model: impl Fn(&Device) -> M, device: &Device) -> anyhow::Result<()>
+    where
+        M: TrainStep<Input = I> + AutodiffModule<Plain> + Display + 'static,
+        M::InnerModule: InferenceStep,
+        <M::InnerModule as InferenceStep>::Input: Clone + Debug + Send + 'static,
+        FromNumbers: Batcher<Plain, usize, I>
+            + Batcher<real::Plain, usize, <M::InnerModule as InferenceStep>::Input>,
+        I: Clone + Debug + Send + 'static,
+    {
+        let run = |batches| {
+            let folder = tempfile::tempdir()?;
+            let training = self.training::<Plain, M>(folder.path(), batches);
+            let adam = AdamConfig::new().init();
+            training.launch(burn::train::Learner::new(model(device), adam, 1e-4));
+            Ok(())
+        };
+        run(2)?;
+        sync(device)?;
+        let step = if self.timed > 0 { self.step(run)? } else { Duration::ZERO };
+        println!("measured: step_us={}", step.as_micros());
+        Ok(())
+    }
+
+    fn train<B, M, I>(&self, model: impl Fn(&Device) -> M, device: &Device) -> anyhow::Result<()>
+    where
+        B: AutodiffBackend<Device = Device> + LazyBackend<Base = Real>,
+        B::InnerBackend: LazyBackend<Base = Real>,
         M: TrainStep<Input = I> + AutodiffModule<B> + Display + 'static,
         M::InnerModule: InferenceStep,
         <M::InnerModule as InferenceStep>::Input: MicroBatch + Clone + Debug + Send + 'static,
         FromNumbers: Batcher<B, usize, I>
-            + Batcher<Lazy<Real>, usize, <M::InnerModule as InferenceStep>::Input>,
+            + Batcher<B::InnerBackend, usize, <M::InnerModule as InferenceStep>::Input>,
         I: MicroBatch + Clone + Debug + Send + 'static,
     {
-        // Creates the context and the first kernel before anything is counted.
-        Tensor::<Real, 1>::zeros([1], device).into_data();
-        let ready = real::driver_used();
-        let numbers = |items: usize| InMemDataset::new((0..items).collect::<Vec<usize>>());
-        let mut builder = Learner::builder().auto_batch().memory(self.memory);
-        // What fits as it is.
-        builder = builder.recompute(RecomputePolicy::never());
-        if let Some(items) = self.micro_batch {
-            builder = builder.micro_batch(items);
-        }
-        let learner = builder.build(model, AdamConfig::new().init(), 1e-4);
+        // By default what fits as it is.
+        let policy = match self.recompute {
+            true => RecomputePolicy::if_needed().at_most(1.0),
+            false => RecomputePolicy::never(),
+        };
+        let learner = || {
+            let mut builder = Learner::builder().auto_batch().memory(self.memory).recompute(policy);
+            if let Some(items) = self.micro_batch {
+                builder = builder.micro_batch(items);
+            }
+            if self.park {
+                builder = builder.park_optimizer(Park::Host);
+            }
+            builder.build(model(device), AdamConfig::new().init(), 1e-4)
+        };
         if self.plan_only {
             let batch: I = FromNumbers.batch((0..self.batch).collect(), device);
-            let report = learner.plan(&batch)?;
+            let report = learner().plan(&batch)?;
             let (micro_batch, predicted) = (report.micro_batch(), report.predicted());
             println!("planned: micro_batch={micro_batch} predicted={}", predicted.get());
             return Ok(());
         }
-        let folder = tempfile::tempdir()?;
-        let training = SupervisedTraining::new(
-            folder.path(),
-            DataLoaderBuilder::new(FromNumbers)
-                .batch_size(self.batch)
-                .build(numbers(2 * self.batch)),
-            DataLoaderBuilder::new(FromNumbers).batch_size(1).build(numbers(1)),
-        );
-        let training = training
-            .with_application_logger(None)
-            .renderer(CliMetricsRenderer::new())
-            .num_epochs(1);
-        let fitted = learner.fit(training)?;
-        Real::sync(device).map_err(|error| anyhow::anyhow!("{UNNOTICED}: {error:?}"))?;
+        let fit = |batches| -> anyhow::Result<Fitted<M::InnerModule>> {
+            let folder = tempfile::tempdir()?;
+            Ok(learner().fit(self.training::<B, M>(folder.path(), batches))?)
+        };
+        let fitted = fit(2)?;
+        sync(device)?;
         let report = fitted.report.as_ref();
         let (micro_batch, predicted) =
             report.map_or((0, Bytes::ZERO), |report| (report.micro_batch(), report.predicted()));
-        let grown = real::driver_used().zip(ready).map(|(now, ready)| now - ready);
+        let slower = report.and_then(|report| report.recomputed.as_ref());
+        let slower = slower.map_or(0, |recomputing| (recomputing.overhead * 1e4) as u64);
+        let (most, reserved) = match &fitted.memory {
+            Some(memory) => (memory.predicted, memory.measured),
+            None => (Bytes::ZERO, None),
+        };
+        drop(fitted);
+        let step = match self.timed {
+            0 => Duration::ZERO,
+            _ => self.step(|batches| fit(batches).map(drop))?,
+        };
         println!(
-            "measured: micro_batch={micro_batch} predicted={} reserved={} driver={}",
+            "measured: micro_batch={micro_batch} predicted={} most={} reserved={} slower={slower} step_us={}",
             predicted.get(),
-            number(real::reserved(device)),
-            number(grown),
+            most.get(),
+            number(reserved),
+            step.as_micros(),
         );
         Ok(())
     }
+}
+
+fn sync(device: &Device) -> anyhow::Result<()> {
+    Real::sync(device).map_err(|error| anyhow::anyhow!("{UNNOTICED}: {error:?}"))?;
+    real::Plain::sync(device).map_err(|error| anyhow::anyhow!("{UNNOTICED}: {error:?}"))
 }
 
 fn number(bytes: Option<Bytes>) -> String {

@@ -15,10 +15,11 @@ use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use firebox::dry::{Card, Cuda, Dry, DryCuda, DryDevice, DryTwin, Lease, ReplayError};
-use firebox::{
-    Budget, Bytes, Estimate, Footprint, Heap, LazyBackend, Mark, MemoryInfo, MemoryModel, Recorder,
-    Trace, initialize, label_parameters, mark, rehearse,
+use firebox::plan::MemoryInfo;
+use firebox::trace::{
+    Estimate, Footprint, Heap, Mark, MemoryModel, Recorder, Trace, label_parameters, mark, rehearse,
 };
+use firebox::{Budget, Bytes, LazyBackend, initialize};
 
 /// Upper limit of the search; no current card trains on more items at once.
 const MOST_ITEMS: usize = 1 << 22;

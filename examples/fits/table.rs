@@ -1,7 +1,8 @@
 //! The table that the example prints.
 
 use comfy_table::{CellAlignment, Table, presets};
-use firebox::{Bytes, Footprint, Paging};
+use firebox::Bytes;
+use firebox::trace::{Footprint, Paging};
 
 use crate::search::Fit;
 

@@ -25,9 +25,9 @@ use cubecl::cuda::CudaRuntime;
 use cubecl_runtime::config::cache::CacheConfig;
 use cubecl_runtime::config::memory::PersistentMemory;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
+use firebox::train::LastState;
 use firebox::{
-    Budget, Bytes, DeviceMemory, FitError, LastState, Lazy, Learner, Park, RecomputePolicy,
-    TrainError,
+    Budget, Bytes, DeviceMemory, FitError, Lazy, Learner, Park, RecomputePolicy, TrainError,
 };
 use firebox_blank::Books;
 use firebox_pool::Control;

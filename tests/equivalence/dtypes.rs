@@ -3,7 +3,8 @@
 use burn::backend::Flex;
 use burn::prelude::*;
 use burn::tensor::{DType, bf16, f16};
-use firebox::{Lazy, Recorder};
+use firebox::Lazy;
+use firebox::trace::Recorder;
 
 use crate::bits;
 

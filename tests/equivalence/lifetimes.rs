@@ -2,7 +2,8 @@
 
 use burn::backend::Flex;
 use burn::prelude::*;
-use firebox::{Arrival, Lazy, Recorder, Step};
+use firebox::Lazy;
+use firebox::trace::{Arrival, Recorder, Step};
 
 type L = Lazy<Flex>;
 
@@ -172,7 +173,7 @@ fn a_trace_survives_serialization() {
     });
     let trace = recording.expect("records").trace().clone();
     let text = serde_json::to_string(&trace).expect("a trace is plain data");
-    let back: firebox::Trace = serde_json::from_str(&text).expect("it reads what it wrote");
+    let back: firebox::trace::Trace = serde_json::from_str(&text).expect("it reads what it wrote");
     assert_eq!(back, trace);
     assert_eq!(back.structural_hash(), trace.structural_hash());
 }

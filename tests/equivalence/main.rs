@@ -20,7 +20,8 @@ use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_ndarray::NdArray;
-use firebox::{Lazy, LazyBackend, Recorder, Trace};
+use firebox::trace::{Recorder, Trace};
+use firebox::{Lazy, LazyBackend};
 
 /// Flex with the decorator.
 pub type LazyFlex = Lazy<Flex>;

@@ -10,7 +10,8 @@ use burn::data::dataset::InMemDataset;
 use burn::nn::{BatchNormConfig, DropoutConfig, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::backend::BackendTypes;
-use firebox::{Bytes, Lazy, RecordError, Recorder, Step, is_rehearsal, rehearse};
+use firebox::trace::{RecordError, Recorder, Step, rehearse};
+use firebox::{Bytes, Lazy, is_rehearsal};
 
 use crate::{bits, random_state};
 

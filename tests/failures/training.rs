@@ -16,9 +16,10 @@ use burn::train::metric::LossMetric;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{LearningComponentsMarker, SupervisedTraining};
 use cubecl::wgpu::WgpuDevice;
+use firebox::train::{ByMicroBatch, DeviceFailure, During, LastState, Splitter};
 use firebox::{
-    ByMicroBatch, Bytes, Coupling, DeviceFailure, DeviceMemory, During, FitError, Fitted,
-    LastState, Lazy, Learner, MicroBatchError, Reduction, Splitter, TrainError,
+    Bytes, Coupling, DeviceMemory, FitError, Fitted, Lazy, Learner, MicroBatchError, Reduction,
+    TrainError,
 };
 use firebox_testing::task::{Given, Net, Points, batch, weights};
 
@@ -98,7 +99,8 @@ where
         .num_epochs(epochs.len())
 }
 
-fn learner() -> firebox::LearnerBuilder<firebox::ByMicroBatch, firebox::ByMicroBatch> {
+fn learner() -> firebox::LearnerBuilder<firebox::train::ByMicroBatch, firebox::train::ByMicroBatch>
+{
     Learner::builder().auto_batch().memory(Bytes::gib(1)).quiet()
 }
 

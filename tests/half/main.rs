@@ -18,9 +18,10 @@ use burn::tensor::backend::{AutodiffBackend, Backend, BackendTypes};
 use burn::tensor::{DType, Tensor, f16};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
+use firebox::trace::{Heap, MemoryModel, Recorder, Trace};
 use firebox::{
-    Bytes, Half, Heap, Lazy, LazyBackend, Learner, MemoryModel, Park, PlanReport, Recorder, Sizing,
-    SplitCheck, Trace, WeightedGradients, initialize,
+    Bytes, Half, Lazy, LazyBackend, Learner, Park, PlanReport, Sizing, SplitCheck,
+    WeightedGradients, initialize,
 };
 use firebox_testing::zoo::{self, Numbered, Zoo};
 
@@ -90,7 +91,7 @@ fn in_full_precision_everything_is_in_32_bit() {
     let wide = Tensor::<Half<Lazy<Flex>>, 2>::ones([4, 4], &device);
     let narrow = wide.clone().cast(DType::BF16);
     assert_eq!(wide.clone().matmul(narrow.clone()).dtype(), DType::BF16);
-    let product = firebox::in_full_precision(|| wide.clone().matmul(narrow.clone()));
+    let product = firebox::trace::in_full_precision(|| wide.clone().matmul(narrow.clone()));
     assert_eq!(product.dtype(), DType::F32);
     // What meets a larger tensor of 16 bit does not widen it.
     let scale = Tensor::<Half<Lazy<Flex>>, 2>::ones([1, 4], &device);

@@ -8,7 +8,8 @@ use burn::module::AutodiffModule;
 use burn::optim::{AdamConfig, Optimizer};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, LearningComponentsMarker, SupervisedTraining, TrainStep};
-use firebox::{Bytes, FitError, Fitted, LastState, Lazy, Learner};
+use firebox::train::LastState;
+use firebox::{Bytes, FitError, Fitted, Lazy, Learner};
 use firebox_testing::task::{Given, Points, batch};
 
 pub type B = Autodiff<Lazy<Flex>>;

@@ -17,10 +17,9 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
 };
-use firebox::{
-    Budget, BudgetError, ByFunctions, ByMicroBatch, Bytes, Lazy, Learner, MicroBatch,
-    MicroBatchError, Phase, PlanError, Remedy, Splitter, TrainError,
-};
+use firebox::plan::{BudgetError, PlanError, Remedy};
+use firebox::train::{ByFunctions, ByMicroBatch, Phase, Splitter};
+use firebox::{Budget, Bytes, Lazy, Learner, MicroBatch, MicroBatchError, TrainError};
 use firebox_testing::task::{
     Given, Net, PointBatcher, Points, batch, files, points, random_state, weights,
 };

@@ -8,7 +8,8 @@ use burn::optim::{AdamConfig, GradientsParams, LearningRate, MultiGradientsParam
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
-use firebox::{Bytes, Learner, Phase, TrainError};
+use firebox::train::Phase;
+use firebox::{Bytes, Learner, TrainError};
 use firebox_testing::task::{Net, Points, random_state, weights};
 
 use crate::attempts::{

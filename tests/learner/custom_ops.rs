@@ -6,7 +6,8 @@ use burn::prelude::*;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Distribution, TensorMetadata, TensorPrimitive, Tolerance};
 use firebox::dry::{Card, Dry, DryCuda};
-use firebox::{Bytes, CustomOp, Estimate, Heap, Lazy, MemoryModel, Recorder};
+use firebox::trace::{Estimate, Heap, MemoryModel, Recorder};
+use firebox::{Bytes, CustomOp, Lazy};
 use firebox_testing::task::random_state;
 
 use crate::op::{Snake, SnakeKernels, snake};

@@ -9,9 +9,8 @@ use burn::prelude::*;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
-use firebox::{
-    ByFunctions, ByMicroBatch, Bytes, Coupling, Lazy, Learner, LearnerBuilder, MicroBatch, Splitter,
-};
+use firebox::train::{ByFunctions, ByMicroBatch, Splitter};
+use firebox::{Bytes, Coupling, Lazy, Learner, LearnerBuilder, MicroBatch};
 use firebox_testing::task::{Given, Net, Points, batch, loader, points, random_state, weights};
 
 use crate::closeness::{Values, compare, difference};

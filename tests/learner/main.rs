@@ -9,7 +9,6 @@ mod closeness;
 mod coupling;
 mod custom_ops;
 mod devices;
-mod earlier_runs;
 mod equal_to_burn;
 mod faults;
 mod gradients;

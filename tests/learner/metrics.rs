@@ -14,7 +14,8 @@ use burn::train::renderer::{
     MetricsRendererEvaluation, MetricsRendererTraining, ProgressType, TrainingProgress,
 };
 use burn::train::{LearnerSummary, SupervisedTraining};
-use firebox::{ByMicroBatch, Bytes, Lazy, Learner, LearnerBuilder, StepMetric, join};
+use firebox::train::ByMicroBatch;
+use firebox::{Bytes, Lazy, Learner, LearnerBuilder, StepMetric, join};
 use firebox_testing::task::{Content, Net, files, loader, points, random_state};
 
 type B = Autodiff<Lazy<Flex>>;

@@ -20,7 +20,8 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::LossMetric;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
-use firebox::{Bytes, Fitted, Lazy, Learner, MicroBatch, Park, PlanError, TrainError};
+use firebox::plan::PlanError;
+use firebox::{Bytes, Fitted, Lazy, Learner, MicroBatch, Park, TrainError};
 use firebox_testing::task::{random_state, weights};
 
 type B = Autodiff<Lazy<Flex>>;

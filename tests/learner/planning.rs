@@ -11,10 +11,9 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
 };
-use firebox::{
-    ByMicroBatch, Bytes, Category, Lazy, Learner, LearnerBuilder, RecordError, TrainError,
-    is_rehearsal,
-};
+use firebox::trace::{Category, RecordError};
+use firebox::train::ByMicroBatch;
+use firebox::{Bytes, Lazy, Learner, LearnerBuilder, TrainError, is_rehearsal};
 use firebox_testing::task::{Net, Points, batch, loader, points, random_state, weights};
 
 use crate::attempts::{fit, training, validates_as_its_net};
@@ -179,7 +178,7 @@ fn one_item_that_does_not_fit_is_an_error_with_figures() {
     let _lock = random_state();
     let error = plan(Net::<B>::new(&Default::default()), Bytes::kib(1), 8).expect_err("too little");
     let TrainError::Plan { cause, .. } = &error else { panic!("{error}") };
-    assert!(matches!(**cause, firebox::PlanError::DoesNotFit(_)), "{error}");
+    assert!(matches!(**cause, firebox::plan::PlanError::DoesNotFit(_)), "{error}");
     assert!(error.to_string().contains("1.00 KiB"), "{error}");
 }
 

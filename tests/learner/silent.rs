@@ -12,9 +12,10 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
+use firebox::train::{ClipGlobalNorm, GradientHook};
 use firebox::{
-    Bytes, ClipGlobalNorm, Coupling, GradientHook, Lazy, Learner, MicroBatch, SplitCheck,
-    TrainError, clip_global_norm, on_gradients,
+    Bytes, Coupling, Lazy, Learner, MicroBatch, SplitCheck, TrainError, clip_global_norm,
+    on_gradients,
 };
 use firebox_testing::task::{Given, random_state, weights};
 

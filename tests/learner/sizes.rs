@@ -6,7 +6,8 @@ use burn::optim::AdamConfig;
 use burn::train::SupervisedTraining;
 use burn::train::renderer::CliMetricsRenderer;
 use firebox::dry::{Card, Cuda, DryCuda, Lease};
-use firebox::{Bytes, Lazy, Learner, Phase};
+use firebox::train::Phase;
+use firebox::{Bytes, Lazy, Learner};
 use firebox_testing::task::{Given, Net, PointBatcher, points};
 
 type B = Autodiff<Lazy<DryCuda>>;

@@ -12,10 +12,8 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
-use firebox::{
-    ByFunctions, ByMicroBatch, Bytes, Coupling, Lazy, Learner, MicroBatch, MicroBatchError,
-    Reduction, Splitter,
-};
+use firebox::train::{ByFunctions, ByMicroBatch, Splitter};
+use firebox::{Bytes, Coupling, Lazy, Learner, MicroBatch, MicroBatchError, Reduction};
 use firebox_testing::layers::Layer;
 use firebox_testing::task::{Given, random_state, weights};
 

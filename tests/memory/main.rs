@@ -22,9 +22,8 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{SupervisedTraining, TrainStep};
-use firebox::{
-    Bytes, Half, Heap, Lazy, LazyBackend, Learner, Park, Recorder, WeightedGradients, join,
-};
+use firebox::trace::{Heap, Recorder};
+use firebox::{Bytes, Half, Lazy, LazyBackend, Learner, Park, WeightedGradients, join};
 use firebox_lazy::{HOST_BYTES_PER_CALL, host_bytes_of_descriptions};
 use firebox_testing::classifiers::{Kind, Model, Numbered};
 use peak_alloc::PeakAlloc;

@@ -12,7 +12,8 @@ use burn::prelude::*;
 use burn::train::SupervisedTraining;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
-use firebox::{Bytes, Lazy, Learner, Resident};
+use firebox::plan::Resident;
+use firebox::{Bytes, Lazy, Learner};
 use firebox_testing::classifiers::{Items, Kind, Model, Numbered};
 
 use crate::{B, HEAP, budget};
@@ -23,7 +24,8 @@ pub struct Soak {
     pub name: &'static str,
     pub kind: Kind,
     pub items: usize,
-    /// Memory in MiB that it may use in addition to what [threads keep](firebox::Heap::kept).
+    /// Memory in MiB that it may use in addition to what
+    /// [threads keep](firebox::trace::Heap::kept).
     pub mib: u64,
     pub steps: usize,
 }

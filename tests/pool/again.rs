@@ -14,10 +14,9 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{SupervisedTraining, TrainStep};
 use burn_cubecl::CubeBackend;
 use cubecl::wgpu::WgpuRuntime;
-use firebox::{
-    Bytes, DeviceMemory, Lazy, LazyBackend, Learner, MemoryUse, PlanReport, Pooled, Recorder,
-    initialize, rehearse,
-};
+use firebox::pool::Pooled;
+use firebox::trace::Recorder;
+use firebox::{Bytes, DeviceMemory, Lazy, LazyBackend, Learner, MemoryUse, PlanReport, initialize};
 use firebox_recompute::{Demand, Program, Rates, select};
 use firebox_testing::zoo::{self, Numbered, Zoo};
 
@@ -39,33 +38,17 @@ where
     M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
 {
     B::seed(device, SEED);
-    let batch = || M::batch(&(0..ITEMS).collect::<Vec<_>>(), device);
     let of = device.clone();
     let drain = move || B::Base::drain(&of);
-    // What a step does is found without running it, for one that reads values with zeros.
-    let recipe = share.and_then(|share| {
-        let guess = Recorder::new().guess_reads();
-        let batch = batch();
-        let step = |model: &M| drop(TrainStep::step(model, batch).grads);
-        let guess = rehearse::<B, _>(&guess, model, step).expect("zeros lead somewhere");
-        let trace = &guess.trace;
+    let batch = M::batch(&(0..ITEMS).collect::<Vec<_>>(), device);
+    let recording = Recorder::new().record::<B::Base, _>(|| TrainStep::step(model, batch).grads);
+    let mut recording = recording.expect("nothing else is recorded here");
+    let program = share.and_then(|share| {
+        let trace = recording.trace();
         let demand = Demand { drains: true, ..Demand::new(trace, &Rates::RTX_4090) };
         let peak = select(trace, Bytes::MAX, &demand)?.peak;
-        Some(Arc::new(select(trace, peak.scale(share), &demand)?.recipe))
-    });
-    let recorder = match recipe.clone() {
-        Some(recipe) => {
-            Recorder::new().rewrite_at_reads(move |_| Some(recipe.clone()), drain.clone())
-        }
-        None => Recorder::new(),
-    };
-    let batch = batch();
-    let recording = recorder.record::<B::Base, _>(|| TrainStep::step(model, batch).grads);
-    let mut recording = recording.expect("nothing else is recorded here");
-    let program = recipe.map(|recipe| {
-        let made = || Program::new(recording.trace(), &recipe);
-        let program = recording.begun_program().unwrap_or_else(made);
-        Arc::new(program.expect("it passes the checker"))
+        let recipe = select(trace, peak.scale(share), &demand)?.recipe;
+        Some(Arc::new(Program::new(trace, &recipe).expect("it passes the checker")))
     });
     if let Some(program) = &program {
         assert!(recording.rewrite(program, drain), "the program is that of the recording");
@@ -148,7 +131,6 @@ models! {
     gpt: Gpt;
     unet: UNet;
     encoder: Encoder;
-    reader: Reader;
 }
 
 /// Trains on whole batches within a budget. Returns the plan and the memory.

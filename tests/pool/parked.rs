@@ -13,7 +13,8 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use burn_cubecl::CubeBackend;
 use cubecl::wgpu::WgpuRuntime;
-use firebox::{Bytes, DeviceMemory, Lazy, LazyBackend, Learner, MemoryUse, Park, Pooled};
+use firebox::pool::Pooled;
+use firebox::{Bytes, DeviceMemory, Lazy, LazyBackend, Learner, MemoryUse, Park};
 use firebox_testing::zoo::{self, Numbered, Zoo};
 
 use crate::{Burns, Ours, SEED, alone, bits, device};

@@ -19,9 +19,9 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
     Interrupter, MetricEarlyStoppingStrategy, StoppingCondition, SupervisedTraining,
 };
+use firebox::ranks::RankError;
 use firebox::{
-    Budget, Bytes, DurableRecorder, Lazy, Learner, RankError, Ranks, TrainError, newest_checkpoint,
-    shard,
+    Budget, Bytes, DurableRecorder, Lazy, Learner, Ranks, TrainError, newest_checkpoint, shard,
 };
 use firebox_testing::task::{Net, Point, PointBatcher, Points, points, weights};
 use serde::{Deserialize, Serialize};
@@ -306,7 +306,7 @@ impl Train {
                     split: report.map_or(String::new(), |report| report.plan.to_string()),
                     exchange: report.map_or(0, |report| report.overhead.exchange.get()),
                     budget: report.map_or(0, |report| report.budget.get()),
-                    machine: firebox::host_memory().map_or(0, |memory| memory.total.get()),
+                    machine: firebox::plan::host_memory().map_or(0, |memory| memory.total.get()),
                     stopped: fitted.stopped,
                     ..said
                 }

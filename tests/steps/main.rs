@@ -17,9 +17,9 @@ use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer, adaptor::Optimiz
 use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn::tensor::backend::AutodiffBackend;
+use firebox::train::{ByMicroBatch, Phase};
 use firebox::{
-    ByMicroBatch, Bytes, Lazy, Learner, MicroBatch, Phase, StepPlanner, TrainError,
-    WeightedGradients, is_rehearsal,
+    Bytes, Lazy, Learner, MicroBatch, StepPlanner, TrainError, WeightedGradients, is_rehearsal,
 };
 
 type Plain = Autodiff<Flex>;

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Maximum number of lines in the architecture page.
-const ARCHITECTURE_LINES: usize = 300;
+/// Maximum number of words on the architecture page.
+const ARCHITECTURE_WORDS: usize = 1500;
 /// File names that say nothing.
 const EMPTY_NAMES: [&str; 5] = ["base.rs", "utils.rs", "common.rs", "helpers.rs", "misc.rs"];
 
@@ -93,11 +93,16 @@ fn missing_paths(text: &str) -> Vec<String> {
 #[test]
 fn the_architecture_page_names_what_exists() {
     let page = read("docs/ARCHITECTURE.md");
+    // Paths without a crate are those of the Learner in this section.
+    let (before, paths) = page.split_once("## Three paths").expect("the page has the section");
+    let (paths, after) = paths.split_once("## Invariants").expect("the page has the section");
+    let paths = paths.replace("`src/", "`crates/firebox-train/src/");
+    let page = format!("{before}{paths}{after}");
     check_none("named in docs/ARCHITECTURE.md and not there", &missing_paths(&page));
     let paths = code_spans(&page).filter(|span| is_path(span)).count();
     assert!(paths >= 20, "the page is a map, and names {paths} paths");
-    let lines = page.lines().count();
-    assert!(lines <= ARCHITECTURE_LINES, "{lines} lines: tell the details where they belong");
+    let words = page.split_whitespace().count();
+    assert!(words <= ARCHITECTURE_WORDS, "{words} words: tell the details where they belong");
 }
 
 #[test]
@@ -105,59 +110,6 @@ fn a_path_that_is_not_there_would_be_noticed() {
     let page = "- `crates/firebox-plan`: see `src/planner.rs` and `src/gone.rs`.\n- `src/planner.rs` alone.\n\n\
                 `docs/upstream.md`, `Lazy<B>` and `a / b` but no `docs/gone.md`.";
     assert_eq!(missing_paths(page), ["src/gone.rs", "src/planner.rs", "docs/gone.md"]);
-}
-
-/// Whether a path is a source file of a crate, not one of its tests, benches or examples.
-fn is_source(path: &str) -> bool {
-    let mut parts = path.split('/');
-    match parts.next() {
-        Some("crates") => parts.nth(1) == Some("src"),
-        first => first == Some("src"),
-    }
-}
-
-/// The Rust files that the code map names. The paths of an item are below the crate that the item
-/// begins with, or below the root if it begins with something else.
-fn mapped_files(page: &str) -> Vec<String> {
-    let map = page.split("\n## ").find(|section| section.starts_with("Code map"));
-    let mut files = Vec::new();
-    for item in map.expect("the page has a code map").split("\n- ").skip(1) {
-        let item = item.split("\n\n").next().unwrap_or(item);
-        let home = code_spans(item).next().filter(|span| span.starts_with("crates/"));
-        let paths = code_spans(item).filter(|span| span.ends_with(".rs"));
-        files.extend(paths.map(|path| match home {
-            Some(home) => format!("{home}/{path}"),
-            None => path.to_owned(),
-        }));
-    }
-    files.sort();
-    files
-}
-
-#[test]
-fn the_code_map_names_every_source_file_once() {
-    let mapped = mapped_files(&read("docs/ARCHITECTURE.md"));
-    let sources: Vec<String> = rust_files().into_iter().filter(|path| is_source(path)).collect();
-    let unmapped = sources.iter().filter(|path| !mapped.contains(path)).cloned();
-    check_none(
-        "source files missing from the code map of docs/ARCHITECTURE.md",
-        &unmapped.collect::<Vec<_>>(),
-    );
-    let gone = mapped.iter().filter(|path| !sources.contains(path)).cloned();
-    check_none("named in the code map and not there", &gone.collect::<Vec<_>>());
-    let twice = mapped.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0].clone());
-    check_none("named twice in the code map", &twice.collect::<Vec<_>>());
-}
-
-#[test]
-fn a_file_counts_as_mapped_only_below_its_own_crate() {
-    let page = "# Page\n\n- `src/early.rs`\n\n## Code map\n\n- `src`: `src/lib.rs`.\n\
-                - `crates/firebox-plan`: `src/lib.rs`,\n  `Plan`.\n  * Inner: `src/a/b.rs`.\n\n\
-                `examples/after.rs`\n\n## End\n\n- `src/late.rs`";
-    let mapped = ["crates/firebox-plan/src/a/b.rs", "crates/firebox-plan/src/lib.rs", "src/lib.rs"];
-    assert_eq!(mapped_files(page), mapped);
-    assert!(mapped.iter().all(|path| is_source(path)));
-    assert!(!is_source("tests/tidy.rs") && !is_source("crates/firebox-plan/tests/planning.rs"));
 }
 
 /// The files that a Markdown text links to, relative to the text's own folder.

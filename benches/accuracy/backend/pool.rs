@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 pub type Base = firebox::Cuda;
-pub type Runtime = firebox::Pooled<cubecl::cuda::CudaRuntime>;
+pub type Runtime = firebox::pool::Pooled<cubecl::cuda::CudaRuntime>;
 
 /// Name of the bench.
 pub const BENCH: &str = "accuracy_pool";
@@ -21,5 +21,5 @@ pub fn name() -> Option<String> {
 
 /// Bytes that this process holds on the first device, if the driver tells.
 pub fn held_by_driver() -> Option<firebox::Bytes> {
-    firebox::cuda_memory(0).ok()?.held_by_process
+    firebox::pool::cuda_memory(0).ok()?.held_by_process
 }

@@ -192,7 +192,7 @@ pub struct DiffOptions {
 }
 
 fn bytes(text: &str) -> Result<Bytes, String> {
-    text.parse().map_err(|error: firebox::ParseBytesError| error.to_string())
+    text.parse().map_err(|error: firebox::trace::ParseBytesError| error.to_string())
 }
 
 fn items(text: &str) -> Result<usize, String> {

@@ -1,7 +1,8 @@
 //! `firebox cards` and `firebox gpus`.
 
+use firebox::Bytes;
 use firebox::dry::Card;
-use firebox::{Bytes, rates_of};
+use firebox::plan::rates_of;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;

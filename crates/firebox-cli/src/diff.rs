@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use comfy_table::Table;
-use firebox::{Bytes, ModuleBytes, Modules, PlanReport, SavedTrace, Split};
+use firebox::plan::{SavedTrace, Split};
+use firebox::trace::{ModuleBytes, Modules};
+use firebox::{Bytes, PlanReport};
 
 use crate::args::DiffOptions;
 use crate::plan::{Outcome, about, load};

@@ -99,7 +99,7 @@ fn show(path: &Path) -> anyhow::Result<()> {
     println!("parameters  {}", about.parameters);
     println!("recorded    on {}, a batch of {} items", about.backend, about.items);
     println!("firebox     {}", about.firebox);
-    if let Ok(whole) = trace.sample(firebox::Split::whole(about.items)) {
+    if let Ok(whole) = trace.sample(firebox::plan::Split::whole(about.items)) {
         println!("operations  {} in two iterations on a whole batch", whole.trace.calls().count());
     }
     Ok(())

@@ -2,7 +2,8 @@
 
 use anyhow::Context;
 use comfy_table::Table;
-use firebox::{Advice, Bytes, LoadError, PlanReport, SavedTrace};
+use firebox::plan::{Advice, LoadError, SavedTrace};
+use firebox::{Bytes, PlanReport};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 use serde_json::{Value, json};

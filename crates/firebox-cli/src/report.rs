@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use firebox::SavedTrace;
+use firebox::plan::SavedTrace;
 use firebox_report::{DeviceReport, html, perfetto, png, svg};
 
 use crate::args::ReportOptions;
@@ -73,7 +73,7 @@ fn outcome(shown: &[DeviceReport]) -> Outcome {
 
 fn show(target: &Target, trace: &SavedTrace, batch: usize) -> anyhow::Result<DeviceReport> {
     let device = (&*target.name, target.allocator);
-    let lifetimes = |steps: &firebox::Trace| match &target.pooled {
+    let lifetimes = |steps: &firebox::trace::Trace| match &target.pooled {
         Some(model) => model.lifetimes(steps),
         None => Ok(Default::default()),
     };

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use firebox::dry::{Card, CardModel};
-use firebox::{
-    Budget, Bytes, Heap, MemoryInfo, MemoryModel, PlanReport, RecomputePolicy, SavedPlanner,
-    SavedTrace, Sizing, TrainError, host_memory, rates_of,
-};
+use firebox::plan::{MemoryInfo, SavedPlanner, SavedTrace, host_memory, rates_of};
+use firebox::trace::{Heap, MemoryModel};
+use firebox::{Budget, Bytes, PlanReport, RecomputePolicy, Sizing, TrainError};
 
 use crate::args::{On, Recompute, StepOptions};
 use crate::wrong_use;

@@ -172,16 +172,6 @@ impl<T: Target> Monitor<T> {
         self.0.submit_blocking(|server| server.calls()).expect("the device runs this program")
     }
 
-    /// Starts checking whether small pools are full, and forgets which were.
-    pub(crate) fn look_for_room(&self) {
-        self.0.submit_blocking(DryServer::look_for_room).expect("the device runs this program");
-    }
-
-    /// Forgets the earlier peak.
-    pub(crate) fn forget_peak(&self) {
-        self.0.submit_blocking(DryServer::forget_peak).expect("the device runs this program");
-    }
-
     /// What was measured so far.
     pub(crate) fn usage(&self) -> Usage {
         self.0.submit_blocking(DryServer::usage).expect("the device runs this program")

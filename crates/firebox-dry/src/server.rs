@@ -4,7 +4,6 @@
 //! `compute/server.rs`, `compute/stream.rs` and `compute/mem_manager.rs` of cubecl-wgpu. The
 //! crate's documentation lists the points.
 
-pub(crate) mod room;
 pub(crate) mod storage;
 pub(crate) mod tuning;
 pub(crate) mod usage;
@@ -35,7 +34,6 @@ use firebox_trace::Bytes;
 
 use crate::compiler::DryCompiler;
 use crate::registry;
-use crate::server::room::SmallRoom;
 use crate::server::storage::DryStorage;
 use crate::server::tuning::Name;
 use crate::server::usage::{Refusal, Usage};
@@ -59,24 +57,16 @@ pub fn max_streams() -> u64 {
 #[derive(Debug)]
 pub struct DryServer<T: Target> {
     /// The allocators, by stream.
-    streams: BTreeMap<usize, Stream>,
+    streams: BTreeMap<usize, MemoryManagement<DryStorage>>,
     max_streams: usize,
     memory: MemoryDeviceProperties,
     utilities: Arc<ServerUtilities<Self>>,
     usage: Usage,
-    looks_for_room: bool,
     /// The number of buffers requested and kernels launched so far.
     calls: u64,
     /// The bytes requested so far, and what they were when each running profile began.
     requested: u64,
     profiles: BTreeMap<u64, u64>,
-}
-
-/// The allocator of a stream.
-#[derive(Debug)]
-struct Stream {
-    pools: MemoryManagement<DryStorage>,
-    small_room: SmallRoom,
 }
 
 impl<T: Target> DryServer<T> {
@@ -85,7 +75,6 @@ impl<T: Target> DryServer<T> {
     pub(crate) fn reset(&mut self) {
         self.streams.clear();
         self.usage = Usage::default();
-        self.looks_for_room = false;
         self.calls = 0;
         self.requested = 0;
         self.profiles.clear();
@@ -114,24 +103,23 @@ impl<T: Target> DryServer<T> {
         self.usage.reserved
     }
 
-    fn stream(&mut self, stream: StreamId) -> &mut Stream {
+    fn stream(&mut self, stream: StreamId) -> &mut MemoryManagement<DryStorage> {
         // As `StreamPool` of cubecl-runtime does.
         let index = stream.value as usize % self.max_streams;
         self.streams.entry(index).or_insert_with(|| {
-            let pools = MemoryManagement::from_configuration(
+            MemoryManagement::from_configuration(
                 DryStorage::new(self.memory.alignment),
                 &self.memory,
                 MemoryConfiguration::default(),
                 self.utilities.logger.clone(),
                 MemoryManagementOptions::new("dry memory"),
-            );
-            Stream { pools, small_room: SmallRoom::default() }
+            )
         })
     }
 
     /// The bytes that buffers hold, and the number of buffers.
     fn in_use(&self) -> (Bytes, u64) {
-        let usages = self.streams.values().map(|stream| stream.pools.memory_usage());
+        let usages = self.streams.values().map(|pools| pools.memory_usage());
         usages.fold((Bytes::ZERO, 0), |(bytes, count), usage| {
             (bytes + Bytes::new(usage.bytes_in_use), count + usage.number_allocs)
         })
@@ -142,7 +130,7 @@ impl<T: Target> DryServer<T> {
         self.calls += 1;
         self.requested += size;
         let limit = self.memory.max_page_size / self.memory.alignment * self.memory.alignment;
-        let Stream { pools, small_room } = self.stream(stream);
+        let pools = self.stream(stream);
         let before = pools.storage().reserved();
         let reserved = match pools.reserve(size) {
             Ok(reserved) => reserved,
@@ -152,7 +140,6 @@ impl<T: Target> DryServer<T> {
                 return;
             }
         };
-        small_room.taken(pools, &reserved, size);
         if let Some(memory) = memory {
             pools.bind(reserved, memory, 0).expect("the pools know what they have just reserved");
         }
@@ -163,39 +150,7 @@ impl<T: Target> DryServer<T> {
         }
         if grown > 0 {
             self.note_growth(Bytes::new(grown));
-        } else {
-            self.note_room(size, stream);
         }
-    }
-
-    /// Notes whether the pool with the smallest pages has room for one more buffer of this size.
-    /// Larger buffers are few, and every run requests them in the same order.
-    fn note_room(&mut self, size: u64, stream: StreamId) {
-        if !self.looks_for_room {
-            return;
-        }
-        let is_small = |page: &u64| size > 0 && size < *page;
-        let page = self.stream(stream).pools.storage().smallest_page().filter(is_small);
-        let Some(page) = page.filter(|page| !self.usage.full.contains(&Bytes::new(*page))) else {
-            return;
-        };
-        let Stream { pools, small_room } = self.stream(stream);
-        if small_room.would_open(pools, page, size) {
-            self.usage.full.insert(Bytes::new(page));
-        }
-    }
-
-    /// Starts checking whether small pools are full, and forgets which were.
-    pub(crate) fn look_for_room(&mut self) {
-        self.usage.full.clear();
-        self.looks_for_room = true;
-    }
-
-    /// Forgets the earlier peak.
-    pub(crate) fn forget_peak(&mut self) {
-        self.usage.peak = self.usage.reserved;
-        self.usage.pages = self.pages();
-        self.usage.most_in_use = self.in_use().0;
     }
 
     /// Notes the state of the pools after a page was opened.
@@ -210,8 +165,8 @@ impl<T: Target> DryServer<T> {
     /// The number of open pages of each size.
     fn pages(&mut self) -> BTreeMap<Bytes, usize> {
         let mut pages = BTreeMap::new();
-        for stream in self.streams.values_mut() {
-            for (size, count) in stream.pools.storage().pages() {
+        for pools in self.streams.values_mut() {
+            for (size, count) in pools.storage().pages() {
                 *pages.entry(Bytes::new(size)).or_default() += count;
             }
         }
@@ -257,7 +212,6 @@ impl<T: Target> DeviceService for DryServer<T> {
             memory,
             utilities: Arc::new(utilities),
             usage: Usage::default(),
-            looks_for_room: false,
             calls: 0,
             requested: 0,
             profiles: BTreeMap::new(),
@@ -347,14 +301,13 @@ impl<T: Target> ComputeServer for DryServer<T> {
     }
 
     fn memory_usage(&mut self, stream: StreamId) -> Result<MemoryUsage, ServerError> {
-        Ok(self.stream(stream).pools.memory_usage())
+        Ok(self.stream(stream).memory_usage())
     }
 
     fn memory_cleanup(&mut self, stream: StreamId) {
-        let Stream { pools, small_room } = self.stream(stream);
+        let pools = self.stream(stream);
         let before = pools.storage().reserved();
         pools.cleanup(true);
-        *small_room = SmallRoom::default();
         let freed = before - pools.storage().reserved();
         self.usage.reserved -= Bytes::new(freed);
     }
@@ -381,6 +334,6 @@ impl<T: Target> ComputeServer for DryServer<T> {
     }
 
     fn allocation_mode(&mut self, mode: MemoryAllocationMode, stream: StreamId) {
-        self.stream(stream).pools.mode(mode);
+        self.stream(stream).mode(mode);
     }
 }

@@ -51,10 +51,6 @@ pub trait Target:
         if Self::LIMITS_BINDINGS { properties.memory.max_page_size } else { u64::MAX }
     }
 
-    /// Whether runs of one program were found to differ by a page for small buffers. If so, a
-    /// replay checks whether there is room for one more buffer.
-    const SMALL_PAGE_VARIES: bool;
-
     /// The layout policy for a device with this alignment, in bytes.
     fn layout(alignment: u64) -> Self::Layout;
 
@@ -84,9 +80,6 @@ impl Target for Cuda {
     const NAME: &'static str = "dry-cuda";
     const ARRAY_LENGTHS: bool = true;
     const MAX_CUBE_COUNT: (u32, u32, u32) = (i32::MAX as u32, u16::MAX as u32, u16::MAX as u32);
-    // Of 308 cases on the blank driver, two were a page short in one of two processes. With the
-    // check, every third would be predicted a page too high.
-    const SMALL_PAGE_VARIES: bool = false;
     const LIMITS_BINDINGS: bool = false;
 
     fn layout(alignment: u64) -> Self::Layout {
@@ -131,7 +124,6 @@ impl Target for Wgpu {
     const NAME: &'static str = "dry-wgpu";
     const ARRAY_LENGTHS: bool = false;
     const MAX_CUBE_COUNT: (u32, u32, u32) = (u16::MAX as u32, u16::MAX as u32, u16::MAX as u32);
-    const SMALL_PAGE_VARIES: bool = true;
     const LIMITS_BINDINGS: bool = true;
 
     fn layout(alignment: u64) -> Self::Layout {

@@ -15,9 +15,7 @@ use burn_fusion::Fusion;
 use cubecl::ir::DeviceProperties;
 use firebox_dry::{Capability, Card, Cuda, Dry, DryRuntime, Lease, Target, Usage, Wgpu};
 use firebox_lazy::{Lazy, LazyBackend, Recorder};
-use firebox_trace::{
-    Bytes, Category, EarlierPages, Estimate, Mark, MemoryModel, Question, Step, Trace,
-};
+use firebox_trace::{Bytes, Category, Estimate, Mark, MemoryModel, Question, Step, Trace};
 
 use crate::programs::{Classifier, LargeLanguage, Task, train};
 
@@ -81,7 +79,7 @@ fn a_replay_reserves_what_the_program_reserves() {
             drop(lease);
             let footprint = Dry::<Fused<T>>::new(properties.clone()).footprint(&trace);
             assert_eq!(footprint.unaccounted, Vec::<String>::new());
-            assert_eq!(footprint.estimate, Estimate::UpperBound);
+            assert_eq!(footprint.estimate, Estimate::Heuristic);
             assert_eq!(footprint.peak, expected.peak, "{} items on {}", items, T::NAME);
         }
     }
@@ -205,27 +203,6 @@ fn footprints_do_not_depend_on_threads_or_order() {
     for peaks in parallel {
         assert_eq!(first, peaks);
     }
-}
-
-#[test]
-fn what_was_given_back_does_not_count() {
-    let _alone = DEVICES.lock();
-    let dry = Dry::<Fused<Cuda>>::new(rtx_4090()).with_traces_of_ints(DType::I64);
-    let (large, small) = (recorded_on_flex(20_000), recorded_on_flex(8));
-    let before = [&large];
-    let behind = dry.answer(&Question { before: &before, ..Question::new(&small) });
-    assert_eq!(behind.peak, dry.footprint(&large).peak, "the pages of the large one stay open");
-    let pages = EarlierPages::GiveBack;
-    let given_back = dry.answer(&Question { before: &before, pages, ..Question::new(&small) });
-    assert!(given_back.peak < behind.peak, "{} of {}", given_back.peak, behind.peak);
-    let paging = given_back.paging.expect("pages count");
-    let open = paging.pages.iter().map(|(size, count)| *size * *count as u64).sum::<Bytes>();
-    assert_eq!((open, paging.reserved), (given_back.peak, given_back.peak));
-    assert_eq!(given_back.timeline[given_back.at.0 as usize].peak, given_back.peak);
-    // In the opposite order, the large one needs as much as alone.
-    let before = [&small];
-    let given_back = dry.answer(&Question { before: &before, pages, ..Question::new(&large) });
-    assert_eq!(given_back.peak, behind.peak);
 }
 
 #[test]

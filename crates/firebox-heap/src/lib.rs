@@ -149,10 +149,6 @@ impl MemoryModel for Heap {
         run::run(question.trace, self)
     }
 
-    fn key(&self) -> Option<String> {
-        Some(format!("{self:?}"))
-    }
-
     fn is_on_host(&self) -> bool {
         self.on_host
     }

@@ -59,7 +59,7 @@ pub use error::{DoesNotFit, FixedDoesNotFit, PlanError, Remedy};
 pub use firebox_trace::Estimate;
 pub use host_memory::{HostMemoryError, host_memory};
 pub use need::{Accumulating, Holding, Need, Oversized, ParkedNeed, RecomputedNeed, Role};
-pub use options::{Cliffs, PlanOptions, Probing, Sizing};
+pub use options::{PlanOptions, Probing, Sizing};
 pub use outcome::{Answer, Plan};
 pub use planner::{plan, plan_at_once};
 pub use resident::Resident;

@@ -42,34 +42,9 @@ pub enum Probing {
     FromOne,
 }
 
-/// What to do where a slightly larger micro-batch needs far more memory, as when a GPU opens
-/// another page.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Cliffs {
-    /// Take the fewest micro-batches that fit. The default.
-    #[default]
-    Ignore,
-    /// Take a split with more steps if that saves much memory; the saved memory stays free for
-    /// others.
-    ///
-    /// The largest micro-batch may be at most a tenth smaller, and the split must need at least a
-    /// fifth less. Both bounds are rough: below them, the extra steps cost more time than the
-    /// memory is worth. Does not apply to a batch that fits whole, nor to [`Sizing::Fixed`] and
-    /// [`Sizing::Whole`].
-    Avoid,
-}
-
-impl Cliffs {
-    /// The largest share of the micro-batch size that may be given up.
-    pub(crate) const SLIGHTLY: f64 = 0.1;
-    /// The smallest share of the memory that this must save.
-    pub(crate) const FAR_LESS: f64 = 0.2;
-}
-
 /// How to plan.
 ///
-/// Defaults: [`Sizing::Even`], [`Probing::FromWhole`], [`Cliffs::Ignore`], one split per call.
+/// Defaults: [`Sizing::Even`], [`Probing::FromWhole`], one split per call.
 ///
 /// ```
 /// use firebox_plan::{PlanOptions, Probing, Sizing};
@@ -86,8 +61,6 @@ pub struct PlanOptions {
     pub sizing: Sizing,
     /// The order in which sizes are tried.
     pub probing: Probing,
-    /// What to do where a slightly larger micro-batch needs far more memory.
-    pub cliffs: Cliffs,
     /// How many splits one call may ask for, at least one. Default: one. See
     /// [`plan_at_once`](crate::plan_at_once).
     pub at_once: usize,
@@ -102,12 +75,7 @@ impl Default for PlanOptions {
 impl PlanOptions {
     /// Returns the defaults listed on the type.
     pub const fn new() -> Self {
-        Self {
-            sizing: Sizing::Even,
-            probing: Probing::FromWhole,
-            cliffs: Cliffs::Ignore,
-            at_once: 1,
-        }
+        Self { sizing: Sizing::Even, probing: Probing::FromWhole, at_once: 1 }
     }
 
     /// Sets which micro-batch sizes a plan may use.
@@ -119,12 +87,6 @@ impl PlanOptions {
     /// Sets the order in which sizes are tried.
     pub const fn probing(mut self, probing: Probing) -> Self {
         self.probing = probing;
-        self
-    }
-
-    /// Sets what to do where a slightly larger micro-batch needs far more memory.
-    pub const fn cliffs(mut self, cliffs: Cliffs) -> Self {
-        self.cliffs = cliffs;
         self
     }
 

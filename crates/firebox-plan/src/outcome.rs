@@ -5,9 +5,7 @@ use std::ops::Range;
 
 use firebox_trace::{Bytes, Estimate, Items};
 
-use crate::ladder::Ladder;
 use crate::need::{Accumulating, Need};
-use crate::options::Sizing;
 use crate::split::Split;
 
 /// One footprint the planner asked for.
@@ -135,42 +133,6 @@ impl Plan {
     /// The predicted peak in bytes. Never above the budget.
     pub fn peak(&self) -> Bytes {
         self.peak
-    }
-
-    /// The splits with fewer micro-batches that `sizing` allows, from the next larger size up to
-    /// the whole batch.
-    ///
-    /// Of several splits with the same largest size, yields only the one with the fewest steps.
-    /// Under a fixed size, yields only the whole batch. Empty if the plan is whole.
-    ///
-    /// ```
-    /// use firebox_plan::{Need, PlanOptions, Sizing, plan};
-    /// use firebox_trace::{Bytes, Items};
-    ///
-    /// let plan = plan(Items::new(64), Bytes::mib(20), &PlanOptions::new(), |split| {
-    ///     Ok::<_, std::convert::Infallible>(Need::exact(
-    ///         Bytes::mib(1) * split.largest().get() as u64
-    ///     ))
-    /// })?;
-    /// assert_eq!(plan.to_string(), "64 = 4 x 16");
-    /// let fewer: Vec<String> =
-    ///     plan.with_fewer_steps(Sizing::Even).map(|split| split.to_string()).collect();
-    /// assert_eq!(fewer, ["1 x 22 + 2 x 21", "2 x 32", "1 x 64"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn with_fewer_steps(&self, sizing: Sizing) -> impl Iterator<Item = Split> + use<> {
-        let batch = self.batch.get();
-        let ladder = match sizing {
-            _ if self.is_whole() => None,
-            Sizing::Even => Some(Ladder::even(batch)),
-            Sizing::PowersOfTwo => Some(Ladder::powers_of_two(batch)),
-            Sizing::Fixed(_) | Sizing::Whole => None,
-        };
-        let size = self.largest().get();
-        let above = ladder.into_iter().flat_map(move |ladder| {
-            (0..ladder.at_most(size)).rev().map(move |rung| ladder.split(rung))
-        });
-        above.chain((!self.is_whole()).then(|| Split::whole(batch)))
     }
 
     /// How certain [`peak`](Self::peak) is.

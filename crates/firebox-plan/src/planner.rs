@@ -14,7 +14,7 @@ use crate::checker;
 use crate::error::{DoesNotFit, FixedDoesNotFit, PlanError};
 use crate::ladder::Ladder;
 use crate::need::{Accumulating, Need, Role};
-use crate::options::{Cliffs, PlanOptions, Probing, Sizing};
+use crate::options::{PlanOptions, Probing, Sizing};
 use crate::outcome::{Answer, Plan};
 use crate::split::Split;
 
@@ -51,8 +51,6 @@ const MOST_VERIFIED: usize = 1 << 20;
 /// Exceptions:
 /// - If a larger size may need less memory, a plan with fewer steps may exist. If one item does not
 ///   fit, only a few of the next larger sizes are tried.
-/// - [`Cliffs::Avoid`] may take more steps than the fewest. It asks for splits whose size is down
-///   to a tenth below the one found, until one needs a fifth less memory.
 /// - [`Probing::FromOne`] tries nothing above the first size that does not fit.
 ///
 /// # How often it asks
@@ -63,8 +61,7 @@ const MOST_VERIFIED: usize = 1 << 20;
 /// # Errors
 /// - The batch has no items, the budget is zero, or the fixed size is zero.
 /// - One item, the fixed size, or the batch that is not to be split, exceeds the budget.
-/// - `footprint_of` failed. A failure at a size that only [`Cliffs::Avoid`] asks for is not an
-///   error.
+/// - `footprint_of` failed.
 ///
 /// # Panics
 /// Debug builds panic if the independent checker rejects the plan, which would be a bug in the
@@ -161,7 +158,6 @@ pub fn plan_at_once<E>(
         batch: batch.get(),
         budget,
         probing: options.probing,
-        cliffs: options.cliffs,
         // From one item upwards, each size depends on the answer for the previous one.
         at_once: if options.probing == Probing::FromOne { 1 } else { options.at_once.max(1) },
         answers: Answers::new(footprints_of),
@@ -184,7 +180,6 @@ struct Search<F> {
     batch: usize,
     budget: Bytes,
     probing: Probing,
-    cliffs: Cliffs,
     at_once: usize,
     answers: Answers<F>,
 }
@@ -201,40 +196,10 @@ where
         for rung in rungs_to_settle(open, found) {
             let split = ladder.split(rung);
             if self.fits(split)? {
-                return match self.cliffs {
-                    Cliffs::Ignore => Ok(split),
-                    Cliffs::Avoid => Ok(self.below_cliff(ladder, rung)),
-                };
+                return Ok(split);
             }
         }
         Err(PlanError::DoesNotFit(self.one_item_does_not_fit().into()))
-    }
-
-    /// The split of a fitting rung, or the first split below it that is slightly smaller and needs
-    /// far less memory.
-    fn below_cliff(&mut self, ladder: &Ladder, rung: usize) -> Split {
-        let (size, peak) = (ladder.size(rung), self.peak(ladder.split(rung)));
-        let least = (size as f64 * (1.0 - Cliffs::SLIGHTLY)).ceil() as usize;
-        let enough = peak.scale(1.0 - Cliffs::FAR_LESS);
-        let slightly = (rung + 1..ladder.len()).take_while(|lower| ladder.size(*lower) >= least);
-        let splits: Vec<Split> = slightly.map(|lower| ladder.split(lower)).collect();
-        for splits in splits.chunks(self.at_once) {
-            // A failure at an optional size is ignored: the split already found still fits.
-            if self.at_once > 1 {
-                let _ = self.answers.ask(splits);
-            }
-            for split in splits {
-                if self.fits(*split).unwrap_or(false) && self.peak(*split) <= enough {
-                    return *split;
-                }
-            }
-        }
-        ladder.split(rung)
-    }
-
-    /// The peak of a split already asked for; zero if it is unknown.
-    fn peak(&self, split: Split) -> Bytes {
-        self.answers.known(split).map_or(Bytes::ZERO, |answer| answer.need.peak)
     }
 
     /// Micro-batches of `size` items, if they fit.

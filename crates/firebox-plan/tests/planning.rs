@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 
 use firebox_plan::{
-    Accumulating, Cliffs, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, Split, plan,
+    Accumulating, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, Split, plan,
     plan_at_once,
 };
 use firebox_trace::{Bytes, Items};
@@ -207,58 +207,6 @@ fn a_whole_batch_is_not_split() {
                  item smaller, or take a smaller model";
     check(100, 20, from_one, affine(29, 1, 0), error);
     check(1, 20, WHOLE, |_, _| 30, error);
-}
-
-#[test]
-fn a_slightly_smaller_size_that_needs_far_less_is_preferred() {
-    const AVOID: PlanOptions = EVEN.cliffs(Cliffs::Avoid);
-    // A 60 MiB page is opened from `edge` items on.
-    let paged = |edge: usize| {
-        move |items: usize, _: Accumulating| items as u64 + if items >= edge { 60 } else { 0 }
-    };
-    // 1000 = 7 x 143 is the first split within 210 MiB; 8 x 125 is more than a tenth smaller.
-    check(1000, 210, EVEN, paged(143), "1000 = 6 x 143 + 1 x 142");
-    check(1000, 210, AVOID, paged(143), "1000 = 6 x 143 + 1 x 142");
-    // 12 x 84 needs 144 MiB, 13 x 77 needs 77 MiB.
-    check(1000, 144, EVEN, paged(80), "1000 = 4 x 84 + 8 x 83");
-    check(1000, 144, AVOID, paged(80), "1000 = 12 x 77 + 1 x 76");
-    // Without a cliff, the memory saved is only proportional to the smaller size.
-    check(1000, 100, AVOID, paged(2000), "1000 = 10 x 100");
-    check(100, 200, AVOID, paged(99), "100 = 1 x 100");
-}
-
-#[test]
-fn a_failure_below_a_cliff_keeps_what_fits() {
-    let need = |split: &Split| {
-        let items = split.largest().get() as u64;
-        Need::exact(Bytes::mib(items + if items >= 80 { 60 } else { 0 }))
-    };
-    for at_once in [1, 2] {
-        let (options, budget) = (EVEN.at_once(at_once), Bytes::mib(144));
-        let mut failures = 0;
-        for items in 900..1000 {
-            let items = Items::new(items);
-            let mut needed = Vec::new();
-            let found = plan_at_once(items, budget, &options, |splits| {
-                needed.extend_from_slice(splits);
-                splits.iter().map(|split| Ok::<_, &str>(need(split))).collect()
-            });
-            let avoiding = options.cliffs(Cliffs::Avoid);
-            let mut failed = 0;
-            let plan = plan_at_once(items, budget, &avoiding, |splits| {
-                let answer = |split: &Split| {
-                    let fails = !needed.contains(split);
-                    failed += usize::from(fails);
-                    if fails { Err("no answer") } else { Ok(need(split)) }
-                };
-                splits.iter().map(answer).collect()
-            });
-            let (found, plan) = (found.expect("one item fits"), plan.expect("what was found fits"));
-            assert!(plan.len() >= found.len(), "{found}, {plan}");
-            failures += failed;
-        }
-        assert!(failures > 0, "nothing was asked for beyond the search, {at_once} at once");
-    }
 }
 
 #[test]

@@ -234,15 +234,6 @@ impl Case {
         prop_assert_eq!(steps, self.fewest_steps());
         let Ok(plan) = &self.found else { return Ok(()) };
         prop_assert_eq!(self.verdict(plan, true), Ok(()));
-        let sizing = self.options.sizing;
-        let mut steps = plan.len();
-        for fewer in plan.with_fewer_steps(sizing) {
-            prop_assert!(fewer.len() < steps);
-            steps = fewer.len();
-            let is_chosen = matches!(sizing, Sizing::Fixed(_) | Sizing::Whole);
-            prop_assert!(is_chosen || self.footprint.of(fewer.sizes()) > self.budget, "{fewer}");
-        }
-        prop_assert_eq!(steps, 1);
         let log = (self.batch as f64).log2();
         let most = match self.options.probing {
             Probing::FromOne => 1.5 * log + 6.0,

@@ -33,7 +33,7 @@ pub enum ApplyError {
 
 /// Where a recorded tensor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Version {
+enum Version {
     Unborn,
     /// Alive, as this tensor of the rewritten trace.
     Is(TensorIndex),
@@ -52,7 +52,7 @@ pub(crate) enum Version {
 /// If the recipe is one for another trace.
 pub fn apply(trace: &Trace, recipe: &Recipe) -> Result<Rewritten, ApplyError> {
     let mut rewriting = Rewriting::new(trace, recipe.drains);
-    rewriting.run(&recipe.edits, trace.steps.len())?;
+    rewriting.run(&recipe.edits)?;
     Ok(rewriting.finish())
 }
 
@@ -66,9 +66,9 @@ fn members(trace: &Trace) -> HashMap<TensorIndex, Vec<TensorIndex>> {
 }
 
 /// A trace that is being rewritten.
-pub(crate) struct Rewriting<'a> {
+struct Rewriting<'a> {
     trace: &'a Trace,
-    pub(crate) anchors: Anchors,
+    anchors: Anchors,
     /// The tensors of each buffer, by its owner.
     members: HashMap<TensorIndex, Vec<TensorIndex>>,
     versions: Vec<Version>,
@@ -80,13 +80,10 @@ pub(crate) struct Rewriting<'a> {
     drains: bool,
     /// Whether there are repeats in the queue.
     undrained: bool,
-    /// The next recorded step, and the place before it.
-    next: usize,
-    anchor: Anchor,
 }
 
 impl<'a> Rewriting<'a> {
-    pub(crate) fn new(trace: &'a Trace, drains: bool) -> Self {
+    fn new(trace: &'a Trace, drains: bool) -> Self {
         let existing = |tensor: &TensorInfo, index: usize| match tensor.origin {
             Origin::Existing => Version::Is(TensorIndex(index as u32)),
             Origin::Made(_) => Version::Unborn,
@@ -102,52 +99,35 @@ impl<'a> Rewriting<'a> {
             more: Vec::new(),
             drains,
             undrained: false,
-            next: 0,
-            anchor: Anchor { step: 0, reads: 0 },
         }
     }
 
-    /// Rewrites the recorded steps before `until`, and makes the edits before that step, if it is
-    /// no end of a tensor.
-    pub(crate) fn run(&mut self, edits: &[Edit], until: usize) -> Result<(), ApplyError> {
+    /// Rewrites the recorded steps.
+    fn run(&mut self, edits: &[Edit]) -> Result<(), ApplyError> {
         let mut edits = edits.iter().copied().enumerate().peekable();
-        loop {
-            let at = OpIndex(self.next as u32);
-            let step = self.trace.steps.get(self.next);
+        let mut anchor = Anchor::default();
+        for at in 0..=self.trace.steps.len() {
+            let step = self.trace.steps.get(at);
+            let at = OpIndex(at as u32);
             if !matches!(step, Some(Step::Free(_))) {
-                let anchor = self.anchor;
-                let is_due = |(_, edit): &(usize, Edit)| anchor.is_due(edit.before(), step);
-                while let Some((number, edit)) = edits.next_if(is_due) {
+                while let Some((number, edit)) = edits.next_if(|(_, edit)| edit.before() == anchor)
+                {
                     self.edit(at, number, edit)?;
                 }
+                anchor.0 += 1;
             }
-            let Some(step) = step.filter(|_| self.next < until) else { break };
-            self.record(at)?;
-            self.anchor.pass(step);
-            self.next += 1;
+            if step.is_some() {
+                self.record(at)?;
+            }
         }
         // One that comes after an edit of a later step is left over as well.
         edits.next().map_or(Ok(()), |(number, _)| Err(ApplyError::Misplaced(number)))
     }
 
-    /// Makes one more edit before the next step.
-    pub(crate) fn edit_now(&mut self, edit: Edit) -> Result<(), ApplyError> {
-        self.edit(OpIndex(self.next as u32), 0, edit)
-    }
-
-    pub(crate) fn finish(self) -> Rewritten {
+    fn finish(self) -> Rewritten {
         let Self { trace, tensors, steps, origins, more, .. } = self;
         let descriptions = trace.descriptions.iter().cloned().chain(more).collect();
         Rewritten { trace: Trace { tensors, steps, descriptions }, origins }
-    }
-
-    pub(crate) fn version_of(&self, tensor: TensorIndex) -> Version {
-        self.versions[tensor.0 as usize]
-    }
-
-    /// The tensors of a buffer, by its owner.
-    pub(crate) fn members_of(&self, owner: TensorIndex) -> &[TensorIndex] {
-        self.members.get(&owner).map_or(&[], Vec::as_slice)
     }
 
     fn push(&mut self, step: Step, origin: StepOrigin) {

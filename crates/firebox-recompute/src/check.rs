@@ -51,20 +51,6 @@ pub enum CheckError {
 ///
 /// The first difference.
 pub fn check(trace: &Trace, rewritten: &Rewritten) -> Result<(), CheckError> {
-    check_steps(trace, rewritten)?.survivors(&rewritten.origins)
-}
-
-/// Verifies the beginning of a trace, which goes on: as [`check`], but for what is alive at its
-/// end. What is missing there is to be made again.
-///
-/// # Errors
-///
-/// The first difference.
-pub fn check_begun(trace: &Trace, rewritten: &Rewritten) -> Result<(), CheckError> {
-    check_steps(trace, rewritten).map(|_| ())
-}
-
-fn check_steps<'a>(trace: &'a Trace, rewritten: &'a Rewritten) -> Result<Checker<'a>, CheckError> {
     let Rewritten { trace: new, origins } = rewritten;
     new.check()?;
     let has_its_own = new.descriptions.starts_with(&trace.descriptions);
@@ -97,7 +83,7 @@ fn check_steps<'a>(trace: &'a Trace, rewritten: &'a Rewritten) -> Result<Checker
         }
     }
     checker.skip_ends(next, OpIndex(trace.steps.len() as u32))?;
-    Ok(checker)
+    checker.survivors(origins)
 }
 
 struct Checker<'a> {

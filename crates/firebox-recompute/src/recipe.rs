@@ -3,45 +3,12 @@
 use burn_std::DType;
 use firebox_trace::{OpIndex, Step, TensorIndex, Trace};
 
-/// A place in a trace: before a step that is neither the end of a tensor nor a read, or before a
-/// read in front of it.
+/// A place in a trace: before a step that is no end of a tensor, by its number among those.
 ///
-/// Where tensors end differs between recordings of the same program, and some read values only now
-/// and then, such as for a log; what is called does not differ. A place behind reads that a trace
-/// does not have is right before the step, and one that says nothing of its reads is before them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Anchor {
-    /// The number of the step, from zero. That after the last one is the end of the trace.
-    pub step: u32,
-    /// How many of the reads in front of the step come before the place.
-    pub reads: u32,
-}
-
-impl Anchor {
-    /// The place behind all steps of a trace so far.
-    pub fn end_of(trace: &Trace) -> Self {
-        let mut end = Self { step: 0, reads: 0 };
-        trace.steps.iter().for_each(|step| end.pass(step));
-        end
-    }
-
-    /// Goes on to the place behind a step.
-    pub(crate) fn pass(&mut self, step: &Step) {
-        match step {
-            Step::Free(_) => {}
-            Step::Read(_) => self.reads += 1,
-            Step::Call(_) | Step::Upload { .. } | Step::Mark(_) => {
-                (self.step, self.reads) = (self.step + 1, 0);
-            }
-        }
-    }
-
-    /// Whether an edit for a place is due before a step, if `self` is the place before that step.
-    pub(crate) fn is_due(self, edit: Self, before: Option<&Step>) -> bool {
-        let is_read = matches!(before, Some(Step::Read(_)));
-        edit.step == self.step && (!is_read || edit.reads <= self.reads)
-    }
-}
+/// Where tensors end differs between recordings of the same program; what is called does not. The
+/// number after the last step is the end of the trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Anchor(pub u32);
 
 /// A tensor that a step makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +68,7 @@ impl Edit {
 
     /// The edit in a trace that has `steps` more steps in front.
     fn behind(self, steps: u32) -> Self {
-        let behind = |at: Anchor| Anchor { step: at.step + steps, ..at };
+        let behind = |at: Anchor| Anchor(at.0 + steps);
         let made = |Made { by, result }: Made| Made { by: behind(by), result };
         match self {
             Self::Drop { before, buffer } => {
@@ -135,58 +102,31 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// The recipe for a trace in which `steps` steps that are neither ends of tensors nor reads
-    /// come before those that it is for.
+    /// The recipe for a trace in which `steps` steps that are no ends of tensors come before those
+    /// that it is for.
     pub fn behind(&self, steps: u32) -> Self {
         let edits = self.edits.iter().map(|edit| edit.behind(steps)).collect();
         Self { edits, drains: self.drains }
     }
-
-    /// The edits in front of `end`: those for what a trace has [so far](Anchor::end_of).
-    pub fn until(&self, end: Anchor) -> Self {
-        let edits = self.edits.iter().copied().filter(|edit| edit.before() < end).collect();
-        Self { edits, drains: self.drains }
-    }
 }
 
-/// The places of a trace.
-pub(crate) struct Anchors {
-    /// The steps that are no ends of tensors, each with the place before it.
-    places: Vec<(Anchor, OpIndex)>,
-    /// Where those that are no reads are among them.
-    steps: Vec<usize>,
-    end: Anchor,
-}
+/// The places of a trace: its steps that are no ends of tensors.
+pub(crate) struct Anchors(Vec<OpIndex>);
 
 impl Anchors {
     pub(crate) fn of(trace: &Trace) -> Self {
-        let (mut places, mut steps) = (Vec::new(), Vec::new());
-        let mut end = Anchor { step: 0, reads: 0 };
-        for (at, step) in trace.iter().filter(|(_, step)| !matches!(step, Step::Free(_))) {
-            if !matches!(step, Step::Read(_)) {
-                steps.push(places.len());
-            }
-            places.push((end, at));
-            end.pass(step);
-        }
-        Self { places, steps, end }
+        let steps = trace.iter().filter(|(_, step)| !matches!(step, Step::Free(_)));
+        Self(steps.map(|(at, _)| at).collect())
     }
 
-    /// The step that an anchor stands for. It is no read.
+    /// The step that an anchor stands for.
     pub(crate) fn step(&self, anchor: Anchor) -> Option<OpIndex> {
-        self.steps.get(anchor.step as usize).map(|place| self.places[*place].1)
-    }
-
-    /// The first step at or behind a place, reads included.
-    pub(crate) fn step_at(&self, anchor: Anchor) -> Option<OpIndex> {
-        let place = self.places.partition_point(|(before, _)| *before < anchor);
-        self.places.get(place).map(|(_, at)| *at)
+        self.0.get(anchor.0 as usize).copied()
     }
 
     /// The place before the first step at or after a step that is no end of a tensor.
     pub(crate) fn from(&self, step: OpIndex) -> Anchor {
-        let place = self.places.partition_point(|(_, at)| *at < step);
-        self.places.get(place).map_or(self.end, |(before, _)| *before)
+        Anchor(self.0.partition_point(|at| *at < step) as u32)
     }
 }
 

@@ -20,9 +20,9 @@ pub fn model_steps(trace: &Trace) -> Vec<Range<usize>> {
     found
 }
 
-/// The number of steps before `at` that are neither ends of tensors nor reads.
+/// The number of steps before `at` that are no ends of tensors.
 pub fn anchors_before(trace: &Trace, at: usize) -> u32 {
-    let is_anchor = |step: &&Step| !matches!(step, Step::Free(_) | Step::Read(_));
+    let is_anchor = |step: &&Step| !matches!(step, Step::Free(_));
     trace.steps[..at].iter().filter(is_anchor).count() as u32
 }
 

@@ -5,7 +5,7 @@ pub mod turn;
 
 use std::fs;
 
-use firebox::host_memory;
+use firebox::plan::host_memory;
 
 /// Prints the facts about the machine that every record names.
 pub fn print_machine() {

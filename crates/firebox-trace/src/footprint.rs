@@ -3,33 +3,18 @@
 //! A [`MemoryModel`] reads a [`Trace`] and writes a [`Footprint`]. The planner compares footprints
 //! with a budget, and does not know which model made them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Category, OpIndex, Trace};
 
-/// What happens to the pages of traces that ran earlier in the process, where an allocator keeps
-/// them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EarlierPages {
-    /// They stay open and are part of the peak.
-    #[default]
-    Keep,
-    /// Those that no buffer lies on are given back before the trace runs, and do not count.
-    GiveBack,
-}
-
 /// What a [`MemoryModel`] is asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     /// The trace that runs.
     pub trace: &'a Trace,
-    /// The traces that the process has run before, in order.
-    pub before: &'a [&'a Trace],
-    /// What happens to the pages of those.
-    pub pages: EarlierPages,
     /// Above this peak, how much more is needed does not matter: a slow model may stop there, and
     /// answer with less than what is needed, or not begin, and answer with a
     /// [lower bound](Estimate::LowerBound). Default: [`Bytes::MAX`].
@@ -39,7 +24,7 @@ pub struct Question<'a> {
 impl<'a> Question<'a> {
     /// The memory that `trace` needs in a process that has run nothing before.
     pub fn new(trace: &'a Trace) -> Self {
-        Self { trace, before: &[], pages: EarlierPages::default(), enough: Bytes::MAX }
+        Self { trace, enough: Bytes::MAX }
     }
 }
 
@@ -71,8 +56,6 @@ pub trait MemoryModel: Send + Sync {
 
     /// The memory that the question is about, and how sure the model is of it.
     ///
-    /// A model whose allocator keeps no pages ignores all but the trace.
-    ///
     /// # Panics
     ///
     /// If a trace contradicts itself; [`Trace::check`] says how.
@@ -93,20 +76,13 @@ pub trait MemoryModel: Send + Sync {
         trace.existing().map(|tensor| trace.tensor(tensor).bytes()).sum()
     }
 
-    /// What determines the answers apart from the question: models with the same key give the same
-    /// answers, in other processes too. Default: nothing is known to, so no answer is kept for
-    /// later processes.
-    fn key(&self) -> Option<String> {
-        None
-    }
-
     /// Whether the memory is the host's. If so, what a program holds apart from its tensors also
     /// counts. Default: no.
     fn is_on_host(&self) -> bool {
         false
     }
 
-    /// Whether the allocator keeps the pages that it has opened, so that earlier traces count.
+    /// Whether the allocator keeps the pages that it has opened until they are given back.
     /// Default: yes if the memory is a device's.
     fn keeps_pages(&self) -> bool {
         !self.is_on_host()
@@ -238,9 +214,6 @@ pub struct Paging {
     pub in_use: Bytes,
     /// The number of pages of each size.
     pub pages: BTreeMap<Bytes, usize>,
-    /// The page sizes of pools that are full at times. One more small buffer would open another
-    /// page of that size.
-    pub full: BTreeSet<Bytes>,
     /// The largest buffer of the run.
     pub largest_buffer: Bytes,
     /// The largest buffer that the device can hold.

@@ -21,14 +21,13 @@ mod nonlinear;
 
 pub use difference::Difference;
 pub use footprint::{
-    CategoryBytes, EarlierPages, Estimate, Footprint, MemoryModel, Moment, Paging, PoolPages,
-    Question,
+    CategoryBytes, Estimate, Footprint, MemoryModel, Moment, Paging, PoolPages, Question,
 };
 pub use mark::Mark;
 pub use modules::{ModuleBytes, Modules};
 pub use nonlinear::Nonlinear;
 pub use quantity::{Bytes, Items, OpIndex, ParseBytesError};
-pub use structure::{Fingerprint, StructuralHash};
+pub use structure::StructuralHash;
 pub use trace::{
     Call, Category, Description, DescriptionIndex, Label, Origin, Step, TensorIndex, TensorInfo,
     TensorType, Trace, TraceError, Use,

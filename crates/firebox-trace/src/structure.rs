@@ -1,8 +1,5 @@
-//! The structural hash: whether two traces are the same program on the same shapes. The
-//! fingerprint: whether they are the same question to a memory model.
-//!
-//! The planner looks footprints up by the first, so a known structure is not analysed again, and
-//! finds those of earlier processes by the second.
+//! The structural hash: whether two traces are the same program on the same shapes. The planner
+//! looks footprints up by it, so a known structure is not analysed again.
 
 use std::hash::{Hash, Hasher};
 
@@ -34,79 +31,19 @@ impl std::fmt::Display for StructuralHash {
     }
 }
 
-/// The fingerprint of a trace: 256 bits.
-///
-/// Two fingerprints are equal if a memory model that is asked for either trace gives the same
-/// answer: as for the [structural hash](StructuralHash), and with the same marks and labels, and
-/// the same bytes uploaded. The same program has the same fingerprint in every process of one build
-/// of firebox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Fingerprint([u8; 32]);
-
-impl Fingerprint {
-    /// The 256 bits.
-    pub fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
-}
-
-impl std::fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
 impl Trace {
     /// The structural hash of the trace.
     pub fn structural_hash(&self) -> StructuralHash {
-        let mut hasher = StructureHasher::<Fx>::default();
-        self.walk(&mut hasher, |_, _| ());
-        StructuralHash(hasher.0.sum())
-    }
-
-    /// The fingerprint of the trace.
-    ///
-    /// ```
-    /// use firebox_trace::{Mark, Step, Trace};
-    ///
-    /// let mut trace = Trace { steps: vec![Step::Mark(Mark::Drain)], ..Trace::default() };
-    /// let (before, structure) = (trace.fingerprint(), trace.structural_hash());
-    /// trace.steps.push(Step::Mark(Mark::Settle));
-    /// assert_ne!(trace.fingerprint(), before);
-    /// assert_eq!(trace.structural_hash(), structure);
-    /// ```
-    pub fn fingerprint(&self) -> Fingerprint {
-        let mut hasher = StructureHasher::<blake3::Hasher>::default();
-        self.walk(&mut hasher, |hasher, step| match step {
-            Step::Mark(mark) => {
-                hasher.mix(8);
-                mark.hash(hasher);
-            }
-            Step::Upload { host, .. } => hasher.mix(host.get()),
-            _ => {}
-        });
-        for tensor in &self.tensors {
-            tensor.label.hash(&mut hasher);
-            tensor.prepared.hash(&mut hasher);
-        }
-        Fingerprint(hasher.0.sum().into())
-    }
-
-    /// Hashes the structure. `note` may add something at marks and uploads.
-    fn walk<W: Words>(
-        &self,
-        hasher: &mut StructureHasher<W>,
-        note: impl Fn(&mut StructureHasher<W>, &Step),
-    ) {
-        let descriptions: Vec<W::Sum> = self.descriptions.iter().map(structure_of::<W>).collect();
+        let hasher = &mut StructureHasher::default();
+        let descriptions: Vec<u64> = self.descriptions.iter().map(structure_of).collect();
         // The sum over tensors that are freed one after the other. burn keeps gradients in hash
         // maps and frees them in any order.
         let mut freed = 0_u64;
         for step in &self.steps {
             if let Step::Free(tensor) = step {
-                let mut one = StructureHasher::<Fx>::default();
+                let mut one = StructureHasher::default();
                 one.mix(u64::from(tensor.0) + 1);
-                freed = freed.wrapping_add(one.0.sum());
+                freed = freed.wrapping_add(one.0);
                 continue;
             }
             hasher.free(&mut freed);
@@ -122,7 +59,7 @@ impl Trace {
                         hasher.write_u32(output.0);
                         hasher.tensor(self.tensor(*output));
                     }
-                    hasher.0.mix_sum(&descriptions[call.description.0 as usize]);
+                    hasher.mix(descriptions[call.description.0 as usize]);
                 }
                 Step::Upload { output, .. } => {
                     hasher.write_usize(2);
@@ -134,19 +71,19 @@ impl Trace {
                 }
                 Step::Free(_) | Step::Mark(_) => {}
             }
-            note(hasher, step);
         }
         hasher.free(&mut freed);
         for existing in self.existing() {
             hasher.write_u32(existing.0);
             hasher.tensor(self.tensor(existing));
         }
+        StructuralHash(hasher.0)
     }
 }
 
 /// The hash of a description: its operations, and which of their results are the call's.
-fn structure_of<W: Words>(description: &Description) -> W::Sum {
-    let mut hasher = StructureHasher::<W>::default();
+fn structure_of(description: &Description) -> u64 {
+    let mut hasher = StructureHasher::default();
     for operation in &description.operations {
         use BaseOperationIr::{Slice, SliceAssign};
         use OperationIr::{BaseBool, BaseFloat, BaseInt};
@@ -170,7 +107,7 @@ fn structure_of<W: Words>(description: &Description) -> W::Sum {
     if let Some(workspace) = description.workspace {
         hasher.mix(workspace.get());
     }
-    hasher.0.sum()
+    hasher.0
 }
 
 /// The alignment of an offset in bytes, as a power of two. An offset of zero ranks higher than any:
@@ -180,62 +117,17 @@ fn alignment(offset: isize) -> u64 {
     if offset == 0 { none } else { offset.trailing_zeros().min(ALIGNMENT).into() }
 }
 
-/// Takes 64-bit words, one after the other.
-trait Words: Default {
-    /// What the words come to.
-    type Sum;
-    fn mix(&mut self, word: u64);
-    fn mix_sum(&mut self, sum: &Self::Sum);
-    fn sum(&self) -> Self::Sum;
-}
-
-/// FxHash (Firefox, rustc).
-#[derive(Default)]
-struct Fx(u64);
-
-impl Words for Fx {
-    type Sum = u64;
-
-    fn mix(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x51_7c_c1_b7_27_22_0a_95);
-    }
-
-    fn mix_sum(&mut self, sum: &u64) {
-        self.mix(*sum);
-    }
-
-    fn sum(&self) -> u64 {
-        self.0
-    }
-}
-
-impl Words for blake3::Hasher {
-    type Sum = blake3::Hash;
-
-    fn mix(&mut self, word: u64) {
-        self.update(&word.to_le_bytes());
-    }
-
-    fn mix_sum(&mut self, sum: &blake3::Hash) {
-        self.update(sum.as_bytes());
-    }
-
-    fn sum(&self) -> blake3::Hash {
-        self.finalize()
-    }
-}
-
-/// A hasher that skips 64-bit words.
+/// A hasher that skips 64-bit words, after FxHash (Firefox, rustc).
 ///
 /// In burn's intermediate representation a 64-bit word is a tensor id or the value of a scalar.
 /// Dimensions, strides and axes are `usize`, variants are `isize`. Which tensor an operation takes
 /// is hashed from [`crate::Call`] instead.
 #[derive(Default)]
-struct StructureHasher<W>(W);
+struct StructureHasher(u64);
 
-impl<W: Words> StructureHasher<W> {
+impl StructureHasher {
     fn mix(&mut self, word: u64) {
-        self.0.mix(word);
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x51_7c_c1_b7_27_22_0a_95);
     }
 
     /// Hashes the shape and the element type.
@@ -284,7 +176,7 @@ impl<W: Words> StructureHasher<W> {
     }
 }
 
-impl<W: Words> Hasher for StructureHasher<W> {
+impl Hasher for StructureHasher {
     fn write(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];

@@ -13,9 +13,6 @@ use crate::saved::SavedPlanner;
 /// How many modules are named.
 const MODULES: usize = 3;
 
-/// Smaller batches that are tried, as parts of the batch: one in a hundred less each time.
-const SMALLER: usize = 8;
-
 /// Something that would need less memory. Displays as a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
@@ -35,9 +32,8 @@ impl SavedPlanner {
     /// What would need less memory than `plan` for `items` items, or than the whole batch if
     /// nothing fits, the most first.
     ///
-    /// The savings of a smaller batch, of computing again and of parked state are those of other
-    /// predictions. Others are what the peak holds for it, which is an upper bound but for the ends
-    /// of pages.
+    /// The savings of computing again and of parked state are those of other predictions. Others
+    /// are what the peak holds for it, which is an upper bound but for the ends of pages.
     ///
     /// # Errors
     ///
@@ -51,18 +47,17 @@ impl SavedPlanner {
         let split = plan.map_or(Split::whole(items), |report| report.plan.split());
         let as_recorded = || self.footprint(trace, split).map(|(_, footprint)| footprint);
         // Nothing is compared with a plan that computes tensors again.
-        let (recorded, categories, state, whole) = match plan {
+        let (recorded, categories, state) = match plan {
             Some(report) => {
                 let recorded = report.recomputed.is_none().then(as_recorded).transpose()?;
                 let state = report.optimizer_state - report.parked;
-                let whole = report.plan.is_whole().then(|| report.predicted());
-                (recorded, report.categories, state, whole)
+                (recorded, report.categories, state)
             }
             None => {
                 let recorded = as_recorded()?;
-                let (categories, peak) = (recorded.categories, recorded.peak);
+                let categories = recorded.categories;
                 let state = categories.get(Category::OptimizerState);
-                (Some(recorded), categories, state, Some(peak))
+                (Some(recorded), categories, state)
             }
         };
         let mut advice = Vec::new();
@@ -71,11 +66,6 @@ impl SavedPlanner {
                 advice.push(Advice { what, saves });
             }
         };
-        // A batch that no memory holds has no peak to compare with.
-        if let Some(peak) = whole.filter(|peak| *peak < Bytes::MAX) {
-            let smaller = self.just_below_a_cliff(trace, items, peak)?;
-            smaller.into_iter().for_each(|(size, saves)| add(format!("a batch of {size}"), saves));
-        }
         add("SGD without momentum, which has no optimizer state".into(), state);
         if has_wide_parameters(&trace.sample(Split::whole(items))?.trace) {
             let of = [Category::Parameter, Category::Gradient, Category::AccumulatedGradient];
@@ -97,33 +87,6 @@ impl SavedPlanner {
         plan.into_iter().flat_map(without).for_each(|(what, saves)| add(what, saves));
         advice.sort_by(|one, other| other.saves.cmp(&one.saves).then(one.what.cmp(&other.what)));
         Ok(advice)
-    }
-
-    /// A slightly smaller batch that needs far less, if there is one: where an allocator reserves
-    /// whole pages, one item may take a page. The size, and how much less.
-    fn just_below_a_cliff(
-        &self,
-        trace: &SavedTrace,
-        items: usize,
-        peak: Bytes,
-    ) -> Result<Option<(usize, Bytes)>, TrainError> {
-        if !self.keeps_pages() {
-            return Ok(None);
-        }
-        for part in 1..=SMALLER {
-            let size = items - (items * part).div_ceil(100);
-            if size == 0 {
-                break;
-            }
-            let (_, footprint) = self.footprint(trace, Split::whole(size))?;
-            let saves = peak - footprint.peak;
-            // More than twice its share of the items.
-            let share = peak.scale(2.0 * (items - size) as f64 / items as f64);
-            if saves > share {
-                return Ok(Some((size, saves)));
-            }
-        }
-        Ok(None)
     }
 }
 

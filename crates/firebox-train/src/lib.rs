@@ -34,7 +34,6 @@ mod whole;
 pub mod join;
 
 mod advice;
-mod cache;
 mod device;
 mod durable;
 mod error;

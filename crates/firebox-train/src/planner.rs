@@ -9,17 +9,15 @@ use std::time::Duration;
 
 use burn_backend::DType;
 use firebox_lazy::remember_calls_within;
-use firebox_plan::{Cliffs, Plan, Sizing};
+use firebox_plan::{Plan, Sizing};
 use firebox_recompute::{Program, Rates};
-use firebox_trace::{Bytes, MemoryModel, Nonlinear, StructuralHash, TensorInfo, Trace};
+use firebox_trace::{Bytes, MemoryModel, Nonlinear, StructuralHash, TensorInfo};
 
-use crate::cache::Cache;
 use crate::device::own_pool::TrainingPool;
 use crate::error::Phase;
 use crate::planner::growth::Growth;
 use crate::planner::ledger::Ledger;
 use crate::planner::overhead::Overhead;
-use crate::planner::pages::{OpenPages, Pages, pages_of};
 use crate::planner::parked::Parks;
 use crate::planner::recompute::RecomputePolicy;
 use crate::planner::rehearsal::Iterations;
@@ -30,14 +28,12 @@ use crate::whole::Joining;
 
 mod admission;
 mod assess;
-mod earlier;
 pub(crate) mod growth;
 pub(crate) mod labels;
 pub(crate) mod largest;
 pub(crate) mod ledger;
 mod outputs;
 pub(crate) mod overhead;
-pub(crate) mod pages;
 pub(crate) mod parked;
 pub(crate) mod pieces;
 mod prepare;
@@ -64,9 +60,6 @@ const AT_ONCE: usize = 2;
 /// How many programs that compute tensors again are kept.
 const PROGRAMS: usize = 8;
 
-/// How many plans that ran earlier are passed to a memory model.
-const REMEMBERED: usize = 4;
-
 /// The share of the budget that recording may use to remember calls of other shapes.
 const MOST_REMEMBERED: f64 = 1.0 / 16.0;
 
@@ -78,8 +71,6 @@ pub(crate) struct Planner {
     /// predicted.
     share: f64,
     sizing: Sizing,
-    /// What to do where a slightly larger micro-batch needs far more memory.
-    cliffs: Cliffs,
     overhead: Overhead,
     /// When passes compute tensors again, and how the device computes.
     recompute: RecomputePolicy,
@@ -91,19 +82,14 @@ pub(crate) struct Planner {
     splits_statistics: bool,
     /// Whether training batches must not be split.
     stays_whole: bool,
-    /// What earlier runs have found, if the user wants to know.
-    cache: Option<Cache>,
     /// The pool that training uses, if it is our own.
     pool: Option<Arc<TrainingPool>>,
     plans: HashMap<(Phase, Shape), Planned>,
-    /// The most memory predicted for the run: that of a plan, of the pages of several plans, or of
-    /// a rehearsal that runs parts of a step.
+    /// The most memory predicted for the run: that of a plan, or of a rehearsal that runs parts of
+    /// a step.
     predicted: Bytes,
-    /// The open pages, where pages count, and the group of plans whose pages may be open.
-    pages: OpenPages,
-    open: usize,
-    /// The number of groups of plans, minus one.
-    group: usize,
+    /// The plan whose pages are open, where the allocator keeps them.
+    open: Option<(Phase, Shape)>,
     /// Whether batches are cut to learn their shapes.
     looks_at_shapes: bool,
     /// The most memory that recording may use to remember calls of other shapes.
@@ -112,9 +98,6 @@ pub(crate) struct Planner {
     batch: Bytes,
     /// The bytes of batches that outgrew their plan, by their number of items.
     outgrown: HashMap<(Phase, usize), BTreeSet<Bytes>>,
-    /// The traces of the plans that ran, for memory models that replay them: the latest few, in
-    /// order.
-    ran: Vec<((Phase, Shape), Arc<Trace>)>,
     /// What micro-steps of known structures need in addition to what is held.
     known: HashMap<Known, Admitted>,
     /// Those of them that have a program, the oldest first.
@@ -170,21 +153,7 @@ pub(crate) struct Planned {
     /// The most that one of its micro-steps needs when measured alone, where pages count. Alone, a
     /// micro-step may open pages that the whole iteration has room on.
     standalone: Bytes,
-    /// Plans of one group fit next to each other's open pages.
-    group: usize,
     tuning: Tuning,
-}
-
-impl Planned {
-    /// All pages that its batches have open, where pages count.
-    fn pages(&self) -> Option<Pages> {
-        let mut pages = pages_of(&self.rehearsed.footprint)?;
-        let small_page = self.rehearsed.overhead.small_page;
-        if small_page > Bytes::ZERO {
-            *pages.entry(small_page).or_default() += 1;
-        }
-        Some(pages)
-    }
 }
 
 /// A structure of micro-steps: its phase, its hash, and what runs for it.
@@ -212,8 +181,8 @@ struct Admitted {
     is_planned: bool,
     /// What threads keep permanently after it.
     stays: Bytes,
-    /// The pages that it opens when measured alone, where pages count.
-    pages: Option<Pages>,
+    /// Whether it lies on pages. Measured alone, it may open some that its iteration has room on.
+    is_paged: bool,
 }
 
 /// The cost of making a plan.
@@ -235,22 +204,14 @@ impl Drop for Planner {
 }
 
 impl Planner {
-    /// A planner without any plans. By default, cliffs are avoided where the memory model keeps
-    /// pages. On the host, a slightly smaller size needs only slightly less.
-    pub(crate) fn new(
-        memory: Arc<dyn MemoryModel>,
-        budget: Bytes,
-        sizing: Sizing,
-        cliffs: Option<Cliffs>,
-    ) -> Self {
+    /// A planner without any plans.
+    pub(crate) fn new(memory: Arc<dyn MemoryModel>, budget: Bytes, sizing: Sizing) -> Self {
         let speed = Speed::of(&*memory, None);
-        let usual = if memory.keeps_pages() { Cliffs::Avoid } else { Cliffs::Ignore };
         Self {
             memory,
             budget,
             share: 1.0,
             sizing,
-            cliffs: cliffs.unwrap_or(usual),
             overhead: Overhead::default(),
             recompute: RecomputePolicy::never(),
             speed,
@@ -258,18 +219,14 @@ impl Planner {
             parked: Vec::new(),
             splits_statistics: false,
             stays_whole: false,
-            cache: None,
             pool: None,
             plans: HashMap::new(),
             predicted: Bytes::ZERO,
-            pages: OpenPages::default(),
-            open: 0,
-            group: 0,
+            open: None,
             looks_at_shapes: true,
             remembers: Bytes::ZERO,
             batch: Bytes::ZERO,
             outgrown: HashMap::new(),
-            ran: Vec::new(),
             known: HashMap::new(),
             programs: VecDeque::new(),
             prefixes: Arc::default(),
@@ -290,12 +247,6 @@ impl Planner {
     /// Compares the process's growth with plans, where the budget is host memory.
     pub(crate) fn measuring(mut self, growth: Option<Growth>) -> Self {
         self.growth = growth;
-        self
-    }
-
-    /// Looks for what earlier runs have found.
-    pub(crate) fn remembering(mut self, cache: Option<Cache>) -> Self {
-        self.cache = cache;
         self
     }
 
@@ -375,12 +326,6 @@ impl Planner {
     pub(crate) fn has_run(&mut self, phase: Phase) {
         let plans = self.plans.iter_mut().filter(|((of, _), _)| *of == phase);
         plans.for_each(|(_, planned)| planned.tuning.has_run());
-    }
-
-    /// What pages of several plans may take: as much as one plan may, and at least what this plan
-    /// takes.
-    fn room(&self, peak: Bytes) -> Bytes {
-        self.budget.scale(self.share).max(peak)
     }
 
     /// The memory model that plans are made with.

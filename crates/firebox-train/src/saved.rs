@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn_backend::{Backend, BackendTypes, Element};
 use firebox_lazy::{RecordError, Recorder, Rehearsal};
-use firebox_plan::{Cliffs, Sizing, Split};
+use firebox_plan::{Sizing, Split};
 use firebox_recompute::Rates;
 use firebox_saved::{About, InstantiateError, RecordingProgress, Sample, SaveError, SavedTrace};
 use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
@@ -115,7 +115,6 @@ pub struct SavedPlanner {
     memory: Arc<dyn MemoryModel>,
     budget: Bytes,
     sizing: Sizing,
-    cliffs: Option<Cliffs>,
     recompute: RecomputePolicy,
     rates: Option<Rates>,
     parks: Parks,
@@ -140,7 +139,6 @@ impl SavedPlanner {
             memory,
             budget,
             sizing: Sizing::default(),
-            cliffs: None,
             recompute: RecomputePolicy::default(),
             rates: None,
             parks: Parks::Could,
@@ -152,14 +150,6 @@ impl SavedPlanner {
     #[must_use]
     pub fn sizing(mut self, sizing: Sizing) -> Self {
         self.sizing = sizing;
-        self
-    }
-
-    /// What to do where a slightly larger micro-batch needs far more memory. Default: as in
-    /// [`LearnerBuilder::cliffs`](crate::LearnerBuilder::cliffs).
-    #[must_use]
-    pub fn cliffs(mut self, cliffs: Cliffs) -> Self {
-        self.cliffs = Some(cliffs);
         self
     }
 
@@ -196,10 +186,6 @@ impl SavedPlanner {
     }
 
     /// Whether the allocator reserves whole pages and keeps them.
-    pub(crate) fn keeps_pages(&self) -> bool {
-        self.memory.keeps_pages()
-    }
-
     /// The budget.
     pub fn budget(&self) -> Bytes {
         self.budget
@@ -283,7 +269,7 @@ impl SavedPlanner {
     }
 
     fn planner(&self) -> Planner {
-        let planner = Planner::new(self.memory.clone(), self.budget, self.sizing, self.cliffs);
+        let planner = Planner::new(self.memory.clone(), self.budget, self.sizing);
         let planner = planner.with_rates(self.rates);
         let mut planner = planner.recomputing(self.recompute, false).parking(self.parks);
         planner.count(self.overhead);

@@ -10,12 +10,11 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Int, Tensor};
 use burn_backend::{BoolStore, DType, Element};
 use firebox_lazy::{HiddenStates, LazyBackend};
-use firebox_plan::{Budget, Cliffs, MemoryInfo, Sizing};
+use firebox_plan::{Budget, MemoryInfo, Sizing};
 use firebox_ranks::Ranks;
 use firebox_recompute::Rates;
 use firebox_trace::{Bytes, Difference};
 
-use crate::cache::{Cache, Remembering};
 use crate::check::Coupling;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
@@ -42,8 +41,6 @@ pub(crate) struct Settings {
     pub(crate) rates: Option<Rates>,
     /// Where the optimizer's state is between steps, if not on the device.
     pub(crate) park: Option<Park>,
-    /// What to do at cliffs, if the user chose.
-    pub(crate) cliffs: Option<Cliffs>,
     pub(crate) reduction: Reduction,
     pub(crate) quiet: bool,
     /// The momentum for pooling the running statistics of batch normalizations over a batch, if the
@@ -71,8 +68,6 @@ pub(crate) struct Settings {
     pub(crate) trace_path: Option<PathBuf>,
     /// Where a line is written for each step.
     pub(crate) log_path: Option<PathBuf>,
-    /// Where planning looks for what earlier runs have found, and writes what it finds.
-    pub(crate) cache: CacheOption,
     /// The processes that train together, if there are several.
     pub(crate) ranks: Option<Ranks>,
     /// Where the metrics of all ranks are written.
@@ -84,16 +79,6 @@ pub(crate) struct Settings {
     /// What the device's allocator holds for other tensors of the program, such as a data set on
     /// the device or another model.
     pub(crate) others: OtherTensors,
-}
-
-/// The user's choice of a cache.
-#[derive(Clone, Debug, Default)]
-pub(crate) enum CacheOption {
-    /// The user's own.
-    #[default]
-    OfUser,
-    In(PathBuf),
-    None,
 }
 
 impl Settings {
@@ -114,25 +99,15 @@ impl Settings {
         M: Module<B>,
     {
         let budget = self.resolve::<B, M>(model)?;
-        let cache = match &self.cache {
-            CacheOption::OfUser => Cache::of_user(),
-            CacheOption::In(folder) => Some(Cache::new(folder)),
-            CacheOption::None => None,
-        };
         let device = &model.devices()[0];
         let memory = B::Base::memory_model(device);
-        // A host's model answers sooner than a file is found.
-        let memory = match cache.clone().filter(|_| !memory.is_on_host()) {
-            Some(cache) => Arc::new(Remembering { model: memory, cache }),
-            None => memory,
-        };
         let growth = memory.is_on_host().then(|| Growth::begin(parameter_bytes::<B, M>(model)));
-        let planner = Planner::new(memory, budget, self.sizing, self.cliffs);
+        let planner = Planner::new(memory, budget, self.sizing);
         let planner = planner.recomputing(self.recompute, self.pools_statistics.is_some());
         let planner = planner
             .with_rates(self.rates.or_else(|| B::Base::rates(device)))
             .with_bools(bools::<B::Base>());
-        Ok(planner.measuring(growth.flatten()).remembering(cache))
+        Ok(planner.measuring(growth.flatten()))
     }
 
     /// Whether the Learner parks the optimizer's state, on a device whose memory is the host's or

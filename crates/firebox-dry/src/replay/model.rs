@@ -1,8 +1,8 @@
 //! The memory model of GPU backends: replays a trace on a dry device.
 //!
 //! `replay/program.rs` turns the trace into instructions and `replay/execute.rs` runs them on the
-//! twin. This file repeats the trace in rounds and replays, and turns what the device measured into
-//! a footprint. Backends with a pool of ours are replayed by `replay/pooled.rs`.
+//! twin. This file replays on burn's own pools and turns what the device measured into a footprint.
+//! Backends with firebox's pool are replayed by `replay/pooled.rs`.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use burn_router::Runner;
 use cubecl::ir::DeviceProperties;
 use firebox_heap::Heap;
 use firebox_trace::{
-    Bytes, Category, CategoryBytes, EarlierPages, Estimate, Footprint, MemoryModel, Moment,
-    OpIndex, Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
+    Bytes, Category, CategoryBytes, Estimate, Footprint, MemoryModel, Moment, OpIndex, Origin,
+    Paging, Question, Step, TensorIndex, TensorInfo, Trace,
 };
 
 use crate::device::{DryDevice, Lease, Monitor, Panicked};
@@ -23,7 +23,6 @@ use crate::replay::execute::{execute, is_drain, is_settle, upload};
 use crate::replay::least::{Counted, Least, least};
 use crate::replay::program::{Begin, End, Leftovers, Program, Templates, unaccounted};
 use crate::replay::translate::Types;
-use crate::server::tuning;
 use crate::server::usage::Usage;
 use crate::target::Target;
 use crate::twin::DryTwin;
@@ -35,10 +34,10 @@ use crate::twin::DryTwin;
 /// [`Footprint::peak`] is the bytes of all pages of the allocator, which the card must have.
 /// [`Footprint::paging`] says how they are used.
 ///
-/// burn's fusion learns from what it has run. A trace is therefore replayed until fusion learns
-/// nothing more or two replays in a row reserve the same, at most [`MOST_REPLAYS`] times. If
-/// neither happens, the largest replay is reported, as a heuristic; for a backend with a pool of
-/// ours, the last one.
+/// burn's fusion learns from what it has run, so a trace is replayed more than once. On firebox's
+/// pool, until fusion learns nothing more or two replays in a row need the same, at most
+/// [`MOST_REPLAYS`] times: the answer is exact. On burn's own pools twice in a row: where a buffer
+/// lies there depends on how threads interleave, so the answer is a heuristic.
 ///
 /// In [`Footprint::timeline`], `peak` is the bytes of all pages, and `live` is the bytes of the
 /// buffers as of the latest mark. burn runs operations later than the program requests them, so a
@@ -55,11 +54,11 @@ pub struct Dry<B: DryTwin> {
     backend: PhantomData<fn() -> B>,
 }
 
-/// The maximum number of replays of a trace.
+/// The maximum number of replays of a trace on firebox's pool.
 pub const MOST_REPLAYS: usize = 6;
 
-/// How often the traces of a process follow each other. Where a buffer is placed depends on the
-/// gaps that earlier steps have left.
+/// How often a trace runs in a replay. Where a buffer is placed depends on the gaps that earlier
+/// steps have left.
 const ROUNDS: usize = 2;
 
 /// The factor by which the guess for a failed replay is widened. The measured factor between
@@ -119,51 +118,43 @@ impl<B: DryTwin> Dry<B> {
     /// If there is no dry device, or if burn panicked. A trace that contradicts itself also ends in
     /// [`ReplayError::Panicked`]; [`Trace::check`] says how it contradicts itself.
     pub fn replay(&self, trace: &Trace) -> Result<Footprint, ReplayError> {
-        self.replay_after(&[], trace)
+        self.replay_within(trace, Bytes::MAX)
     }
 
-    /// The footprint of `trace` in a process that has run the traces of `before`. Their pages stay
-    /// open and count. The traces run in turn until they open no more pages. A parameter or a part
-    /// of the optimizer's state that one of them leaves is what the next one finds under the same
-    /// label.
-    ///
-    /// # Errors
-    ///
-    /// As [`replay`](Self::replay).
-    pub fn replay_after(&self, before: &[&Trace], trace: &Trace) -> Result<Footprint, ReplayError> {
-        let traces = [before, &[trace]].concat();
-        self.replay_until(ProcessReplay::new(traces, &self.types, EarlierPages::Keep), Bytes::MAX)
-    }
-
-    /// The footprint of the last trace of a life. A replay ends at the first round that reserves
-    /// more than `enough`.
-    fn replay_until(
-        &self,
-        mut life: ProcessReplay,
-        enough: Bytes,
-    ) -> Result<Footprint, ReplayError> {
-        let trace = life.last();
+    /// The footprint of a trace. On burn's pools, a replay ends once more than `enough` is
+    /// reserved.
+    fn replay_within(&self, trace: &Trace, enough: Bytes) -> Result<Footprint, ReplayError> {
         if B::POOLED {
             return self.replay_on_pool(trace);
         }
         let lease = Lease::<B::Target>::take(&self.properties)?;
         let mut lease = lease.with_choices_of(self.tuned.as_deref());
-        let mut last: Option<Replay> = None;
-        let mut most: Option<Replay> = None;
-        for _ in 0..MOST_REPLAYS {
-            self.replays.fetch_add(1, Ordering::Relaxed);
-            let replay = life.run::<B>(&mut lease, enough)?;
-            let is_same = |last: &Replay| last.usage.peak == replay.usage.peak;
-            if replay.settled || last.as_ref().is_some_and(is_same) {
-                return Ok(self.report(trace, replay, Estimate::UpperBound));
+        self.count_replay();
+        let replay = lease.run(|device| self.run(device, trace, enough))?.0;
+        Ok(self.report(trace, replay, Estimate::Heuristic))
+    }
+
+    /// Runs a trace [`ROUNDS`] times in a row.
+    fn run(&self, device: &DryDevice<B::Target>, trace: &Trace, enough: Bytes) -> Replay {
+        let monitor = Monitor::of(device);
+        let runner = Runner::<B::Twin>::new(device.clone());
+        let mut templates = Templates::new();
+        let mut left = Leftovers::default();
+        let (mut baseline, mut timeline) = (Bytes::ZERO, Vec::new());
+        for _ in 0..ROUNDS {
+            let before = monitor.reserved();
+            let program = Program::new(trace, &self.types, &mut templates, left);
+            let passed = pass::<B>(device, &runner, &monitor, trace, program);
+            left = passed.left;
+            baseline = passed.baseline;
+            timeline = merge(timeline, passed.timeline, monitor.reserved() > before);
+            if monitor.reserved() > enough {
+                break;
             }
-            if most.as_ref().is_none_or(|most| most.usage.peak < replay.usage.peak) {
-                most = Some(replay.clone());
-            }
-            last = Some(replay);
         }
-        let most = most.expect("a trace is replayed at least once");
-        Ok(self.report(trace, most, Estimate::Heuristic))
+        drop(runner);
+        B::Twin::sync(device).expect("a dry device does not fail");
+        Replay { baseline, timeline, usage: monitor.usage() }
     }
 
     pub(crate) fn properties(&self) -> &DeviceProperties {
@@ -194,7 +185,6 @@ impl<B: DryTwin> Dry<B> {
             reserved: usage.peak,
             in_use: usage.most_in_use,
             pages: usage.pages,
-            full: usage.full,
             largest_buffer: usage.largest,
             largest_page: match page {
                 u64::MAX => Bytes::MAX,
@@ -274,25 +264,16 @@ impl<B: DryTwin> MemoryModel for Dry<B> {
     }
 
     fn answer(&self, question: &Question<'_>) -> Footprint {
-        let Question { trace, before, pages, enough } = *question;
+        let Question { trace, enough } = *question;
         let least = least(trace, &self.types, Counted::AsRecorded);
         if least.bytes > self.worth_a_replay(trace, enough) {
             return self.not_replayed(trace, least);
         }
-        let life = ProcessReplay::new([before, &[trace]].concat(), &self.types, pages);
-        self.replay_until(life, enough).unwrap_or_else(|error| guess(trace, &error))
+        self.replay_within(trace, enough).unwrap_or_else(|error| guess(trace, &error))
     }
 
     fn at_least(&self, trace: &Trace) -> Bytes {
         least(trace, &self.types, Counted::Recomputed).bytes
-    }
-
-    fn key(&self) -> Option<String> {
-        let Self { name, properties, types, .. } = self;
-        let pooled = B::POOLED;
-        let backend = std::any::type_name::<B>();
-        let chosen = tuning::chosen(self.tuned.as_deref());
-        Some(format!("{name} {backend} {pooled} {properties:?} {types:?} {chosen}"))
     }
 
     fn keeps_pages(&self) -> bool {
@@ -318,92 +299,6 @@ pub(crate) struct Replay {
     pub(crate) baseline: Bytes,
     pub(crate) timeline: Vec<Moment>,
     pub(crate) usage: Usage,
-    /// Whether every round made the same number of calls: fusion had nothing to learn.
-    pub(crate) settled: bool,
-}
-
-/// The life of a process: traces that run one after the other, round after round, as training and
-/// validation alternate.
-struct ProcessReplay<'a> {
-    types: &'a Types,
-    /// Each trace with its descriptions.
-    traces: Vec<(&'a Trace, Templates)>,
-    /// What happens to unused pages before each trace.
-    pages: EarlierPages,
-}
-
-impl<'a> ProcessReplay<'a> {
-    /// The life of at least one trace.
-    fn new(traces: Vec<&'a Trace>, types: &'a Types, pages: EarlierPages) -> Self {
-        let traces = traces.into_iter().map(|trace| (trace, Templates::new())).collect();
-        Self { types, traces, pages }
-    }
-
-    fn last(&self) -> &'a Trace {
-        self.traces.last().expect("a life has a trace").0
-    }
-
-    /// Runs one life of [`ROUNDS`] rounds, or fewer if more than `enough` is reserved. If pages are
-    /// given back, only what is open while the last trace runs counts.
-    fn run<B: DryTwin>(
-        &mut self,
-        lease: &mut Lease<B::Target>,
-        enough: Bytes,
-    ) -> Result<Replay, Panicked> {
-        let ((baseline, timeline, most, settled), usage) = lease.run(|device| {
-            let monitor = Monitor::of(device);
-            let runner = Runner::<B::Twin>::new(device.clone());
-            let mut memory = (Bytes::ZERO, Vec::new());
-            let mut latest = (Bytes::ZERO, Vec::new());
-            let mut rounds: Vec<Vec<u64>> = Vec::new();
-            let mut left = Leftovers::default();
-            // The largest usage over all rounds that counts for the last trace.
-            let mut most = Usage::default();
-            for round in 0..ROUNDS {
-                // Room matters once the pools have stopped growing, which is never in the first
-                // round.
-                if round > 0 && <B::Target as Target>::SMALL_PAGE_VARIES {
-                    monitor.look_for_room();
-                }
-                let mut calls = Vec::new();
-                let mut open = Bytes::ZERO;
-                let last = self.traces.len() - 1;
-                for (at, (trace, templates)) in self.traces.iter_mut().enumerate() {
-                    if self.pages == EarlierPages::GiveBack {
-                        B::Twin::memory_cleanup(device);
-                        // The pages of earlier traces are gone.
-                        if at == last {
-                            monitor.forget_peak();
-                        }
-                    }
-                    open = monitor.usage().peak;
-                    let program = Program::new(trace, self.types, templates, left);
-                    let passed = pass::<B>(device, &runner, &monitor, trace, program);
-                    left = passed.left;
-                    calls.push(passed.calls);
-                    latest = (passed.baseline, passed.timeline);
-                }
-                let usage = monitor.usage();
-                let has_grown = usage.peak > most.peak;
-                let grew = has_grown && usage.peak > open;
-                memory = (latest.0, merge(memory.1, std::mem::take(&mut latest.1), grew));
-                rounds.push(calls);
-                if has_grown {
-                    most = usage;
-                }
-                if most.peak > enough {
-                    break;
-                }
-            }
-            drop(runner);
-            B::Twin::sync(device).expect("a dry device does not fail");
-            let settled = rounds.windows(2).all(|rounds| rounds[0] == rounds[1]);
-            (memory.0, memory.1, most, settled)
-        })?;
-        let most_in_use = most.most_in_use.max(usage.most_in_use);
-        let usage = Usage { peak: most.peak, pages: most.pages, most_in_use, ..usage };
-        Ok(Replay { baseline, timeline, usage, settled })
-    }
 }
 
 /// Live bytes come from the latest round. Pages come from the latest round that opened one, since
@@ -422,8 +317,6 @@ struct Passed {
     baseline: Bytes,
     /// The memory at each step.
     timeline: Vec<Moment>,
-    /// The number of requests made to the device.
-    calls: u64,
     left: Leftovers,
 }
 
@@ -438,7 +331,7 @@ fn pass<B: DryTwin>(
     begin.discarded.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
     begin.existing.iter().for_each(|tensor| upload(runner, tensor));
     B::Twin::sync(device).expect("a dry device does not fail");
-    let (baseline, before) = (monitor.usage().in_use, monitor.calls());
+    let baseline = monitor.usage().in_use;
     let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;
     for step in &trace.steps {
@@ -456,7 +349,6 @@ fn pass<B: DryTwin>(
         timeline.push(Moment { live, peak: monitor.reserved() });
     }
     B::Twin::sync(device).expect("a dry device does not fail");
-    let calls = monitor.calls() - before;
     // What burn had queued belongs to the last step.
     if let Some(last) = timeline.last_mut() {
         *last = Moment { live: monitor.usage().in_use, peak: monitor.reserved() };
@@ -464,7 +356,7 @@ fn pass<B: DryTwin>(
     let End { freed, left } = program.end(OpIndex(trace.steps.len() as u32));
     freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
     B::Twin::sync(device).expect("a dry device does not fail");
-    Passed { baseline, timeline, calls, left }
+    Passed { baseline, timeline, left }
 }
 
 fn category(trace: &Trace, tensor: TensorIndex) -> Option<Category> {

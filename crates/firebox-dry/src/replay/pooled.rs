@@ -180,7 +180,7 @@ impl Lived {
     /// Adds what the runtime below has reserved, and the margins. The page for steps is the
     /// smallest on which a way to place the buffers was found.
     fn with(self, below: Usage, reads: bool, alignment: u64, largest_page: u64) -> (Replay, Pages) {
-        let Self { baseline, mut timeline, settled, mut high, most_in_use, .. } = self;
+        let Self { baseline, mut timeline, mut high, most_in_use, .. } = self;
         let Parts { units, loops, .. } = &self.parts;
         let of_region = |region| Sequence::of(&self.lifetimes, region, units, loops);
         let [steps, small] = [Region::Step, Region::Small].map(of_region);
@@ -208,7 +208,7 @@ impl Lived {
         timeline.iter_mut().for_each(|moment| moment.peak = moment.peak.min(peak));
         let most_in_use = most_in_use + below.most_in_use;
         let usage = Usage { reserved: peak, peak, most_in_use, largest: self.largest, ..below };
-        (Replay { baseline, timeline, usage, settled }, high)
+        (Replay { baseline, timeline, usage }, high)
     }
 }
 

@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use cubecl_common::backtrace::BackTrace;
 use cubecl_runtime::server::IoError;
 use cubecl_runtime::storage::{ComputeStorage, StorageHandle, StorageId, StorageUtilization};
 
@@ -17,8 +16,6 @@ pub struct DryStorage {
     alignment: usize,
     pages: HashMap<StorageId, u64>,
     reserved: u64,
-    /// Set while only asking for room: the size of the page that would have been opened.
-    asking: Option<Option<u64>>,
 }
 
 impl DryStorage {
@@ -30,26 +27,6 @@ impl DryStorage {
     /// The bytes of all pages.
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved
-    }
-
-    /// The size of the smallest pages that have any bytes.
-    pub(crate) fn smallest_page(&self) -> Option<u64> {
-        self.pages.values().copied().filter(|size| *size > 0).min()
-    }
-
-    /// The bytes of a page.
-    pub(crate) fn size_of(&self, page: StorageId) -> Option<u64> {
-        self.pages.get(&page).copied()
-    }
-
-    /// Opens no page from now on.
-    pub(crate) fn ask(&mut self) {
-        self.asking = Some(None);
-    }
-
-    /// Opens pages again. Returns the size of the page that was requested meanwhile.
-    pub(crate) fn answer(&mut self) -> Option<u64> {
-        self.asking.take().flatten()
     }
 
     /// The number of pages of each size.
@@ -70,13 +47,6 @@ impl ComputeStorage for DryStorage {
     fn get(&mut self, _handle: &StorageHandle) {}
 
     fn alloc(&mut self, size: u64) -> Result<StorageHandle, IoError> {
-        if let Some(page) = &mut self.asking {
-            *page = Some(size);
-            return Err(IoError::Unknown {
-                description: "no page is opened while one only asks".into(),
-                backtrace: BackTrace::default(),
-            });
-        }
         let id = StorageId::new();
         self.pages.insert(id, size);
         self.reserved += size;

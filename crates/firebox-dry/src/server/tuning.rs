@@ -10,7 +10,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn_std::config::BurnConfig;
 use cubecl_common::device::DeviceId;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 
@@ -88,25 +87,6 @@ fn folder(id: &str) -> PathBuf {
 fn segment(name: &str) -> String {
     let options = sanitize_filename::Options { replacement: "_", ..Default::default() };
     sanitize_filename::sanitize_with_options(name, options)
-}
-
-/// A hash of all that the tuner has stored for the device `real`, and of the configurations of burn
-/// and CubeCL.
-pub(crate) fn chosen(real: Option<&str>) -> String {
-    let mut hasher = blake3::Hasher::new();
-    let configured = (BurnConfig::get(), CubeClRuntimeConfig::get());
-    hasher.update(format!("{configured:?}").as_bytes());
-    let filed = real.map(folder).filter(|folder| folder.is_dir());
-    let files = filed.into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
-    let mut files: Vec<PathBuf> = files.flatten().map(|entry| entry.path()).collect();
-    files.sort();
-    for file in files {
-        let choices = fs::read(&file).unwrap_or_default();
-        hasher.update(file.as_os_str().as_encoded_bytes());
-        hasher.update(&choices.len().to_le_bytes());
-        hasher.update(&choices);
-    }
-    hasher.finalize().to_string()
 }
 
 fn copy(from: &Path, to: &Path) -> std::io::Result<()> {

@@ -1,6 +1,6 @@
 //! What a dry device measured. `server.rs` counts it; `replay/` turns it into a footprint.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use firebox_trace::Bytes;
 
@@ -21,10 +21,6 @@ pub struct Usage {
     pub most_in_use: Bytes,
     /// The number of pages of each size at the peak.
     pub pages: BTreeMap<Bytes, usize>,
-    /// The page sizes of small pools that were full at some request: one more buffer of the size
-    /// just requested would have opened another page of that size. Only replays of
-    /// [`Dry`](crate::Dry) check this, so it is empty after [`Lease::run`](crate::Lease::run).
-    pub full: BTreeSet<Bytes>,
     /// The largest buffer.
     pub largest: Bytes,
     /// How many times the tuner measured a kernel because none was chosen yet.

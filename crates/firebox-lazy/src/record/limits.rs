@@ -3,7 +3,7 @@
 use burn_backend::{Backend, TensorData, TensorMetadata};
 use burn_ir::OperationIr;
 use burn_std::{DType, Shape};
-use firebox_trace::{Bytes, Description, Mark, OpIndex, Step, Trace};
+use firebox_trace::{Bytes, Description, OpIndex, Step, Trace};
 
 use crate::kind::Kind;
 use crate::record::recorder::RecordError;
@@ -14,8 +14,6 @@ use crate::threads::progress;
 
 /// How many refused reads a program gets zeros for. The next one unwinds.
 const PATIENCE: usize = 64;
-/// How many reads of a whole program are guessed.
-const MOST_GUESSED: usize = 4096;
 /// The host memory of a recording is checked every so many operations.
 const LOOK: usize = 1024;
 
@@ -63,26 +61,11 @@ impl Refused {
 
 impl<B: Backend> Session<B> {
     /// Reads a tensor of the session by running what has been recorded so far. `None` if the read
-    /// is refused, or guessed.
+    /// is refused.
     pub(crate) fn read<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> Option<K::Primitive> {
-        if self.guesses {
-            self.guessed += 1;
-            self.unwind_if_impatient();
-            read_is_refused();
-            let used = self.take(tensor);
-            self.trace.steps.push(Step::Read(used));
-            return None;
-        }
         if self.refused.is_some() {
             self.unwind_if_impatient();
             return None;
-        }
-        self.begin_rewriting();
-        if self.rewriting.is_some() {
-            let used = self.take(tensor);
-            self.trace.steps.push(Step::Read(used));
-            let value = self.read_rewritten()?;
-            return Some(K::restore(value));
         }
         // Computing a footprint takes time during which the program is not standing still.
         let limit = self.read_limit.clone();
@@ -109,39 +92,18 @@ impl<B: Backend> Session<B> {
         self.unwind_if_impatient();
     }
 
-    /// Refuses a read because it is not known what the program does.
-    pub(crate) fn refuse_unknown(&mut self) {
-        let at = OpIndex(self.trace.steps.len() as u32);
-        self.refused = Some(RecordError::ReadUnknown { at });
-        read_is_refused();
-        self.unwind_if_impatient();
-    }
-
     /// A program that reads zeros over and over may be waiting for another value and is unwound.
     fn unwind_if_impatient(&mut self) {
         self.refusals += 1;
-        if self.refusals > PATIENCE || self.guessed > MOST_GUESSED {
+        if self.refusals > PATIENCE {
             self.unwind_refused();
         }
     }
 
-    /// Notes a mark. A program that guesses and comes to its next part may read as much again.
-    pub(crate) fn pass(&mut self, mark: &Mark) {
-        if self.guesses && *mark == Mark::MicroStep {
-            self.refusals = 0;
-        }
-    }
-
-    /// Why the program, which reads a value that it does not get, is not recorded.
-    pub(crate) fn why_refused(&self) -> Option<RecordError> {
-        let at = OpIndex(self.trace.steps.len() as u32);
-        self.refused.clone().or(self.guesses.then_some(RecordError::ReadUnknown { at }))
-    }
-
     /// Unwinds if a read gave zeros.
     pub(crate) fn unwind_refused(&self) {
-        if let Some(error) = self.why_refused() {
-            Refused::unwind(error);
+        if let Some(error) = &self.refused {
+            Refused::unwind(error.clone());
         }
     }
 

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use firebox_recompute::Recipe;
 use firebox_trace::{Bytes, Mark, OpIndex, Trace};
 
 use crate::record::draws::Draws;
@@ -27,10 +26,6 @@ use crate::record::inputs::Rows;
 #[derive(Clone, Debug, Default)]
 pub struct Recorder {
     pub(crate) read_limit: Option<ReadLimit>,
-    /// How what comes before a read is rewritten.
-    pub(crate) at_reads: Option<AtReads>,
-    /// Whether reads give zeros, as if they were values.
-    pub(crate) guesses: bool,
     /// What to do where the program passes a mark while it runs.
     pub(crate) at_marks: Option<AtMarks>,
     /// The limit on the host memory of the recording itself.
@@ -74,16 +69,6 @@ pub enum RecordError {
         needed: Bytes,
         /// The limit.
         budget: Bytes,
-    },
-    /// The program cannot be recorded with zeros in place of what it reads. See
-    /// [`Recorder::guess_reads`].
-    #[error(
-        "step {at} reads a value, and what the program does then cannot be recorded without it: do not read values \
-         inside the step"
-    )]
-    ReadUnknown {
-        /// The position of the read.
-        at: OpIndex,
     },
     /// The recording takes more host memory than allowed. See [`Recorder::limit_host`].
     #[error(
@@ -158,50 +143,6 @@ impl Recorder {
         self.limit_reads(Bytes::ZERO, |_| Bytes::MAX)
     }
 
-    /// Reads give zeros, and nothing runs. The recording shows what the program does as long as
-    /// that does not depend on the values, and must not be run.
-    ///
-    /// # Errors
-    ///
-    /// The recording ends in [`RecordError::ReadUnknown`] if the program panics after a read, reads
-    /// more than 64 times in a micro-step or 4,096 times in all, or asks for the positions of
-    /// non-zero elements.
-    ///
-    /// ```
-    /// use burn::backend::Flex;
-    /// use burn::tensor::Tensor;
-    /// use firebox_lazy::{Lazy, Recorder};
-    ///
-    /// let x = Tensor::<Lazy<Flex>, 1>::from_floats([1.0, 2.0], &Default::default());
-    /// let recorder = Recorder::new().guess_reads();
-    /// let recording = recorder.record::<Flex, _>(|| {
-    ///     let largest: f32 = x.clone().max().into_scalar();
-    ///     x.clone() / largest.max(1.0)
-    /// })?;
-    /// assert_eq!(recording.trace().reads().count(), 1);
-    /// # Ok::<(), firebox_lazy::RecordError>(())
-    /// ```
-    pub fn guess_reads(mut self) -> Self {
-        (self.guesses, self.never_runs) = (true, true);
-        self
-    }
-
-    /// At the first read, asks `choose` for a recipe for what was recorded so far and what comes
-    /// behind. If there is one, the program runs rewritten from then on. Default: as recorded.
-    ///
-    /// `drain` empties the queue of a backend that fuses operations. If the program turns out to be
-    /// another one than the recipe is for, what was dropped is computed again, and the rest runs as
-    /// recorded. [`Recording::begun_program`](crate::Recording::begun_program) tells what runs, and
-    /// whether it can: a tensor that was dropped may survive now.
-    pub fn rewrite_at_reads(
-        mut self,
-        choose: impl Fn(&Trace) -> Option<Arc<Recipe>> + Send + Sync + 'static,
-        drain: impl Fn() + Send + Sync + 'static,
-    ) -> Self {
-        self.at_reads = Some(AtReads { choose: Arc::new(choose), drain: Arc::new(drain) });
-        self
-    }
-
     /// Records only to look at something, for example the shapes of a batch. Calls remembered from
     /// steps do not age. Refuses every read. What loader threads asked for stays on the host.
     ///
@@ -263,25 +204,8 @@ impl fmt::Debug for AtMarks {
     }
 }
 
-/// How what comes before a read is rewritten. See
-/// [`Recorder::rewrite_at_reads`](crate::Recorder::rewrite_at_reads).
-#[derive(Clone)]
-pub(crate) struct AtReads {
-    pub(crate) choose: Arc<Choose>,
-    pub(crate) drain: Drain,
-}
-
-/// Chooses a recipe for what was recorded so far.
-type Choose = dyn Fn(&Trace) -> Option<Arc<Recipe>> + Send + Sync;
-
 /// Empties the queue of a backend that fuses operations.
 pub(crate) type Drain = Arc<dyn Fn() + Send + Sync>;
-
-impl fmt::Debug for AtReads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("AtReads").finish_non_exhaustive()
-    }
-}
 
 /// What a read inside a recording may run. See
 /// [`Recorder::limit_reads`](crate::Recorder::limit_reads).

@@ -31,7 +31,6 @@ impl Recorder {
     ///
     /// - [`RecordError::Nested`] inside another recording
     /// - [`RecordError::ReadTooLarge`] if a read is refused
-    /// - [`RecordError::ReadUnknown`] if zeros for what it reads lead nowhere
     /// - [`RecordError::TooLong`] if the recording itself takes too much host memory
     ///
     /// # Panics
@@ -63,11 +62,7 @@ impl Recorder {
                 session.end(Stage::Failed);
                 match panic.downcast::<Refused>() {
                     Ok(refused) => Err(refused.0),
-                    Err(panic) => match session.why_refused() {
-                        // It computed with zeros, as above.
-                        Some(unknown) if session.guessed > 0 => Err(unknown),
-                        _ => resume_unwind(panic),
-                    },
+                    Err(panic) => resume_unwind(panic),
                 }
             }
         }
@@ -191,9 +186,7 @@ impl<B: Backend, T> Recording<B, T> {
     ///
     /// # Panics
     ///
-    /// If an operation panics on `B`, or the recording has begun to run
-    /// [rewritten](crate::Recorder::rewrite_at_reads) and has no
-    /// [program](Self::begun_program). The tensors of the recording are lost; all others stay
+    /// If an operation panics on `B`. The tensors of the recording are lost; all others stay
     /// usable.
     pub fn run(self) -> T {
         self.run_observed(|_| ())
@@ -317,7 +310,6 @@ pub fn mark<B: Backend>(mark: impl Into<Mark>) {
             let mark = mark.clone();
             session.push_effect(move |_| pass(&mark));
         }
-        session.pass(&mark);
         push(&mut session.trace.steps, Step::Mark(mark));
     });
 }

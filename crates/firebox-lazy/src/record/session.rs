@@ -24,7 +24,7 @@ use crate::record::draws::Generator;
 use crate::record::inputs::{Rows, select_rows};
 use crate::record::known::{self, Form, Known};
 use crate::record::parking::Parking;
-use crate::record::recorder::{AtMarks, AtReads, ReadLimit, RecordError, Recorder};
+use crate::record::recorder::{AtMarks, ReadLimit, RecordError, Recorder};
 use crate::record::rewriting::Rewriting;
 use crate::record::values::{Frame, Instruction, Values, push};
 use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
@@ -110,9 +110,8 @@ pub(crate) struct Session<B: Backend> {
     pub(crate) program: Vec<(OpIndex, Instruction<B>)>,
     /// How many steps have run.
     pub(crate) ran: usize,
-    /// What runs instead of the recorded steps, and how that is chosen at the first read.
-    pub(crate) rewriting: Option<Rewriting<B>>,
-    pub(crate) at_reads: Option<AtReads>,
+    /// What runs instead of the recorded steps.
+    pub(crate) rewriting: Option<Rewriting>,
     pub(crate) values: Values<B>,
     /// What is parked while the session runs.
     pub(crate) parking: Option<Parking>,
@@ -136,9 +135,6 @@ pub(crate) struct Session<B: Backend> {
     /// Why the recording must not run, and how many reads were refused for that reason.
     pub(crate) refused: Option<RecordError>,
     pub(crate) refusals: usize,
-    /// Whether reads give zeros, as if they were values, and how many have.
-    pub(crate) guesses: bool,
-    pub(crate) guessed: usize,
     pub(crate) host_limit: Option<Bytes>,
     /// The calls so far, and the bytes of the tensors that existed before the session.
     pub(crate) calls: usize,
@@ -173,7 +169,6 @@ impl<B: Backend> Session<B> {
             program: Vec::new(),
             ran: 0,
             rewriting: None,
-            at_reads: options.at_reads.clone(),
             values: Values::drawing_from(substitute),
             parking: None,
             brought: Vec::new(),
@@ -187,8 +182,6 @@ impl<B: Backend> Session<B> {
             at_marks: options.at_marks.clone(),
             refused: None,
             refusals: 0,
-            guesses: options.guesses,
-            guessed: 0,
             host_limit: options.host_limit,
             calls: 0,
             existing: Bytes::ZERO,

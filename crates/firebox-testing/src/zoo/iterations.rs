@@ -9,7 +9,8 @@ use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::TrainStep;
-use firebox::{LazyBackend, MicroBatch, Recorder, Trace, initialize, mark};
+use firebox::trace::{Recorder, Trace, mark};
+use firebox::{LazyBackend, MicroBatch, initialize};
 
 use super::Zoo;
 

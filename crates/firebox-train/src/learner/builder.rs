@@ -9,7 +9,7 @@ use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, TrainStep};
 use firebox_lazy::{HiddenState, LazyBackend};
-use firebox_plan::{Budget, Cliffs, Sizing};
+use firebox_plan::{Budget, Sizing};
 use firebox_ranks::Ranks;
 use firebox_recompute::Rates;
 
@@ -23,7 +23,7 @@ use crate::join::of_burn;
 use crate::park::Park;
 use crate::planner::recompute::RecomputePolicy;
 use crate::reduction::Reduction;
-use crate::settings::{CacheOption, Settings};
+use crate::settings::Settings;
 use crate::splitter::{ByMicroBatch, Splitter};
 
 /// Options of a [`Learner`]. See [`Learner::builder`].
@@ -116,15 +116,6 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// before it begins if host memory has no room for the state.
     pub fn park_optimizer(mut self, park: Park) -> Self {
         self.settings.park = Some(park);
-        self
-    }
-
-    /// What to do where a slightly larger micro-batch needs far more memory.
-    ///
-    /// Default: [`Cliffs::Avoid`] on devices whose allocator reserves whole pages,
-    /// [`Cliffs::Ignore`] elsewhere.
-    pub fn cliffs(mut self, cliffs: Cliffs) -> Self {
-        self.settings.cliffs = Some(cliffs);
         self
     }
 
@@ -351,30 +342,6 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// [`StepUse`]: crate::StepUse
     pub fn log_json(mut self, path: impl Into<PathBuf>) -> Self {
         self.settings.log_path = Some(path.into());
-        self
-    }
-
-    /// Keeps what planning finds in `folder`, and looks there for what earlier runs have found.
-    /// Default: `firebox/plans` in the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`), or the
-    /// folder that the environment variable `FIREBOX_CACHE` names. If that is empty, nothing is
-    /// kept.
-    ///
-    /// A second run of the same program records a step once whole and once as it will be split
-    /// (once more with the [outputs of the batch](Self::metrics_see_whole)), instead of once for
-    /// each split that is tried, and replays little on a dry device. What is found there was
-    /// planned by the same program file, for a device with the same properties and the same choices
-    /// of the tuner, and for the same recorded step. A model that reads values is searched anew.
-    /// The files take up to 64 MiB; those used longest ago go first. Other files in the folder
-    /// stay.
-    pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.settings.cache = CacheOption::In(folder.into());
-        self
-    }
-
-    /// Plans as if there had been no earlier run, and keeps nothing for later ones. See
-    /// [`cache`](Self::cache).
-    pub fn no_cache(mut self) -> Self {
-        self.settings.cache = CacheOption::None;
         self
     }
 

@@ -10,7 +10,6 @@ use firebox_trace::{Bytes, Footprint, Origin, TensorInfo, Trace};
 use super::{Admitted, Known, PROGRAMS, Planned, Planner, Written};
 use crate::error::{Phase, TrainError};
 use crate::planner::overhead::OverheadBytes;
-use crate::planner::pages::{OpenPages, pages_of};
 use crate::planner::recompute::{Attempt, Passes};
 use crate::planner::rehearsed::recording_bytes;
 use crate::planner::shape::Shape;
@@ -19,8 +18,6 @@ use crate::planner::shape::Shape;
 pub(crate) struct Applicant<'a> {
     pub(crate) phase: Phase,
     pub(crate) trace: &'a Trace,
-    /// The program of which a part has run, if it reads values.
-    pub(crate) begun: Option<Arc<Program>>,
     /// The shape of the batch it belongs to.
     pub(crate) shape: Shape,
     /// What is alive while it runs, apart from itself.
@@ -35,7 +32,7 @@ pub(crate) struct Applicant<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     Runs,
-    /// It does not fit next to the pages that others left. It runs once those are given back.
+    /// Once the pages that others left are given back.
     RunsOnceGivenBack,
 }
 
@@ -119,20 +116,14 @@ impl Planner {
 
     /// What a micro-step needs.
     fn look_up(&mut self, step: &Applicant) -> Admitted {
-        let Applicant { phase, trace, shape, ref begun, .. } = *step;
+        let Applicant { phase, trace, shape, .. } = *step;
         let planned = self.plans.get(&(phase, shape));
         let recomputed = planned.and_then(|planned| planned.rehearsed.recomputed.as_ref());
-        // What has begun as recorded goes on as recorded.
-        let recomputed = recomputed.filter(|_| begun.is_some() || trace.reads().next().is_none());
+        // A part of a step that reads values has run as it was recorded.
+        let recomputed = recomputed.filter(|_| trace.reads().next().is_none());
         let written = recomputed.map_or(Written::AsRecorded, |one| Written::Within(one.limit()));
         let structure = (phase, trace.structural_hash(), written);
-        let is_begun = |known: &Admitted| match (&known.program, begun) {
-            (Some(known), Some(begun)) => {
-                known.origins() == begun.origins() && known.trace().steps == begun.trace().steps
-            }
-            (_, begun) => begun.is_none(),
-        };
-        if let Some(known) = self.known_of(&structure, trace).filter(is_begun) {
+        if let Some(known) = self.known_of(&structure, trace) {
             if step.rehearsed && !known.is_planned {
                 let known = Admitted { is_planned: true, ..known };
                 self.known.insert(structure, known.clone());
@@ -143,8 +134,7 @@ impl Planner {
         let is_alike = planned.is_some_and(|planned| planned.batch == self.batch);
         self.has_new_structure |= phase == Phase::Training && is_alike && !step.rehearsed;
         let memory = self.memory.as_ref();
-        let made = || recomputed.and_then(|one| one.program(trace, memory)).map(Arc::new);
-        let program = begun.clone().or_else(made);
+        let program = recomputed.and_then(|one| one.program(trace, memory)).map(Arc::new);
         let rewritten = program.as_ref().map(|program| program.trace());
         let footprint = memory.footprint(rewritten.unwrap_or(trace));
         let is_planned = step.rehearsed;
@@ -210,7 +200,7 @@ impl Planner {
             leaves: leaves.sum(),
             is_planned: false,
             stays: footprint.stays,
-            pages: pages_of(footprint),
+            is_paged: footprint.paging.is_some(),
         }
     }
 
@@ -248,7 +238,7 @@ impl Planner {
     ) -> Result<Admission, TrainError> {
         let Applicant { phase, shape, held, items, rehearsed, .. } = *step;
         let others = self.other_programs(admitted.program.as_ref());
-        let Admitted { needed, leaves, is_planned, stays, pages, .. } = admitted;
+        let Admitted { needed, leaves, is_planned, stays, is_paged, .. } = admitted;
         // Threads keep, or will keep, more than was counted when the batch began.
         let kept = self.kept().max(stays);
         let held = held + (kept - self.kept_in_held) + others + self.ledger.beyond();
@@ -257,7 +247,7 @@ impl Planner {
         if rehearsed {
             planned.leaves = planned.leaves.max(leaves);
         }
-        if rehearsed && pages.is_some() && needed <= peak {
+        if rehearsed && is_paged && needed <= peak {
             planned.standalone = planned.standalone.max(needed);
             return Ok(Admission::Runs);
         }
@@ -277,37 +267,14 @@ impl Planner {
         }
         // A micro-step larger than planned, or of another program, may need more than predicted.
         let is_more = self.batch > planned.batch || kept > planned.rehearsed.kept;
-        if pages.is_none() && (is_more || !is_planned) {
+        if is_more || !is_planned {
             // What may be remembered of other shapes need not be.
             let reserve = if is_more { Bytes::ZERO } else { self.remembers };
             self.predicted = self.predicted.max(held + needed - reserve);
         }
-        let Some(pages) = pages.filter(|_| needed > planned.standalone) else {
-            return Ok(Admission::Runs);
-        };
-        let own = planned.pages().unwrap_or_default();
-        let room = self.room(peak);
-        let together = self.pages.with(&pages);
-        if together <= room {
-            self.pages.open(&pages);
-            self.predicted = self.predicted.max(together);
-            return Ok(Admission::Runs);
+        match self.memory.keeps_pages() && needed > planned.standalone {
+            true => Ok(Admission::RunsOnceGivenBack),
+            false => Ok(Admission::Runs),
         }
-        // The pages of other batches go. The pages of this batch may still be needed.
-        let mut alone = OpenPages::default();
-        alone.open(&own);
-        let needed = alone.with(&pages);
-        if needed > room && items > 1 {
-            return Err(TrainError::GrewTooLarge {
-                phase,
-                items: items.into(),
-                needed,
-                budget: room,
-            });
-        }
-        alone.open(&pages);
-        self.pages = alone;
-        self.predicted = self.predicted.max(needed);
-        Ok(Admission::RunsOnceGivenBack)
     }
 }

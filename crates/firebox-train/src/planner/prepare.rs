@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_lazy::{Recorder, Rehearsal};
 use firebox_plan::{Plan, Split};
-use firebox_trace::{Bytes, EarlierPages, PoolPages};
+use firebox_trace::{Bytes, PoolPages};
 
 use super::{Planned, Planner};
 use crate::error::{Phase, TrainError};
@@ -114,7 +114,7 @@ impl Planner {
     /// than what is needed. `recompute` is the share of time that may be spent on computing tensors
     /// again, if any.
     pub(crate) fn need_of(&self, recompute: Option<f64>, rehearsal: Rehearsal) -> Bytes {
-        let conditions = self.conditions(Phase::Training, self.budget, EarlierPages::Keep);
+        let conditions = self.conditions(Phase::Training, self.budget);
         let conditions = Conditions { recompute, ..conditions };
         assess(rehearsal, &conditions).footprint.peak
     }
@@ -153,32 +153,22 @@ impl Planner {
         (!is_enough).then_some(iterations)
     }
 
-    /// Begins a planned batch. Returns what must be done before it runs.
+    /// Begins a planned batch. Returns what must be done before it runs: where an allocator keeps
+    /// pages, those of another plan are given back, so that a plan counts its own alone.
     pub(super) fn begin(&mut self, phase: Phase, shape: Shape) -> Admission {
         self.ledger.begin();
         let grown = self.planned(phase, shape).map_or(Bytes::ZERO, |planned| self.grown(planned));
         let planned = self.plans.get_mut(&(phase, shape)).expect("it has a plan");
         planned.tuning.begin();
-        let (peak, group) = (planned.plan.peak() + grown, planned.group);
-        let pages = planned.pages();
-        let kept = planned.rehearsed.kept;
+        let (peak, kept) = (planned.plan.peak() + grown, planned.rehearsed.kept);
         self.kept.fetch_max(kept.get(), Relaxed);
         self.kept_in_held = self.kept();
-        let peak = peak + (self.kept() - kept);
-        let Some(pages) = pages else {
-            self.predicted = self.predicted.max(peak);
-            return Admission::Runs;
-        };
-        let together = self.pages.with(&pages).max(peak);
-        if group == self.open && together <= self.room(peak) {
-            self.pages.open(&pages);
-            self.predicted = self.predicted.max(together);
-            return Admission::Runs;
+        self.predicted = self.predicted.max(peak + (self.kept() - kept));
+        let is_open = self.open.replace((phase, shape)) == Some((phase, shape));
+        match is_open || !self.memory.keeps_pages() {
+            true => Admission::Runs,
+            false => Admission::RunsOnceGivenBack,
         }
-        self.open = group;
-        self.pages.give_back(&pages);
-        self.predicted = self.predicted.max(peak);
-        Admission::RunsOnceGivenBack
     }
 
     fn pool_pages(&self, planned: &Planned) -> Option<[PoolPages; 2]> {

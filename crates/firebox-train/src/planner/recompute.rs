@@ -144,20 +144,7 @@ pub(crate) struct Recomputed {
 #[derive(Clone, Debug)]
 struct Kind {
     size: Size,
-    /// The bytes that the first calls make, by their number.
-    so_far: Vec<Bytes>,
     recipe: Arc<Recipe>,
-}
-
-impl Kind {
-    fn of(trace: &Trace, recipe: Recipe) -> Self {
-        let mut so_far = vec![Bytes::ZERO];
-        for (_, call) in trace.calls() {
-            let made = call.outputs.iter().map(|tensor| trace.tensor(*tensor).bytes());
-            so_far.push(so_far[so_far.len() - 1] + made.sum());
-        }
-        Self { size: Size::of(trace), so_far, recipe: Arc::new(recipe) }
-    }
 }
 
 /// The least that was found by computing tensors again, if that is too much.
@@ -227,13 +214,6 @@ impl Recomputed {
     /// The program of a pass on its own.
     pub(crate) fn of_one(&self, trace: &Trace) -> Option<Program> {
         self.kinds.first().and_then(|kind| Program::new(trace, &kind.recipe).ok())
-    }
-
-    /// The recipe for a pass that begins so and now reads a value.
-    pub(crate) fn begins(&self, trace: &Trace) -> Option<Arc<Recipe>> {
-        let Size(calls, bytes) = Size::of(trace);
-        let kind = self.kinds.iter().find(|kind| kind.so_far.get(calls) == Some(&bytes))?;
-        (!kind.recipe.edits.is_empty()).then(|| kind.recipe.clone())
     }
 }
 
@@ -361,7 +341,10 @@ impl Passes {
             programs += Program::new(&pass.trace, &selected.recipe).ok()?.host_bytes();
         }
         let kinds = self.kinds.iter().zip(of_kinds);
-        let kinds = kinds.map(|((_, pass), chosen)| Kind::of(&pass.trace, chosen.recipe));
+        let kinds = kinds.map(|((_, pass), chosen)| Kind {
+            size: Size::of(&pass.trace),
+            recipe: Arc::new(chosen.recipe),
+        });
         let passes = self.all.iter().map(|(_, kind, _)| *kind).collect();
         let recomputed = Recomputed {
             limit,

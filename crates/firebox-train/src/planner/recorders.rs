@@ -6,9 +6,7 @@ use firebox_lazy::Recorder;
 use firebox_trace::Bytes;
 
 use super::Planner;
-use crate::error::Phase;
 use crate::planner::rehearsed::{loop_bytes, recording_bytes};
-use crate::planner::shape::Shape;
 
 /// The share of the budget that a rehearsal leaves for what autodiff holds of each call. It is not
 /// counted, and took 22 to 29 % of what is for 400 layers.
@@ -20,17 +18,14 @@ pub(super) fn with_autodiff(recording: Bytes) -> Bytes {
 }
 
 impl Planner {
-    /// The recorder for rehearsals. One that is `rewritten` must not run anything of a model that
-    /// reads values, because what it would run does not fit: it assumes that zeros are read.
-    pub(super) fn recorder(&self, budget: Bytes, rewritten: bool) -> Recorder {
+    /// The recorder for rehearsals.
+    pub(super) fn recorder(&self, budget: Bytes) -> Recorder {
         let memory = self.memory.clone();
         let mut recorder = Recorder::new().substitute_random();
         if memory.is_on_host() {
             recorder = recorder.limit_host(budget.scale(1.0 - BESIDE_RECORDING));
         }
-        if self.reads && rewritten {
-            recorder.guess_reads()
-        } else if self.reads {
+        if self.reads {
             let (rehearsed, overhead, pool) =
                 (self.rehearsed.clone(), self.overhead, self.pool.clone());
             if let Some(pool) = self.pool.clone() {
@@ -56,16 +51,10 @@ impl Planner {
     }
 
     /// The recorder for a micro-step that will run. A read may run the operations before it if they
-    /// fit in addition to what is held, rewritten if the plan computes tensors again. `drain`
-    /// empties the device's queue.
-    pub(crate) fn step_recorder(
-        &self,
-        (phase, shape): (Phase, Shape),
-        held: Bytes,
-        drain: impl Fn() + Send + Sync + 'static,
-    ) -> Recorder {
+    /// fit in addition to what is held.
+    pub(crate) fn step_recorder(&self, held: Bytes) -> Recorder {
         let (memory, known) = (self.memory.clone(), self.prefixes.clone());
-        let recorder = Recorder::new().limit_reads(self.budget - held, move |trace| {
+        Recorder::new().limit_reads(self.budget - held, move |trace| {
             let mut known = known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             let needed = known.entry(trace.structural_hash());
             // What was recorded so far takes host memory, too.
@@ -73,14 +62,6 @@ impl Planner {
                 let recording = recording_bytes(&*memory, trace, trace.calls().count());
                 memory.footprint(trace).growth() + recording
             })
-        });
-        let planned = self.planned(phase, shape);
-        let recomputed = planned.and_then(|planned| planned.rehearsed.recomputed.clone());
-        match recomputed {
-            Some(recomputed) => {
-                recorder.rewrite_at_reads(move |trace| recomputed.begins(trace), drain)
-            }
-            None => recorder,
-        }
+        })
     }
 }

@@ -2,17 +2,15 @@
 //! its steps. Where it does not fit and that is allowed, tensors are computed again.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use firebox_lazy::{
     HOST_BYTES_PER_CALL, Rehearsal, host_bytes_of_descriptions, host_bytes_of_rehearsal,
 };
 use firebox_trace::{
-    Bytes, Category, Difference, EarlierPages, Footprint, Mark, MemoryModel, ModuleBytes, Modules,
-    Nonlinear, OpIndex, Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
+    Bytes, Category, Difference, Footprint, Mark, MemoryModel, ModuleBytes, Modules, Nonlinear,
+    OpIndex, Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
 };
 
-use crate::cache::Key;
 use crate::planner::ledger::{Ledger, Left};
 use crate::planner::overhead::{
     Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, idle_state, outputs_held,
@@ -26,10 +24,6 @@ pub(crate) struct Conditions<'a> {
     pub(crate) memory: &'a dyn MemoryModel,
     /// The limit. By how much a footprint exceeds it need not be known.
     pub(crate) budget: Bytes,
-    /// The traces that the process has run before, as far as they leave pages open.
-    pub(crate) before: Vec<&'a Trace>,
-    /// What happens to these pages.
-    pub(crate) pages: EarlierPages,
     pub(crate) overhead: &'a Overhead,
     /// The optimizer's state, for a phase that does not use it.
     pub(crate) idle_state: &'a [TensorInfo],
@@ -42,8 +36,6 @@ pub(crate) struct Conditions<'a> {
     pub(crate) parked: &'a [TensorInfo],
     /// What threads keep permanently after what has run before.
     pub(crate) kept: Bytes,
-    /// Whether to note what determines the footprint.
-    pub(crate) notes_key: bool,
     /// How the device computes.
     pub(crate) speed: Speed,
     /// The share of time that may be spent on computing tensors again if the rehearsal does not fit
@@ -54,8 +46,6 @@ pub(crate) struct Conditions<'a> {
 /// The result of a rehearsal.
 #[derive(Clone, Debug)]
 pub(crate) struct Rehearsed {
-    /// What determines the footprint, if that was asked for and is known.
-    pub(crate) key: Option<Key>,
     pub(crate) footprint: Footprint,
     /// What is computed again, if it does not fit otherwise.
     pub(crate) recomputed: Option<Recomputed>,
@@ -65,8 +55,6 @@ pub(crate) struct Rehearsed {
     pub(crate) time: Time,
     /// What holds the peak, by module.
     pub(crate) modules: Vec<ModuleBytes>,
-    /// The rehearsed trace, if the memory model needs to know what ran before.
-    pub(crate) trace: Option<Arc<Trace>>,
     /// What the footprint counts in addition to the step.
     pub(crate) overhead: OverheadBytes,
     /// What a loader thread may have alive before it must wait.
@@ -98,7 +86,7 @@ pub(crate) struct Rehearsed {
 /// Computes the footprint of a rehearsal under the given conditions.
 pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
     let Rehearsal { mut trace, replaced, .. } = rehearsal;
-    let Conditions { memory, pages, .. } = *conditions;
+    let Conditions { memory, .. } = *conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let operations = trace.calls().count();
     let updates = Left::by_rehearsal(&trace);
@@ -120,11 +108,9 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     overhead.idle_state += idle;
     // How much is missing decides how much is computed again.
     let enough = may_recompute(&trace, conditions).map_or(conditions.budget, |_| Bytes::MAX);
-    let question = Question { trace: &trace, before: &conditions.before, pages, enough };
-    let key = conditions.notes_key.then(|| Key::of(memory, &question)).flatten();
     let recording = recording_bytes(memory, &trace, longest_micro_step(&trace));
     let answer = |trace: &Trace, programs: Bytes| {
-        let footprint = memory.answer(&Question { trace, ..question });
+        let footprint = memory.answer(&Question { trace, enough });
         let programs = if memory.is_on_host() { programs } else { Bytes::ZERO };
         Answered::of(footprint, recording + programs, conditions)
     };
@@ -147,7 +133,6 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     // Plans live for the whole run, and timelines would be the largest part of them.
     footprint.timeline = Vec::new();
     Rehearsed {
-        key,
         recomputed,
         least,
         time: Time::of(&trace, &conditions.speed.rates),
@@ -165,7 +150,6 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         nonlinear,
         counts,
         is_alike,
-        trace: (footprint.paging.is_some() && memory.keeps_pages()).then(|| Arc::new(trace)),
         footprint,
     }
 }
@@ -215,7 +199,10 @@ impl Answered {
     /// `recording` is what the recording and its programs take of the host's memory.
     fn of(mut footprint: Footprint, recording: Bytes, conditions: &Conditions) -> Self {
         let in_use = footprint.paging.as_ref().map_or(footprint.peak, |paging| paging.in_use);
-        let small_page = page_for_small_buffers(&footprint);
+        let small_page = match conditions.memory.keeps_pages() {
+            true => page_for_small_buffers(&footprint),
+            false => Bytes::ZERO,
+        };
         let left = conditions.kept - footprint.stays;
         add_temporary(&mut footprint, small_page);
         add_temporary(&mut footprint, recording + loop_bytes(conditions.memory));
@@ -273,16 +260,13 @@ fn held_by(trace: &Trace, footprint: &Footprint) -> Bytes {
     micro_steps.map(|(at, _)| before(at)).max().unwrap_or(footprint.baseline)
 }
 
-/// One page, if the pool of the smallest pages can be full at times. Whether a small operation
-/// works in place, and in which order buffers are released, differs slightly between runs of the
-/// same program, depending on how its threads interleave.
+/// One page of the smallest size, on burn's own pools. Whether a small operation works in place,
+/// and in which order buffers are released, differs slightly between runs of the same program,
+/// depending on how its threads interleave.
 fn page_for_small_buffers(footprint: &Footprint) -> Bytes {
     let paging = footprint.paging.as_ref().filter(|paging| !paging.is_refused());
-    let sizes = paging.iter().flat_map(|paging| paging.pages.keys());
-    let smallest = sizes.copied().find(|size| *size > Bytes::ZERO);
-    smallest
-        .filter(|size| paging.is_some_and(|paging| paging.full.contains(size)))
-        .unwrap_or_default()
+    let mut sizes = paging.into_iter().flat_map(|paging| paging.pages.keys().copied());
+    sizes.find(|size| *size > Bytes::ZERO).unwrap_or_default()
 }
 
 fn add_temporary(footprint: &mut Footprint, bytes: Bytes) {

@@ -2,7 +2,7 @@
 
 use firebox_lazy::{Recorder, Rehearsal};
 use firebox_plan::{Need, ParkedNeed, PlanError, Split};
-use firebox_trace::{Bytes, EarlierPages};
+use firebox_trace::Bytes;
 
 use super::Planner;
 use crate::error::{Phase, TrainError};
@@ -23,12 +23,12 @@ impl Planner {
         {
             let budget = self.budget.scale(self.share);
             let recompute = self.recompute.if_allowed();
-            let conditions = self.conditions(Phase::Training, budget, EarlierPages::GiveBack);
+            let conditions = self.conditions(Phase::Training, budget);
             // By how much a footprint exceeds a budget need not be known, but for this one.
             let limit = recompute.map_or(Bytes::MAX, |_| budget);
             let conditions = Conditions { parks: true, recompute, budget: limit, ..conditions };
             // A failure of this rehearsal is no reason to say less about the batch.
-            let recorder = self.recorder(budget, recompute.is_some());
+            let recorder = self.recorder(budget);
             let Ok(rehearsal) = rehearse(split, &recorder) else { return error };
             let rehearsed = assess(rehearsal, &conditions);
             let peak = rehearsed.footprint.peak;

@@ -8,12 +8,11 @@ use std::time::Instant;
 use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls, remember_calls_within};
 use firebox_plan::{Need, Plan, PlanError, PlanOptions, Probing, Sizing, Split, plan_at_once};
 use firebox_saved::InstantiateError;
-use firebox_trace::{Bytes, EarlierPages, Items};
+use firebox_trace::{Bytes, Items};
 
 use super::assess::{assess_all, failed, need_of};
-use super::earlier::Earlier;
 use super::tuning::Tuning;
-use super::{AT_ONCE, MOST_REMEMBERED, Planned, Planner, PlanningCost, REMEMBERED};
+use super::{AT_ONCE, MOST_REMEMBERED, Planned, Planner, PlanningCost};
 use crate::error::{Phase, TrainError};
 use crate::planner::ledger::Left;
 use crate::planner::parked::Parks;
@@ -29,8 +28,6 @@ struct Wanted {
     phase: Phase,
     items: usize,
     sizing: Sizing,
-    /// What happens to the pages of earlier batches.
-    pages: EarlierPages,
     /// The share of time that may be spent on computing again, if any.
     recompute: Option<f64>,
 }
@@ -45,8 +42,8 @@ impl Planner {
     /// them, they are `joining`: metrics do not cost a micro-batch.
     ///
     /// Where kernels are not chosen yet, the plan counts the candidates that need the most memory.
-    /// Once the tuner has chosen, the batch is planned again, after other plans whose kernels are
-    /// chosen, and the pages that tuning opened are given back.
+    /// Once the tuner has chosen, the batch is planned again, and the pages that tuning opened are
+    /// given back.
     pub(super) fn plan(
         &mut self,
         (phase, shape): (Phase, Shape),
@@ -63,7 +60,10 @@ impl Planner {
         let tuned = tuned.map(|planned| planned.plan.split());
         let mut apart =
             |split: Split, recorder: &Recorder| rehearse(split, Joining::Asked, recorder);
-        let found = self.find(phase, shape.items, tuned.is_some(), &mut cost, &mut apart);
+        if tuned.is_some() {
+            self.open = None;
+        }
+        let found = self.find(phase, shape.items, &mut cost, &mut apart);
         let found = found.map_err(|error| self.tell_of_parking(error, &mut apart));
         let planned = match found {
             Ok(found) => {
@@ -111,42 +111,23 @@ impl Planner {
         &mut self,
         phase: Phase,
         items: usize,
-        is_tuned: bool,
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
-        let found = self.find_as_recorded(phase, items, is_tuned, cost, rehearse);
+        let found = self.search(self.wanted(phase, items), cost, rehearse);
         let most = self.recompute.if_allowed().filter(|_| phase == Phase::Training);
         let Some(most) = most else { return found };
         let wanted = Wanted { recompute: Some(most), ..self.wanted(phase, items) };
         match &found {
-            Err(TrainError::Plan { cause, .. }) if does_not_fit(cause) => {
-                let wanted = Wanted { pages: EarlierPages::GiveBack, ..wanted };
-                match self.search(wanted, cost, rehearse) {
-                    // It is not known what the model does with other values than zeros.
-                    Err(again) if !matches!(again, TrainError::Plan { .. }) && self.reads => {
-                        log::warn!("nothing is computed again: {again}");
-                        found
-                    }
-                    again => {
-                        if again.is_ok() {
-                            self.forget_what_ran();
-                        }
-                        again
-                    }
-                }
-            }
-            // What would replace it takes zeros for what the model reads.
-            Ok((plan, recorded)) if self.reads => {
-                if !plan.is_whole()
-                    && (self.prefers_whole(recorded) || self.recompute.is_for_speed())
-                {
-                    log::info!(
-                        "a model that reads values is split before anything is computed again"
-                    );
-                }
+            // What comes before a read has run when the rest is recorded.
+            Err(TrainError::Plan { cause, .. }) if self.reads && does_not_fit(cause) => {
+                log::warn!("nothing is recomputed, because the step reads values while it runs");
                 found
             }
+            Err(TrainError::Plan { cause, .. }) if does_not_fit(cause) => {
+                self.search(wanted, cost, rehearse)
+            }
+            _ if self.reads => found,
             // A whole batch has the statistics of a whole batch.
             Ok((plan, recorded)) if !plan.is_whole() && self.prefers_whole(recorded) => {
                 let whole = Wanted { sizing: Sizing::Whole, ..wanted };
@@ -172,58 +153,9 @@ impl Planner {
         is_free && !rehearsed.running_state.is_empty()
     }
 
-    /// A batch as it is recorded, next to the pages of earlier ones.
+    /// A batch as it is recorded.
     fn wanted(&self, phase: Phase, items: usize) -> Wanted {
-        let (sizing, pages) = (self.sizing(phase), EarlierPages::Keep);
-        Wanted { phase, items, sizing, pages, recompute: None }
-    }
-
-    /// Searches for a plan next to the open pages of earlier plans. If the batch may fit in fewer
-    /// micro-batches without them, also searches so. What ran earlier is forgotten then: its pages
-    /// are given back before the batch runs.
-    fn find_as_recorded(
-        &mut self,
-        phase: Phase,
-        items: usize,
-        is_tuned: bool,
-        cost: &mut PlanningCost,
-        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
-    ) -> Found {
-        let wanted = self.wanted(phase, items);
-        let given_back = Wanted { pages: EarlierPages::GiveBack, ..wanted };
-        if is_tuned && !self.keep_what_is_chosen() {
-            let found = self.search(given_back, cost, rehearse);
-            if found.is_ok() {
-                self.forget_what_ran();
-            }
-            return found;
-        }
-        let found = self.search(wanted, cost, rehearse);
-        let may_gain = !self.ran.is_empty()
-            && match &found {
-                Ok((plan, _)) => {
-                    let fits = |split| self.fits_given_back(phase, split, cost, rehearse);
-                    may_run_in_fewer_steps(plan, self.sizing(phase), fits)
-                }
-                Err(TrainError::Plan { .. }) => true,
-                Err(_) => false,
-            };
-        if !may_gain {
-            return found;
-        }
-        let alone = self.search(given_back, cost, rehearse);
-        let steps = |found: &Found| found.as_ref().map_or(usize::MAX, |(plan, _)| plan.len());
-        if steps(&alone) < steps(&found) {
-            self.forget_what_ran();
-            return alone;
-        }
-        found
-    }
-
-    /// Plans from here on form a group of their own.
-    fn forget_what_ran(&mut self) {
-        self.ran.clear();
-        self.group += 1;
+        Wanted { phase, items, sizing: self.sizing(phase), recompute: None }
     }
 
     /// Takes over what a search has found.
@@ -231,7 +163,7 @@ impl Planner {
         &mut self,
         key: (Phase, Shape),
         plan: Plan,
-        mut rehearsed: Rehearsed,
+        rehearsed: Rehearsed,
         may_tune: bool,
         (iterations, cost): (Iterations, PlanningCost),
     ) -> Planned {
@@ -254,14 +186,6 @@ impl Planner {
             self.nonlinear = self.nonlinear.take().or(rehearsed.nonlinear.clone());
             self.running_state.extend(rehearsed.running_state.iter().cloned());
         }
-        if let Some(trace) = rehearsed.trace.take() {
-            self.ran.retain(|(ran, _)| *ran != key);
-            self.ran.push((key, trace));
-            // A loader whose batches all differ must not slow planning down without limit.
-            if self.ran.len() > REMEMBERED {
-                self.ran.remove(0);
-            }
-        }
         let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
         let state = self.ledger.total();
         if key.0 == Phase::Training && self.parks != Parks::Does {
@@ -280,7 +204,6 @@ impl Planner {
             state,
             leaves: Bytes::ZERO,
             standalone: Bytes::ZERO,
-            group: self.group,
             tuning: Tuning::new(tunes && may_tune),
         }
     }
@@ -312,7 +235,6 @@ impl Planner {
     ///
     /// The first search allows no read inside a rehearsal. A model that reads values is detected
     /// this way before any part of a large batch has run. It is then planned from one item upwards.
-    /// What an earlier run has found counts if the split that comes of it still needs the same.
     fn search(
         &mut self,
         wanted: Wanted,
@@ -320,11 +242,9 @@ impl Planner {
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
         let phase = wanted.phase;
-        let mut looks = true;
         loop {
-            let mut earlier = Earlier::new(self.cache.clone().filter(|_| !self.reads), looks);
             let mut too_long = None;
-            let found = self.search_once(wanted, &mut earlier, &mut too_long, cost, rehearse);
+            let found = self.search_once(wanted, &mut too_long, cost, rehearse);
             let (plan, mut rehearsals) = match found {
                 Err(PlanError::Footprint {
                     cause: TrainError::Record(RecordError::ReadTooLarge { .. }),
@@ -337,49 +257,35 @@ impl Planner {
                 Ok(found) => found,
             };
             let split = plan.split();
-            if let Some(rehearsed) = rehearsals.remove(&split) {
-                earlier.keep(&plan);
-                return Ok((plan, rehearsed));
-            }
-            let rehearsed = self.rehearse_one(wanted, split, cost, rehearse)?;
-            if earlier.agrees(split, &rehearsed) {
-                return Ok((plan, rehearsed));
-            }
-            log::debug!("{split} does not need what an earlier run has found");
-            looks = false;
+            return match rehearsals.remove(&split) {
+                Some(rehearsed) => Ok((plan, rehearsed)),
+                None => Ok((plan, self.rehearse_one(wanted, split, cost, rehearse)?)),
+            };
         }
     }
 
-    /// Searches with what an earlier run has found. Returns the plan, and the rehearsals that were
-    /// made. `too_long` gets the error of a recording that was too long.
+    /// Searches once. Returns the plan, and the rehearsals that were made. `too_long` gets the
+    /// error of a recording that was too long.
     fn search_once(
         &self,
         wanted: Wanted,
-        earlier: &mut Earlier,
         too_long: &mut Option<TrainError>,
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<(Plan, HashMap<Split, Rehearsed>), PlanError<TrainError>> {
         let budget = self.budget.scale(self.share);
-        let Wanted { phase, items, sizing, pages, recompute } = wanted;
-        let recorder = self.recorder(budget, recompute.is_some());
+        let Wanted { phase, items, sizing, recompute } = wanted;
+        let recorder = self.recorder(budget);
         let options = self.options(sizing);
-        let recompute_at = recompute.map(|most| (most, self.speed.rates));
-        let more = (phase, items, budget, options, self.overhead, self.kept(), recompute_at);
         let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
         let plan = plan_at_once(Items::new(items), budget, &options, |splits| {
-            if let Some(needs) = earlier.needs(splits) {
-                return needs.into_iter().map(Ok).collect();
-            }
             cost.rehearsals += splits.len();
-            let mut conditions = self.conditions(phase, budget, pages);
-            conditions.notes_key = earlier.wants_key(splits);
+            let mut conditions = self.conditions(phase, budget);
             conditions.recompute = recompute;
             let assessed = assess_all(splits, |split| rehearse(split, &recorder), &conditions);
             let needs = splits.iter().zip(assessed).map(|(split, assessed)| match assessed {
                 Ok(rehearsed) => {
                     self.count_rehearsal(&rehearsed, cost);
-                    earlier.look(*split, &rehearsed, &more);
                     let need = need_of(&rehearsed);
                     rehearsals.insert(*split, rehearsed);
                     Ok(need)
@@ -410,7 +316,7 @@ impl Planner {
         // rehearsal takes the memory that it measures.
         let alone = self.reads || self.memory.is_on_host();
         let options = PlanOptions::new().sizing(sizing).probing(probing);
-        options.cliffs(self.cliffs).at_once(if alone { 1 } else { AT_ONCE })
+        options.at_once(if alone { 1 } else { AT_ONCE })
     }
 
     fn rehearse_one(
@@ -422,9 +328,9 @@ impl Planner {
     ) -> Result<Rehearsed, TrainError> {
         let budget = self.budget.scale(self.share);
         cost.rehearsals += 1;
-        let Wanted { phase, pages, recompute, .. } = wanted;
-        let rehearsal = rehearse(split, &self.recorder(budget, recompute.is_some()))?;
-        let conditions = Conditions { recompute, ..self.conditions(phase, budget, pages) };
+        let Wanted { phase, recompute, .. } = wanted;
+        let rehearsal = rehearse(split, &self.recorder(budget))?;
+        let conditions = Conditions { recompute, ..self.conditions(phase, budget) };
         let rehearsed = assess(rehearsal, &conditions);
         self.count_rehearsal(&rehearsed, cost);
         Ok(rehearsed)
@@ -435,44 +341,21 @@ impl Planner {
         self.rehearsed.fetch_max(rehearsed.planning.get(), Relaxed);
     }
 
-    /// Whether a split fits once the pages of earlier plans are given back.
-    fn fits_given_back(
-        &self,
-        phase: Phase,
-        split: Split,
-        cost: &mut PlanningCost,
-        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
-    ) -> bool {
-        // A failure in this rehearsal does not stop training, because the rehearsal was not needed.
-        let wanted = Wanted { pages: EarlierPages::GiveBack, ..self.wanted(phase, 0) };
-        let rehearsed = self.rehearse_one(wanted, split, cost, rehearse);
-        rehearsed.is_ok_and(|one| one.footprint.peak <= self.budget.scale(self.share))
-    }
-
-    pub(super) fn conditions(
-        &self,
-        phase: Phase,
-        budget: Bytes,
-        pages: EarlierPages,
-    ) -> Conditions<'_> {
+    pub(super) fn conditions(&self, phase: Phase, budget: Bytes) -> Conditions<'_> {
         let idle_state = match phase {
             Phase::Training => &[],
             Phase::Validation => self.optimizer_state.as_slice(),
         };
-        let before = self.ran.iter().map(|(_, trace)| trace.as_ref()).collect();
         let memory = self.memory.as_ref();
         Conditions {
             memory,
             budget,
-            before,
-            pages,
             overhead: &self.overhead,
             idle_state,
             ledger: &self.ledger,
             parks: self.parks == Parks::Does,
             parked: &self.parked,
             kept: self.kept(),
-            notes_key: false,
             speed: self.speed,
             recompute: None,
         }
@@ -482,25 +365,4 @@ impl Planner {
 /// Whether less memory in each micro-step would help.
 fn does_not_fit(cause: &PlanError<TrainError>) -> bool {
     matches!(cause, PlanError::DoesNotFit(_) | PlanError::FixedDoesNotFit(_))
-}
-
-/// Whether a batch planned after others may run in fewer steps once their pages are given back.
-/// `fits` tells which splits fit then.
-///
-/// Tries the next larger split that was not found to fit with those pages. If that split has two
-/// sizes, also tries the next one of a single size, because two sizes may need more than a larger
-/// single one.
-pub(super) fn may_run_in_fewer_steps(
-    plan: &Plan,
-    sizing: Sizing,
-    fits: impl FnMut(Split) -> bool,
-) -> bool {
-    let does_fit = |split: &Split| {
-        plan.asked().iter().any(|asked| asked.split == *split && asked.need.peak <= plan.budget())
-    };
-    let is_chosen = matches!(sizing, Sizing::Fixed(_) | Sizing::Whole);
-    let mut fewer = plan.with_fewer_steps(sizing).filter(|split| !is_chosen && !does_fit(split));
-    let next = fewer.next();
-    let even = next.filter(Split::is_uneven).and_then(|_| fewer.find(|split| !split.is_uneven()));
-    next.into_iter().chain(even).any(fits)
 }

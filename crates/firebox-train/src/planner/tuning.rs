@@ -1,8 +1,6 @@
 //! Tracks whether burn's tuner has chosen the kernels that a plan's batches run on. The planner
 //! replans a batch once it has.
 
-use super::{Planned, Planner};
-
 /// How many batches run before the tuner has chosen. burn's fusion runs the second batch
 /// differently from the first, with kernels of its own.
 const TUNING_BATCHES: usize = 2;
@@ -45,26 +43,5 @@ impl Tuning {
     /// by now.
     pub(super) fn is_over(self) -> bool {
         matches!(self, Self::Open { ran, .. } if ran >= TUNING_BATCHES)
-    }
-}
-
-impl Planner {
-    /// If anything ran with chosen kernels, forgets what ran with others and returns `true`. The
-    /// pages of what is forgotten are given back before the next batch runs, because the plans that
-    /// stay form a new group.
-    pub(super) fn keep_what_is_chosen(&mut self) -> bool {
-        let plans = &mut self.plans;
-        let is_chosen = |planned: &Planned| planned.tuning == Tuning::Chosen;
-        if !self.ran.iter().any(|(key, _)| plans.get(key).is_some_and(is_chosen)) {
-            return false;
-        }
-        self.ran.retain(|(key, _)| plans.get(key).is_some_and(is_chosen));
-        for planned in plans.values_mut() {
-            if planned.group == self.group && is_chosen(planned) {
-                planned.group += 1;
-            }
-        }
-        self.group += 1;
-        true
     }
 }

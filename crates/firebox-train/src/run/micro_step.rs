@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 use burn::module::Module;
 use firebox_lazy::{LazyBackend, RecordError, SavedStates, restore};
@@ -171,22 +170,15 @@ where
         let states = SavedStates::save();
         let device = self.queue.device.clone();
         let drain = move || B::Base::drain(&device);
-        let key = (self.phase, self.shape);
-        let recorder = self.planner.step_recorder(key, self.held, drain.clone());
+        let recorder = self.planner.step_recorder(self.held);
         let share = items as f64 / (self.shape.items * self.ranks) as f64;
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let mut recording =
                 recorder.record::<B::Base, _>(|| with_share(share, || step(micro)))?;
             self.repeats.compare(items, recording.trace());
-            let begun = recording.begun_program().transpose().map_err(|error| {
-                log::debug!("a step that reads values cannot go on: {error}");
-                let at = recording.trace().reads().next().unwrap_or_default();
-                TrainError::Record(RecordError::ReadUnknown { at })
-            })?;
             let (admission, program) = self.planner.admit(&Applicant {
                 phase: self.phase,
                 trace: recording.trace(),
-                begun: begun.map(Arc::new),
                 shape: self.shape,
                 held: self.held,
                 items,
