@@ -43,8 +43,9 @@ fn within(pools: Pools, model: &'static str, items: usize, memory: Bytes) -> Res
 /// A busy device: events and frees take effect half a millisecond later.
 const LATE: Completions = Completions::Late { microseconds: 500 };
 
-/// Allowed range of predicted over peak bytes at the driver.
-const ACCURACY: std::ops::RangeInclusive<f64> = 0.99..=1.15;
+/// Allowed range of predicted over peak bytes at the driver on burn's pools. A page more is counted
+/// than is certainly needed, which is a fifth of what small models take.
+const ACCURACY: std::ops::RangeInclusive<f64> = 0.99..=1.25;
 
 /// Checks a run on a machine that refuses nothing.
 ///

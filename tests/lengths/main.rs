@@ -1,7 +1,6 @@
 //! Tests batches of sequences of two lengths on a Vulkan device.
 //!
-//! The pages of both lengths stay open, or are given back where there is no room for both. Without
-//! a device they are ignored.
+//! The pages of one length are given back when the other comes. Without a device they are ignored.
 
 mod soak;
 
@@ -32,16 +31,8 @@ fn run(lengths: &[usize], budget: Bytes) -> Trained {
 #[test]
 #[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn two_lengths() {
-    // With enough room, the pages of both lengths stay open.
     let longest = run(&[1000; 3], Bytes::gib(1));
-    let both = run(&ORDER, Bytes::gib(1));
-    assert_eq!(both.steps, [1, 1], "each fits whole");
-    // The dry device serves each request at once, a real one when more has been dropped. So the
-    // prediction is an upper bound on CubeCL's pools: 1.19 was measured on lavapipe.
-    let ratio = both.predicted.ratio(both.measured);
-    assert!((0.99..=1.25).contains(&ratio), "{ratio:.3} of what was reserved was predicted");
-    assert!(both.measured > longest.measured.scale(1.2), "lengths need pages of their own");
-    // Without, they are given back. Checks the reserved bytes after every batch.
+    // There is no room for the pages of both. Checks the reserved bytes after every batch.
     let budget = longest.predicted.scale(1.05);
     for end in 2..=ORDER.len() {
         let Trained { predicted, measured, steps } = run(&ORDER[..end], budget);

@@ -7,10 +7,9 @@ pub type Runtime = cubecl::cuda::CudaRuntime;
 
 /// Name of the bench.
 pub const BENCH: &str = "accuracy_cuda";
-/// Allowed range of predicted over most measured bytes, when a few cases run as a test. A page can
-/// be a fifth of what a small model needs: for `reader-3000` on a T4, 87 MiB are predicted and 73
-/// measured.
-pub const LIMITS: RangeInclusive<f64> = 0.99..=1.25;
+/// Allowed range of predicted over most measured bytes, when a few cases run as a test. A page more
+/// is counted than is certainly needed, which is up to a fourth of what a small model takes.
+pub const LIMITS: RangeInclusive<f64> = 0.99..=1.30;
 
 /// Whether the blank driver can stand in for the device.
 pub const CAN_BE_BLANK: bool = true;
