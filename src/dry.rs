@@ -37,7 +37,7 @@ use firebox_pool::Pooled;
 /// burn's `Cuda` with fusion, without memory. A model on it needs no weights on the host either.
 pub type DryCuda = Fusion<CubeBackend<DryRuntime<Cuda>, f32, i32, u8>>;
 
-/// [`firebox::Cuda`](crate::Pooled), without memory.
+/// [`firebox::Cuda`](crate::pool::Pooled), without memory.
 pub type DryPooledCuda = Fusion<CubeBackend<Pooled<DryRuntime<Cuda>>, f32, i32, u8>>;
 
 /// burn's `Wgpu` with fusion, without memory.

@@ -84,9 +84,8 @@
 //! Whether an operation works in place is also a race. It does if its input has at most two
 //! holders, the program and the allocator (`can_mut` in `memory_pool/handle.rs` of cubecl-runtime).
 //! While the server binds a new buffer, the request is a third holder (`initialize_memory`). A real
-//! run therefore takes a few extra small buffers at varying points. Here it never does. On wgpu
-//! this was found to matter. There, from its second round on, a replay checks after every request
-//! whether the pool with the smallest pages has room for one more buffer ([`Usage::full`]).
+//! run therefore takes a few extra small buffers at varying points. Here it never does. On burn's
+//! own pools, who plans counts one more page of the smallest size.
 //!
 //! One request overtakes others on a real device: an upload comes from the program's thread and
 //! skips burn's queue. Here it waits for what was executed before it.
