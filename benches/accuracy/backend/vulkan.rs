@@ -9,8 +9,9 @@ pub type Runtime = cubecl::wgpu::WgpuRuntime;
 
 /// Name of the bench.
 pub const BENCH: &str = "accuracy";
-/// Allowed range of predicted over most measured bytes, when a few cases run as a test.
-pub const LIMITS: RangeInclusive<f64> = 0.99..=1.10;
+/// Allowed range of predicted over most measured bytes, when a few cases run as a test. A page more
+/// is counted than is certainly needed.
+pub const LIMITS: RangeInclusive<f64> = 0.99..=1.20;
 
 /// Whether the blank driver can stand in for the device.
 pub const CAN_BE_BLANK: bool = false;
