@@ -7,9 +7,7 @@ use firebox::{Budget, Bytes};
 use crate::child::Ended;
 use crate::model::Subject;
 use crate::real;
-use crate::trial::Trial;
-
-const NO_LIMIT: Budget = Budget::Bytes(Bytes::gib(1 << 20));
+use crate::trial::{NO_LIMIT, Trial};
 
 /// Prints the time of a step in each way, over that of the whole batch with firebox, and a line for
 /// scripts.

@@ -3,12 +3,10 @@
 
 use std::time::Duration;
 
-use firebox::{Budget, Bytes};
-
 use crate::child::Ended;
 use crate::model::Subject;
 use crate::real;
-use crate::trial::{Trial, UNNOTICED};
+use crate::trial::{NO_LIMIT, Trial, UNNOTICED};
 
 /// Prints how each trial ended, and a line for scripts.
 ///
@@ -21,8 +19,7 @@ pub fn run(model: Subject, items: &[usize], limit: Duration) -> anyhow::Result<(
     }
     let mut result = format!("result: bench=out-of-memory target={}", real::NAME);
     for items in items {
-        let memory = Budget::Bytes(Bytes::gib(1 << 20));
-        let trial = Trial { micro_batch: Some(*items), ..Trial::new(model, *items, memory) };
+        let trial = Trial { micro_batch: Some(*items), ..Trial::new(model, *items, NO_LIMIT) };
         let ended = Ended::of(trial, limit)?;
         let outcome = outcome(&ended);
         let seconds = ended.time.as_secs_f64();

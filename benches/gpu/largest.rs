@@ -10,9 +10,7 @@ use firebox::{Budget, Bytes};
 use crate::child::Ended;
 use crate::model::Subject;
 use crate::real;
-use crate::trial::Trial;
-
-const NO_LIMIT: Budget = Budget::Bytes(Bytes::gib(1 << 20));
+use crate::trial::{NO_LIMIT, Trial};
 
 /// Settings of the search.
 pub struct Search {

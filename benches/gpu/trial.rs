@@ -32,6 +32,9 @@ type Training<B, M> = SupervisedTraining<
     LearningComponentsMarker<B, f64, M, OptimizerAdaptor<burn::optim::Adam, M, B>>,
 >;
 
+/// More memory than there is: only what is measured says what fits.
+pub const NO_LIMIT: Budget = Budget::Bytes(Bytes::gib(1 << 20));
+
 /// Printed by a trial whose training ended normally although the device had failed.
 pub const UNNOTICED: &str = "the device failed, and training did not notice";
 

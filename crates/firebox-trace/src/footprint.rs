@@ -99,8 +99,8 @@ pub enum Estimate {
     /// adds.
     #[default]
     Exact,
-    /// No run needs more. A run may need less, for example because threads happened not to work at
-    /// the same time.
+    /// A run may need less, for example because threads happened not to work at the same time.
+    /// Training runs on Flex were found to need up to a fiftieth more.
     UpperBound,
     /// The model guesses. A run may need more or less.
     Heuristic,

@@ -172,9 +172,8 @@ fn pages(paging: &Paging) -> String {
 /// The predicted and the measured memory of a training run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// The largest predicted peak. Covers all plans of training and validation, including open
-    /// pages of several shapes together. Also covers planning itself, which runs parts of a step if
-    /// the model reads values.
+    /// The largest predicted peak, of all plans of training and validation. Also covers planning
+    /// itself, which runs parts of a step if the model reads values.
     pub predicted: Bytes,
     /// The most that the device's allocator held for training, excluding what it held before.
     /// Measured after the first batches of each plan and at the end of each epoch. On the CPU it is

@@ -60,9 +60,8 @@ impl Planner {
         let tuned = tuned.map(|planned| planned.plan.split());
         let mut apart =
             |split: Split, recorder: &Recorder| rehearse(split, Joining::Asked, recorder);
-        if tuned.is_some() {
-            self.open = None;
-        }
+        // The pages of the plan that it replaces are not those of this one.
+        self.open = None;
         let found = self.find(phase, shape.items, &mut cost, &mut apart);
         let found = found.map_err(|error| self.tell_of_parking(error, &mut apart));
         let planned = match found {
@@ -280,8 +279,7 @@ impl Planner {
         let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
         let plan = plan_at_once(Items::new(items), budget, &options, |splits| {
             cost.rehearsals += splits.len();
-            let mut conditions = self.conditions(phase, budget);
-            conditions.recompute = recompute;
+            let conditions = Conditions { recompute, ..self.conditions(phase, budget) };
             let assessed = assess_all(splits, |split| rehearse(split, &recorder), &conditions);
             let needs = splits.iter().zip(assessed).map(|(split, assessed)| match assessed {
                 Ok(rehearsed) => {
