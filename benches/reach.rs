@@ -26,7 +26,7 @@ use firebox_testing::full_size::towers::{Pairs, Towers};
 type Full = Autodiff<Lazy<Flex>>;
 type Sixteen = Autodiff<Half<Lazy<Flex>>>;
 
-/// The card, and the share of time that may be spent on computing again.
+/// The card, and the share of time that may be spent on recomputing.
 const CARD: &str = "RTX 3070";
 const MOST: f64 = 0.2;
 
@@ -75,7 +75,7 @@ fn main() {
         "as it is",
         "parked",
         "16 bit",
-        "computed again",
+        "recomputed",
         "times",
         "all",
         "times",

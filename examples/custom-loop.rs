@@ -1,4 +1,4 @@
-//! A training loop of one's own within a memory budget: two optimizers, one for the body of a
+//! A custom training loop within a memory budget: two optimizers, one for the body of a
 //! classifier and one for its head, which learns to tell two spirals apart.
 //!
 //! ```text

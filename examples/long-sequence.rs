@@ -219,7 +219,7 @@ fn main() -> anyhow::Result<()> {
             100.0 * overhead,
             limited.loss,
         ),
-        None => println!("A text fits into {} without computing again.", limited.report.budget),
+        None => println!("A text fits into {} without recomputation.", limited.report.budget),
     }
     ensure!(limited.loss == free.loss, "losses are {} and {}", limited.loss, free.loss);
     println!(

@@ -57,6 +57,6 @@ fn a_batch_is_found_that_fits_and_is_the_largest() {
     let rehearsals = Rehearsals::<B, _>::new(Cnn::new(28), &card(2)).expect("a dry device");
     let (burns, ours) = (largest::<DryCuda>(&rehearsals), largest::<DryPooledCuda>(&rehearsals));
     for (ours, burns) in ours.into_iter().zip(burns) {
-        assert!(ours * 100 >= burns * 105, "{ours} on a pool of ours, {burns} on burn's");
+        assert!(ours * 100 >= burns * 105, "{ours} on firebox's pool, {burns} on burn's");
     }
 }

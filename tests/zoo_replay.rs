@@ -78,7 +78,7 @@ where
     assert!(differs <= by_chance, "{} of {runs:?}: {differs}", M::NAME);
 }
 
-/// What a trace needs at least, and what it needs at least if tensors are computed again.
+/// What a trace needs at least, and what it needs at least if tensors are recomputed.
 fn at_least<B: DryTwin>(dry: &Dry<B>, trace: &Trace) -> [Bytes; 2] {
     let bound = dry.answer(&Question { enough: Bytes::ZERO, ..Question::new(trace) });
     assert_eq!(bound.estimate, Estimate::LowerBound);

@@ -115,6 +115,9 @@ fn main() -> anyhow::Result<()> {
         println!("nothing measured: name a part, or see --help");
         return Ok(());
     };
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info"))
+        .format_timestamp_millis()
+        .init();
     println!("backend: {}", real::NAME);
     match part {
         Part::Largest { model, memory, stride, steps, limit } => {

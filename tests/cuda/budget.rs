@@ -101,7 +101,7 @@ fn computes_again(pools: Pools, model: &'static str, items: usize) -> Result<(),
         let left = run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?;
         let ended = left.fitted()?;
         let again = ended.again.unwrap_or_default();
-        ensure(again > 0, || left.complaint("nothing was computed again"))?;
+        ensure(again > 0, || left.complaint("nothing was recomputed"))?;
         let predicted = ended.predicted.unwrap_or_default();
         let ratio = predicted.ratio(left.peak());
         println!("{model}: {again} again, predicted {ratio:.4} of {} of {memory}", left.peak());

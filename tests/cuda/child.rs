@@ -86,7 +86,7 @@ pub struct Job {
     /// Bytes that training may use. `None` means what is free.
     pub memory: Option<Bytes>,
     pub micro_batch: Option<usize>,
-    /// Whether tensors may be computed again.
+    /// Whether tensors may be recomputed.
     pub recompute: bool,
     /// Whether the optimizer's state is in host memory between steps.
     pub parks: bool,
@@ -330,7 +330,7 @@ pub struct Ended {
     pub error: Option<(String, String)>,
     pub predicted: Option<Bytes>,
     pub measured: Option<Bytes>,
-    /// The most bytes that buffers took at once, if they lay on a pool of ours.
+    /// The most bytes that buffers took at once, if they lay on firebox's pool.
     pub most_in_use: Option<Bytes>,
     pub plan: Option<String>,
     /// How many operations the plan repeats, if it computes tensors again.

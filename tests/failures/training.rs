@@ -283,7 +283,7 @@ impl<B: Backend> Splitter<Points<B>> for Reading {
 }
 
 /// Same as [`coupled`] where the host cannot compute the step. The device compares a micro-batch
-/// with its thirds.
+/// with its halves.
 pub fn coupled_there<I>(device: &WgpuDevice)
 where
     I: DeviceMemory<Device = WgpuDevice>,

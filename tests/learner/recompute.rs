@@ -1,4 +1,4 @@
-//! Tensors are computed again where a batch does not fit or must not be split, and the model that
+//! Tensors are recomputed where a batch does not fit or must not be split, and the model that
 //! comes of it is the same to the bit.
 
 use burn::backend::{Autodiff, Flex};
@@ -212,7 +212,7 @@ fn is_recomputed(report: &PlanReport) {
     assert_eq!(again.packed > 0, again.to_string().contains(" masks packed"), "{again}");
     assert!(again.overhead > 0.0 && again.overhead <= 0.3, "{again}");
     assert!(report.line().contains(" operations again"), "{}", report.line());
-    assert!(report.to_string().contains("computed again"), "{report}");
+    assert!(report.to_string().contains("recomputed"), "{report}");
 }
 
 #[test]

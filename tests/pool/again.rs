@@ -1,5 +1,5 @@
 //! Steps that compute tensors again on a GPU: the same bits where nothing is fused, nearly the same
-//! where a value computed again may come from another kernel, and the memory that was predicted.
+//! where a recomputed value may come from another kernel, and the memory that was predicted.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ fn distance(one: &[f32], other: &[f32]) -> f64 {
     norm(&mut between.into_iter()) / norm(&mut one.iter().map(|value| f64::from(*value)))
 }
 
-/// The largest distance of gradients computed again from those of the recorded step.
+/// The largest distance of recomputed gradients from those of the recorded step.
 fn farthest<B, M>(device: &B::Device) -> f64
 where
     B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,

@@ -118,7 +118,7 @@ pub struct StepOptions {
     /// Items of a micro-batch. Default: as many as fit.
     #[arg(long, value_name = "ITEMS", value_parser = items)]
     pub micro_batch: Option<usize>,
-    /// When activations are computed again instead of kept.
+    /// When activations are recomputed instead of kept.
     #[arg(long, value_enum, default_value_t)]
     pub recompute: Recompute,
     /// Keep the optimizer's state outside of the device between steps.
@@ -126,7 +126,7 @@ pub struct StepOptions {
     pub park: bool,
 }
 
-/// When activations are computed again.
+/// When activations are recomputed.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub enum Recompute {
     Never,

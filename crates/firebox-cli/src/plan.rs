@@ -118,7 +118,7 @@ fn plans_table(found: &[Found<'_>]) -> Table {
     table
 }
 
-/// How a batch is split, what computing again costs, and what is parked.
+/// How a batch is split, what recomputation costs, and what is parked.
 fn split_of(report: &PlanReport) -> String {
     let mut split = report.plan.split().to_string();
     if let Some(again) = report.recomputed {

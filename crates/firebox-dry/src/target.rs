@@ -45,7 +45,7 @@ pub trait Target:
     /// Whether one binding of a kernel is limited to the largest page, wherever its buffer lies.
     const LIMITS_BINDINGS: bool;
 
-    /// The maximum bytes of one page of a pool of ours: those of a binding, which every buffer may
+    /// The maximum bytes of one page of firebox's pool: those of a binding, which every buffer may
     /// have.
     fn largest_page(properties: &DeviceProperties) -> u64 {
         if Self::LIMITS_BINDINGS { properties.memory.max_page_size } else { u64::MAX }

@@ -51,7 +51,7 @@ impl<T: Target> Pooling<T> for Pooled<DryRuntime<T>> {
     }
 }
 
-/// The same runtime with a pool of ours.
+/// The same runtime with firebox's pool.
 impl<R: Mirrored> Mirrored for Pooled<R> {
     type Target = R::Target;
     type Dry = Pooled<DryRuntime<R::Target>>;
@@ -102,7 +102,7 @@ pub trait DryTwin: Backend {
     /// Runs what the twin has queued for this thread on `device`. Does not wait for the device.
     fn drain(device: &DryDevice<Self::Target>);
 
-    /// Whether buffers lie on a pool of ours.
+    /// Whether buffers lie on firebox's pool.
     const POOLED: bool;
 
     /// The pool of a device, if there is one.

@@ -76,7 +76,7 @@ pub struct Need {
     pub parked: Option<ParkedNeed>,
 }
 
-/// What is needed if tensors are computed again instead of kept.
+/// What is needed if tensors are recomputed instead of kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecomputedNeed {
     /// Peak in bytes.

@@ -198,6 +198,7 @@ impl<R: Runtime> PoolServer<R> {
         let Some(page) = page else {
             return Err(self.no_place(needed, size, Why::Refused { page: needed.size }));
         };
+        log::debug!("a page of {} bytes for a buffer of {size}: {:?}", needed.size, needed.region);
         let id = self.pool.open(needed.region, needed.size);
         self.pages.insert(id, page);
         Ok(id)

@@ -12,7 +12,7 @@ use rand::{RngExt, SeedableRng};
 static EPOCH: AtomicUsize = AtomicUsize::new(0);
 
 /// Notes that an epoch begins, from which a [`Shard`] follows the order of its items. The Learner
-/// calls it. Loops of one's own call it before they read a loader.
+/// calls it. Custom training loops call it before they read a loader.
 pub fn begin_epoch(epoch: usize) {
     EPOCH.store(epoch, Relaxed);
 }

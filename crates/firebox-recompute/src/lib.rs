@@ -1,7 +1,7 @@
-//! Recomputation: rewrites a recorded step so that it computes tensors again instead of keeping
+//! Recomputation: rewrites a recorded step so that it recomputes tensors instead of keeping
 //! them, with less memory and more time.
 //!
-//! [`select`] chooses what to drop and what to compute again so that tensors stay within a number
+//! [`select`] chooses what to drop and what to recompute so that tensors stay within a number
 //! of bytes. What it gives is a [`Recipe`], plain data. [`apply`] makes another trace from it, of
 //! which any memory model can tell the footprint. [`check`] verifies that trace against the
 //! recorded one, with no code of the others.

@@ -51,7 +51,7 @@ pub(crate) struct Lives<'a> {
     pub(crate) ended: Vec<usize>,
     /// Up to which step each tensor can be made again. Zero for those that cannot.
     pub(crate) remade_until: Vec<usize>,
-    /// For each step, the end of the micro-step that it is in: beyond it nothing is computed again.
+    /// For each step, the end of the micro-step that it is in: beyond it nothing is recomputed.
     /// Zero outside of micro-steps.
     pub(crate) horizon: Vec<usize>,
 }

@@ -1,4 +1,4 @@
-//! Chooses what to drop and what to compute again.
+//! Chooses what to drop and what to recompute.
 //!
 //! An offline form of dynamic tensor rematerialization (Kirisame et al., "Dynamic tensor
 //! rematerialization", ICLR 2021): the program is walked once, and where tensors exceed the limit,

@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::error::LoadError;
 use crate::saved::SavedTrace;
 
-/// How a file of ours begins.
+/// How a saved trace begins.
 const MAGIC: &[u8; 14] = b"firebox trace\0";
 
 /// The number of this format.

@@ -70,7 +70,7 @@ pub trait MemoryModel: Send + Sync {
         self.answer(&Question::new(trace))
     }
 
-    /// What running `trace` certainly needs, also if tensors are computed again instead of kept.
+    /// What running `trace` certainly needs, also if tensors are recomputed instead of kept.
     /// Found without running it. Default: the tensors that existed before.
     fn at_least(&self, trace: &Trace) -> Bytes {
         trace.existing().map(|tensor| trace.tensor(tensor).bytes()).sum()

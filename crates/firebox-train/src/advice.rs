@@ -32,7 +32,7 @@ impl SavedPlanner {
     /// What would need less memory than `plan` for `items` items, or than the whole batch if
     /// nothing fits, the most first.
     ///
-    /// The savings of computing again and of parked state are those of other predictions. Others
+    /// The savings of recomputation and of parked state are those of other predictions. Others
     /// are what the peak holds for it, which is an upper bound but for the ends of pages.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl SavedPlanner {
             && let Some((least, overhead)) = self.least(trace, split)?
         {
             let percent = 100.0 * overhead;
-            let what = format!("activations computed again, for {percent:.0} % more time");
+            let what = format!("activations recomputed, for {percent:.0} % more time");
             add(what, recorded.peak - least);
         }
         if let Some(recorded) = recorded.filter(|_| state > Bytes::ZERO) {

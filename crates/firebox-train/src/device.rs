@@ -63,7 +63,7 @@ pub trait DeviceMemory: Backend {
     /// [`TrainError::Device`] if the query fails.
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError>;
 
-    /// How fast `device` computes, for choices between computing again and splitting. Only ratios
+    /// How fast `device` computes, for choices between recomputation and splitting. Only ratios
     /// matter. Default: unknown, and that of an RTX 4090 is assumed, or on the host that of two
     /// cores of a server.
     fn rates(_device: &Self::Device) -> Option<Rates> {
@@ -104,7 +104,7 @@ pub trait DeviceMemory: Backend {
     /// for backends without pages.
     fn give_back(_device: &Self::Device) {}
 
-    /// The pool of `device`, if buffers lie on pages of our own. Default: none.
+    /// The pool of `device`, if buffers lie on firebox's pages. Default: none.
     fn own_pool(_device: &Self::Device) -> Option<Box<dyn OwnPool>> {
         None
     }

@@ -20,6 +20,7 @@ mod check;
 mod clock;
 mod components;
 mod gradients;
+mod iteration;
 mod progress;
 mod reduction;
 mod share;

@@ -32,10 +32,8 @@ pub(crate) mod growth;
 pub(crate) mod labels;
 pub(crate) mod largest;
 pub(crate) mod ledger;
-mod outputs;
 pub(crate) mod overhead;
 pub(crate) mod parked;
-pub(crate) mod pieces;
 mod prepare;
 pub(crate) mod recompute;
 mod recorders;
@@ -82,7 +80,7 @@ pub(crate) struct Planner {
     splits_statistics: bool,
     /// Whether training batches must not be split.
     stays_whole: bool,
-    /// The pool that training uses, if it is our own.
+    /// The pool that training uses, if it is firebox's.
     pool: Option<Arc<TrainingPool>>,
     plans: HashMap<(Phase, Shape), Planned>,
     /// The most memory predicted for the run: that of a plan, or of a rehearsal that runs parts of
@@ -163,7 +161,7 @@ type Known = (Phase, StructuralHash, Written);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Written {
     AsRecorded,
-    /// As its plan says: tensors are computed again so that it takes at most this much.
+    /// As its plan says: tensors are recomputed so that it takes at most this much.
     Within(Bytes),
     /// In what was left when it outgrew its plan.
     Squeezed,
@@ -300,7 +298,7 @@ impl Planner {
     }
 
     /// Plans every training batch whole from now on. False if the user has chosen the size of
-    /// micro-batches, or nothing may be computed again.
+    /// micro-batches, or nothing may be recomputed.
     pub(crate) fn keep_whole(&mut self) -> bool {
         let is_free = !matches!(self.sizing, Sizing::Fixed(_) | Sizing::Whole);
         let may = is_free && self.recompute.if_allowed().is_some();
@@ -348,7 +346,7 @@ impl Planner {
         self.predicted = self.predicted.max(needed);
     }
 
-    /// Plans pages on a pool of our own from now on.
+    /// Plans pages on firebox's pool from now on.
     pub(crate) fn use_pool(&mut self, pool: &Arc<TrainingPool>) {
         self.pool = Some(pool.clone());
     }

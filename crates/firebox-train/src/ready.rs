@@ -61,7 +61,7 @@ where
 pub(crate) struct OtherTensors {
     /// The bytes of all of them.
     pub(crate) held: Bytes,
-    /// On a pool of our own, the bytes of those on the page for small buffers.
+    /// On firebox's pool, the bytes of those on the page for small buffers.
     pub(crate) small: Bytes,
 }
 

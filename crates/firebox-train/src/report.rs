@@ -25,7 +25,7 @@ pub struct PlanReport {
     pub budget: Bytes,
     /// The split of the loader's batch.
     pub plan: Plan,
-    /// What is computed again instead of kept, if anything.
+    /// What is recomputed instead of kept, if anything.
     pub recomputed: Option<Recomputing>,
     pub(crate) recipes: Option<Recomputed>,
     /// The predicted peak, broken down by what holds it.
@@ -208,7 +208,7 @@ impl fmt::Display for PlanReport {
         table.add_row(vec!["budget".to_owned(), budget]);
         table.add_row(vec![format!("batch ({steps})"), self.plan.to_string()]);
         if let Some(recomputed) = self.recomputed {
-            table.add_row(vec!["computed again".to_owned(), recomputed.to_string()]);
+            table.add_row(vec!["recomputed".to_owned(), recomputed.to_string()]);
         }
         if self.metrics_see_parts {
             let parts = "see micro-batches: the output of the batch does not fit";

@@ -153,7 +153,7 @@ impl SavedPlanner {
         self
     }
 
-    /// When tensors are computed again instead of kept. Default: as in
+    /// When tensors are recomputed instead of kept. Default: as in
     /// [`LearnerBuilder::recompute`](crate::LearnerBuilder::recompute).
     #[must_use]
     pub fn recompute(mut self, policy: RecomputePolicy) -> Self {
@@ -223,7 +223,7 @@ impl SavedPlanner {
         Ok((trace, footprint))
     }
 
-    /// The iterations that a plan runs, with what it computes again, and the memory they need at
+    /// The iterations that a plan runs, with what it recomputes, and the memory they need at
     /// each step.
     ///
     /// # Errors
@@ -241,8 +241,8 @@ impl SavedPlanner {
         Ok((trace, footprint))
     }
 
-    /// The least that a batch needs if tensors are computed again, for at most the policy's share
-    /// of time: bytes, and the share. `None` if nothing can be computed again.
+    /// The least that a batch needs if tensors are recomputed, for at most the policy's share
+    /// of time: bytes, and the share. `None` if nothing can be recomputed.
     pub(crate) fn least(
         &self,
         trace: &SavedTrace,
@@ -290,7 +290,7 @@ impl SavedPlanner {
         largest(MOST_ITEMS, self.budget, |items| need_of(&planner, trace, items, None))
     }
 
-    /// The same if tensors may be computed again, for at most the policy's share of time.
+    /// The same if tensors may be recomputed, for at most the policy's share of time.
     ///
     /// # Errors
     ///

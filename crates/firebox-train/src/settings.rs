@@ -36,7 +36,7 @@ use crate::whole::Joins;
 pub(crate) struct Settings {
     pub(crate) budget: Budget,
     pub(crate) sizing: Sizing,
-    /// When tensors are computed again.
+    /// When tensors are recomputed.
     pub(crate) recompute: RecomputePolicy,
     pub(crate) rates: Option<Rates>,
     /// Where the optimizer's state is between steps, if not on the device.

@@ -15,9 +15,9 @@ use crate::error::TrainError;
 /// What one optimizer step used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepUse {
-    /// The epoch, from one. `None` in a [loop of one's own](crate::StepPlanner).
+    /// The epoch, from one. `None` in a [custom loop](crate::StepPlanner).
     pub epoch: Option<usize>,
-    /// The number of the loader's latest batch in the epoch, from one. In a loop of one's own, the
+    /// The number of the loader's latest batch in the epoch, from one. In a custom loop, the
     /// number of the step.
     pub iteration: usize,
     /// The items that the step learned from.
@@ -28,7 +28,7 @@ pub struct StepUse {
     pub seconds: f64,
     /// Items in a second of this time.
     pub items_per_second: f64,
-    /// The learning rate. `None` in a loop of one's own.
+    /// The learning rate. `None` in a custom loop.
     pub lr: Option<f64>,
     /// The [scale of losses](crate::scale_loss) that the next step begins with. `None` unless
     /// training is in half floats.

@@ -30,18 +30,19 @@ use crate::device::panics::Listener;
 use crate::device::watch::Watch;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::{has_untrained, with_own_leaves};
+use crate::iteration::pieces::representative;
+use crate::iteration::queue::{Queue, give_back};
+use crate::iteration::rehearsing::Rehearsing;
 use crate::learner::LearnerBuilder;
 use crate::loss_scale::LossScale;
 use crate::park::Parking;
 use crate::planner::labels::{label_by_lifetime, label_parameters, retire_what_is_replaced};
 use crate::planner::overhead::Overhead;
-use crate::planner::pieces::representative;
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, guard};
 use crate::planner::shape::Shape;
 use crate::planner::{Admission, BatchToRun, Planner, Prepared};
 use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
-use crate::run::queue::{Queue, give_back};
 use crate::run::strategy::MEASURED_BATCHES;
 use crate::run::strategy::account::{measure, step_use};
 use crate::settings::Settings;
@@ -52,7 +53,7 @@ use crate::whole::Joining;
 
 pub use self::batches::Batches;
 pub use self::micro_batches::MicroBatches;
-use self::micro_batches::{Rehearsed, Running, Since};
+use self::micro_batches::{Running, Since};
 
 /// A step of a training loop: changes the model and the optimizers, and returns what the loop wants
 /// to know.
@@ -484,7 +485,7 @@ where
                 mark::<B::Base>(Mark::SteppedBefore);
             }
             for iteration in 1..=course.iterations as usize {
-                let pieces = Rehearsed::new(course.pieces(&pieces, iteration));
+                let pieces = Rehearsing::new(course.pieces(&pieces, iteration));
                 let mut parts = MicroBatches::rehearsed(splitter, batch, pieces);
                 let result = step(&mut current, &mut optim, &mut parts);
                 parts.end();

@@ -18,7 +18,7 @@ use crate::replay::translate::Types;
 pub(crate) enum Counted {
     /// Those of the trace as it is.
     AsRecorded,
-    /// Those that are also there if others are dropped and computed again: what existed before,
+    /// Those that are also there if others are dropped and recomputed: what existed before,
     /// what is uploaded, and operands while they are used.
     Recomputed,
 }

@@ -1,4 +1,4 @@
-//! The memory model of backends with a pool of ours: the same pool in front of a dry device, with
+//! The memory model of backends with firebox's pool: the same pool in front of a dry device, with
 //! pages that have no end.
 //!
 //! What is used of a page is the size that the page must have. The real device's pool places the
@@ -78,7 +78,7 @@ impl<B: DryTwin> Dry<B> {
     }
 
     /// The places and lifetimes of the buffers of `trace` when it runs twice in a row, for backends
-    /// with a pool of ours ([`DryTwin::POOLED`]). None for others. Places are those of best fit on
+    /// with firebox's pool ([`DryTwin::POOLED`]). None for others. Places are those of best fit on
     /// pages without an end.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 use crate::Lazy;
 use crate::kind::Float;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
+use crate::record::draws::Drawn;
 use crate::tensor::LazyTensor;
 use crate::threads::deferred::is_later;
 use crate::threads::loaders::upload;
@@ -26,8 +27,10 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
     ) -> FloatTensor<Self> {
         create!(Float: float_random, device, (shape, distribution; dtype), |frame| {
             if let Some(generator) = frame.substitute() {
-                let data = generator.draw(&shape, distribution, dtype.into());
-                return B::float_from_data(data, &device);
+                return match generator.draw(&shape, distribution, dtype.into()) {
+                    Drawn::Numbers(data) => B::float_from_data(data, &device),
+                    Drawn::Equal(number) => B::float_full(shape.clone(), number, &device, dtype),
+                };
             }
             B::float_random(shape.clone(), distribution, &device, dtype)
         })

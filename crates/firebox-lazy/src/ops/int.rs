@@ -10,6 +10,7 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 use crate::Lazy;
 use crate::kind::Int;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
+use crate::record::draws::Drawn;
 use crate::threads::loaders::upload;
 
 /// The methods that are called on the backend, or recorded.
@@ -125,8 +126,10 @@ impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
     ) -> IntTensor<Self> {
         create!(Int: int_random, device, (shape, distribution; dtype), |frame| {
             if let Some(generator) = frame.substitute() {
-                let data = generator.draw(&shape, distribution, dtype.into());
-                return B::int_from_data(data, &device);
+                return match generator.draw(&shape, distribution, dtype.into()) {
+                    Drawn::Numbers(data) => B::int_from_data(data, &device),
+                    Drawn::Equal(number) => B::int_full(shape.clone(), number, &device, dtype),
+                };
             }
             B::int_random(shape.clone(), distribution, &device, dtype)
         })

@@ -5,7 +5,7 @@
 //! planning needs. If recordings are compared with each other, every draw is one fixed number. A
 //! part of a batch then draws what the whole batch draws for it.
 
-use burn_backend::{Distribution, TensorData};
+use burn_backend::{Distribution, Scalar, TensorData};
 use burn_std::{DType, Shape};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -48,21 +48,29 @@ impl Generator {
         }
     }
 
-    /// `shape` numbers of `distribution`, on the host.
+    /// `shape` numbers of `distribution`.
     pub(crate) fn draw(
         &mut self,
         shape: &Shape,
         distribution: Distribution,
         dtype: DType,
-    ) -> TensorData {
-        let data = match self {
+    ) -> Drawn {
+        match self {
             Self::Random(generator) => {
-                TensorData::random::<f32, _, _>(shape.clone(), distribution, generator)
+                let data = TensorData::random::<f32, _, _>(shape.clone(), distribution, generator);
+                Drawn::Numbers(data.convert_dtype(dtype))
             }
-            Self::Fixed => TensorData::full(shape.clone(), fixed_draw(distribution, dtype)),
-        };
-        data.convert_dtype(dtype)
+            Self::Fixed => Drawn::Equal(fixed_draw(distribution, dtype).into()),
+        }
     }
+}
+
+/// What a generator draws for a tensor.
+pub(crate) enum Drawn {
+    /// Numbers on the host.
+    Numbers(TensorData),
+    /// One number for all elements.
+    Equal(Scalar),
 }
 
 /// The number that stands for a distribution in

@@ -54,7 +54,7 @@ thread_local! {
 
 /// Makes the backend set up a device on this thread, at the thread's first use of it.
 ///
-/// CubeCL creates a server when a device is first used. The server of a pool of ours runs on the
+/// CubeCL creates a server when a device is first used. The server of firebox's pool runs on the
 /// thread of burn's fusion and can be created by any other thread, but not by that one.
 pub(crate) fn meet<B: Backend>(device: &B::Device) {
     let key = (TypeId::of::<B>(), device.to_id());

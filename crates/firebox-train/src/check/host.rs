@@ -2,7 +2,7 @@
 //! model is compiled or tuned for the check, and it takes none of the device's memory. burn's
 //! interpreter of recorded operations runs the recorded step.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -25,6 +25,9 @@ use crate::splitter::Splitter;
 
 /// The total time that the host may compute.
 const TIME: Duration = Duration::from_secs(20);
+/// The most time of the first gradient. It is one of at least five, and would only be a delay if
+/// the others could not follow.
+const FIRST: Duration = Duration::from_secs(4);
 /// The most bytes of parameters that are brought to the host.
 const MOST: Bytes = Bytes::gib(2);
 
@@ -33,7 +36,8 @@ pub(super) type Observe<'a> = dyn FnMut(&Trace, &Call, &dyn Fn(TensorIndex) -> T
 
 /// What all gradients of one check share.
 pub(crate) struct Host {
-    deadline: Instant,
+    begin: Instant,
+    is_first: Cell<bool>,
     /// The values of parameters and of all other tensors that do not belong to the batch.
     values: RefCell<HashMap<u64, TensorData>>,
 }
@@ -41,7 +45,12 @@ pub(crate) struct Host {
 impl Host {
     /// Starts the time limit.
     pub(crate) fn new() -> Self {
-        Self { deadline: Instant::now() + TIME, values: RefCell::default() }
+        Self { begin: Instant::now(), is_first: Cell::new(true), values: RefCell::default() }
+    }
+
+    /// When the gradient that is computed next must be there.
+    fn deadline(&self) -> Instant {
+        self.begin + if self.is_first.get() { FIRST } else { TIME }
     }
 
     /// The type in which the host computes what a device computes in `dtype`.
@@ -106,7 +115,8 @@ where
                 None => host.value(input.id, || recording.value_of(tensor)),
             },
         };
-        let values = HostValues { value: &mut value, draw: &fixed_draw, deadline: host.deadline };
+        let deadline = host.deadline();
+        let values = HostValues { value: &mut value, draw: &fixed_draw, deadline };
         let (gradients, _) = recording.result();
         let wanted: Vec<TensorIndex> = gradients.iter().filter_map(|grad| grad.ok()).collect();
         let trace = recording.trace();
@@ -117,6 +127,7 @@ where
             NotComputed::Panicked(message) => Failure::Undefined(message),
             error => Failure::Impossible(error.to_string()),
         })?;
+        host.is_first.set(false);
         let mut computed = computed.into_iter();
         let gradient = gradients.iter().map(|grad| match grad {
             Ok(_) => computed.next().map(|data| numbers(&data)).unwrap_or_default(),

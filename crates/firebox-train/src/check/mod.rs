@@ -59,7 +59,7 @@ const SIZES: [usize; 3] = [1, 2, 4];
 /// different sizes are seldom alike in what couples them.
 pub(crate) const AROUND: (usize, usize) = (8, 5);
 
-/// How often gradients of a later batch that do not add up are computed again.
+/// How often gradients of a later batch that do not add up are recomputed.
 const REPEATS: usize = 3;
 
 /// Why a model that normalizes over the batch cannot be checked on any device.
@@ -119,7 +119,7 @@ pub(crate) struct Check<'a, LC: LazyComponents, S> {
     pub(crate) normalizes: bool,
     /// Whether a run has changed running statistics.
     pub(crate) has_statistics: Cell<bool>,
-    /// The pool whose pages fit what runs, if it is our own and no batch is running.
+    /// The pool whose pages fit what runs, if it is firebox's and no batch is running.
     pub(crate) pool: Option<Arc<TrainingPool>>,
     /// The most bytes of all its pages.
     pub(crate) pages: Arc<AtomicU64>,
@@ -248,10 +248,9 @@ where
     }
 
     /// Checks on the batch's device, if the host cannot compute the step. Compares a micro-batch
-    /// with its thirds, and with two of them together.
-    pub(crate) fn run_in_thirds(&self, micro_batch: usize) -> Result<Outcome, TrainError> {
-        let groups = GROUPS.min(micro_batch.max(2));
-        let size = (micro_batch / groups).max(1);
+    /// with its halves: only the halves need kernels that training does not.
+    pub(crate) fn run_in_halves(&self, micro_batch: usize) -> Result<Outcome, TrainError> {
+        let (groups, size) = (2, (micro_batch / 2).max(1));
         if self.items < groups * size {
             return Ok(Outcome::NotEstablished("there are too few items"));
         }
@@ -259,7 +258,7 @@ where
         let choice = candidates.first(groups * size);
         Ok(match self.compare(groups, size, &tensors, &choice)? {
             Outcome::Differs { by, .. } if by.is_infinite() => {
-                Outcome::NotEstablished("a third of a micro-batch has no gradient")
+                Outcome::NotEstablished("half of a micro-batch has no gradient")
             }
             outcome => outcome,
         })

@@ -53,7 +53,7 @@ pub trait RuntimeMemory: Mirrored {
     }
 }
 
-/// The same devices with a pool of our own. The pool has one stream for all threads.
+/// The same devices with firebox's pool. The pool has one stream for all threads.
 impl<R: RuntimeMemory> RuntimeMemory for Pooled<R> {
     fn prerequisites() -> Result<(), TrainError> {
         R::prerequisites()?;

@@ -1,4 +1,4 @@
-//! The pool of a device whose buffers lie on pages of our own. The training loop tells it which
+//! The pool of a device whose buffers lie on firebox's pages. The training loop tells it which
 //! pages to have and what buffers are for.
 
 use std::fmt;

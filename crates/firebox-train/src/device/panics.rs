@@ -105,7 +105,7 @@ fn install() {
         if goes_on_with_zeros() {
             return;
         }
-        // A pool of our own continues without the page, or reports the failure itself.
+        // firebox's pool continues without the page, or reports the failure itself.
         #[cfg(feature = "cards")]
         if firebox_pool::opens_a_page() {
             log::debug!("the device refused a page: {info}");

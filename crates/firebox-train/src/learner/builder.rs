@@ -86,7 +86,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// When training computes tensors again instead of keeping them for the backward pass.
+    /// When training computes and does not keep tensors them for the backward pass.
     ///
     /// Default: [`RecomputePolicy::if_needed`], where a batch cannot be trained in another way.
     pub fn recompute(mut self, policy: RecomputePolicy) -> Self {
@@ -94,7 +94,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// How fast the device computes, by which it is chosen what is computed again, and whether that
+    /// How fast the device computes, by which it is chosen what is recomputed, and whether that
     /// or a split is faster. Only ratios between operations matter.
     ///
     /// Default: the published numbers of an NVIDIA card that firebox knows, those of an RTX 4090

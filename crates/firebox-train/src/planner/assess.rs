@@ -62,7 +62,7 @@ pub(super) fn need_of(rehearsed: &Rehearsed) -> Need {
     if let Some(paging) = footprint.paging.as_ref().filter(|paging| paging.is_refused()) {
         need = need.oversized(paging.largest_buffer, paging.largest_page);
     }
-    // What takes more than nothing computed again is no news.
+    // More than if nothing is recomputed is no news.
     let least = rehearsed.least.filter(|least| least.peak < footprint.peak);
     need.recomputed = least.map(|least| RecomputedNeed {
         peak: least.peak,

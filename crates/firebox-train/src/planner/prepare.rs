@@ -39,7 +39,7 @@ pub(crate) struct Prepared {
     pub(crate) held: Bytes,
     /// What must be done before it runs.
     pub(crate) admission: Admission,
-    /// On a pool of our own: the pages that all plans together need (the largest of each kind), and
+    /// On firebox's pool: the pages that all plans together need (the largest of each kind), and
     /// the pages of this plan.
     pub(crate) pages: Option<[PoolPages; 2]>,
     /// Its plan, if it was made on this same batch.

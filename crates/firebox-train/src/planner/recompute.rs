@@ -71,7 +71,7 @@ impl RecomputePolicy {
         Self { when: When::Never, most: 0.0 }
     }
 
-    /// The most time that may be spent on computing again, as a share of the time of forward and
+    /// The most time that may be spent on recomputing, as a share of the time of forward and
     /// backward passes. Default: 0.3. A prediction, from the shapes of the operations.
     ///
     /// # Panics

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{AutodiffModule, Module};
 use burn::train::{LearningComponentsTypes, TrainOutput};
-use firebox_lazy::{Arrival, LazyBackend, Recorder, Rehearsal, in_full_precision, mark, rehearse};
+use firebox_lazy::{LazyBackend, Recorder, Rehearsal, mark, rehearse};
 use firebox_plan::Split;
 use firebox_trace::{Category, Items, Mark};
 
@@ -18,13 +18,14 @@ use crate::components::{LazyComponents, TrainBatch, TrainItem};
 use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
 use crate::gradients::{WeightedGradients, forget_graphs_without};
+use crate::iteration::outputs::{OUTPUTS_HELD, Outputs};
+use crate::iteration::pieces::{Piece, representative};
+use crate::iteration::rehearsing::Rehearsing;
 use crate::loss_scale::{LossScale, Scaling, witness};
 use crate::park::of_step;
 use crate::planner::labels::{
     label_by_lifetime, label_gradients, label_parameters, retire_what_is_replaced,
 };
-use crate::planner::outputs::{OUTPUTS_HELD, Outputs};
-use crate::planner::pieces::{Piece, representative};
 use crate::ranks::exchange::rehearse_exchange;
 use crate::splitter::Splitter;
 use crate::whole::{Join, add_outputs_of_others};
@@ -126,7 +127,6 @@ fn iterate<LC, S>(
     LC: LazyComponents,
     S: Splitter<TrainBatch<LC>>,
 {
-    let note = mark::<LC::Base>;
     // Any share of the batch, but for all of it: that gradient stays as it is.
     let share = if pieces.len() > 1 { 0.5 } else { 1.0 };
     let scale = LossScale::of::<LC::Backend>();
@@ -134,27 +134,23 @@ fn iterate<LC, S>(
     let mut gradients = WeightedGradients::mean(1.0);
     learner.lr_step();
     let current = learner.model();
-    let mut arrival = None;
-    for piece in pieces {
-        outputs.begin(piece);
-        outputs.end_earlier();
-        let micro = cut(&mut arrival, splitter, batch, piece);
-        note(Mark::Drain);
-        note(Mark::MicroStep);
-        let output = scaling.step(|| train_step(learner, &current, micro));
-        note(Mark::Drain);
-        // One that does not scale its loss is told when it runs.
-        gradients.add_times(labels, output.grads, share, scaling.undo().unwrap_or(1.0));
-        note(Mark::Drain);
-        outputs.add(output.item);
-        note(Mark::MicroStepEnd(outputs.more(piece)));
-    }
-    outputs.join();
-    drop((current, arrival));
+    let mut rehearsing = Rehearsing::new(pieces);
+    rehearsing.each::<LC::Backend, _, _, _>(
+        (splitter, batch),
+        outputs,
+        &mut |micro| scaling.step(|| train_step(learner, &current, micro)),
+        &mut |output, _| {
+            // One that does not scale its loss is told when it runs.
+            gradients.add_times(labels, output.grads, share, scaling.undo().unwrap_or(1.0));
+            output.item
+        },
+    );
+    drop(current);
+    rehearsing.end_batch();
     let grads = match course.exchanges {
         false => gradients.finish(labels),
         true => {
-            note(Mark::Settle);
+            mark::<LC::Base>(Mark::Settle);
             let grads = rehearse_exchange(labels, gradients.take(1.0).0);
             label_gradients(labels, &grads, Category::Gradient);
             grads
@@ -163,17 +159,14 @@ fn iterate<LC, S>(
     if scale.is_some() && !course.exchanges {
         drop(witness::<LC::Backend, _>(labels, &grads));
     }
-    // Before and after the optimizer step, the device is asked whether all work succeeded.
-    note(Mark::Settle);
-    note(Mark::OptimizerStep);
-    let grads = match course.parks {
-        true => of_step::<LC::Backend, _>(labels, grads),
-        false => grads,
-    };
-    in_full_precision(|| learner.optimizer_step(grads));
-    label_parameters(&learner.model());
-    note(Mark::Settle);
-    note(Mark::IterationEnd);
+    rehearsing.update::<LC::Backend, _>(|| {
+        let grads = match course.parks {
+            true => of_step::<LC::Backend, _>(labels, grads),
+            false => grads,
+        };
+        learner.optimizer_step(grads);
+        label_parameters(&learner.model());
+    });
 }
 
 /// Runs the step of the learner's `model` on a micro-batch. Then releases graphs that had a forward
@@ -214,18 +207,9 @@ where
             label_parameters(model);
             // Validation comes after an epoch of training.
             mark::<B::Base>(Mark::SteppedBefore);
-            let mut arrival = None;
-            for piece in &pieces {
-                outputs.begin(piece);
-                outputs.end_earlier();
-                let micro = cut(&mut arrival, splitter, batch, piece);
-                mark::<B::Base>(Mark::Drain);
-                mark::<B::Base>(Mark::MicroStep);
-                outputs.add(step(model, micro));
-                mark::<B::Base>(Mark::Drain);
-                mark::<B::Base>(Mark::MicroStepEnd(outputs.more(piece)));
-            }
-            outputs.join();
+            let step = &mut |micro| step(model, micro);
+            let mut rehearsing = Rehearsing::new(&pieces);
+            rehearsing.each::<B, _, _, _>((splitter, batch), &mut outputs, step, &mut |it, _| it);
         })
     })?;
     label_by_lifetime(&mut trace.trace);
@@ -233,21 +217,6 @@ where
         add_outputs_of_others(&mut trace.trace, missing(split, &pieces));
     }
     Ok(trace)
-}
-
-/// Cuts the micro-batch `piece`. The first one of a batch begins at item zero: the batch before it
-/// has ended, and another arrives.
-fn cut<I, S: Splitter<I>>(
-    arrival: &mut Option<Arrival>,
-    splitter: &S,
-    batch: &I,
-    piece: &Piece,
-) -> I {
-    if piece.range.start == 0 {
-        *arrival = None;
-    }
-    let arrival = arrival.get_or_insert_default();
-    arrival.cut(|| splitter.range(batch, piece.range.clone()))
 }
 
 /// How many micro-batches of a batch are missing from the pieces that represent it.

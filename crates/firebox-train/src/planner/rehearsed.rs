@@ -1,5 +1,5 @@
 //! What a rehearsal needs: its footprint under the conditions of the run, with what lives beside
-//! its steps. Where it does not fit and that is allowed, tensors are computed again.
+//! its steps. Where it does not fit and that is allowed, tensors are recomputed.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ pub(crate) struct Conditions<'a> {
     /// How the device computes.
     pub(crate) speed: Speed,
     /// The share of time that may be spent on computing tensors again if the rehearsal does not fit
-    /// otherwise. `None`: nothing is computed again.
+    /// otherwise. `None`: nothing is recomputed.
     pub(crate) recompute: Option<f64>,
 }
 
@@ -47,9 +47,9 @@ pub(crate) struct Conditions<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Rehearsed {
     pub(crate) footprint: Footprint,
-    /// What is computed again, if it does not fit otherwise.
+    /// What is recomputed, if it does not fit otherwise.
     pub(crate) recomputed: Option<Recomputed>,
-    /// The least that was found by computing again, if that is too much.
+    /// The least that was found by recomputing, if that is too much.
     pub(crate) least: Option<Least>,
     /// The predicted time of an iteration.
     pub(crate) time: Time,
@@ -106,7 +106,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     trace.tensors.extend(idle_state(idle));
     let (loader_limit, mut overhead) = add_beside(&mut trace, conditions, state);
     overhead.idle_state += idle;
-    // How much is missing decides how much is computed again.
+    // How much is missing decides how much is recomputed.
     let enough = may_recompute(&trace, conditions).map_or(conditions.budget, |_| Bytes::MAX);
     let recording = recording_bytes(memory, &trace, longest_micro_step(&trace));
     let answer = |trace: &Trace, programs: Bytes| {

@@ -28,7 +28,7 @@ struct Wanted {
     phase: Phase,
     items: usize,
     sizing: Sizing,
-    /// The share of time that may be spent on computing again, if any.
+    /// The share of time that may be spent on recomputing, if any.
     recompute: Option<f64>,
 }
 

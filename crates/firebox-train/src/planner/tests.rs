@@ -113,7 +113,7 @@ fn only_training_batches_stay_whole() {
     };
     assert_eq!(plan(&mut planner, Phase::Training).ok(), Some(3));
     assert!(planner.keep_whole());
-    assert!(plan(&mut planner, Phase::Training).is_err(), "nothing can be computed again");
+    assert!(plan(&mut planner, Phase::Training).is_err(), "nothing can be recomputed");
     assert_eq!(plan(&mut planner, Phase::Validation).ok(), Some(3));
     let never = self::planner(120);
     assert!(!never.recomputing(RecomputePolicy::never(), false).keep_whole());

@@ -41,6 +41,8 @@ use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::{Phase, TrainError};
+use crate::iteration::queue::Queue;
+use crate::iteration::running::{Around, MicroSteps};
 use crate::loss_scale::{LossScale, Scaling, are_finite};
 use crate::park::Parking;
 use crate::planner::rehearsal::train_step;
@@ -49,8 +51,6 @@ use crate::planner::{Planner, Prepared};
 use crate::progress::Screen;
 use crate::ranks::Team;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
-use crate::run::micro_step::{MicroStep, Repeats};
-use crate::run::queue::Queue;
 use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::splitter::Splitter;
@@ -213,7 +213,7 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     /// Whether the model has tensors that may be running statistics.
     keeps_statistics: bool,
     known: Known,
-    /// The device's pool if it is our own. In use from the first plan on.
+    /// The device's pool if it is firebox's. In use from the first plan on.
     pool: Option<Arc<TrainingPool>>,
     signals: Option<Signals>,
 }
@@ -379,7 +379,7 @@ where
         accumulated: &mut Accumulated<LC::TrainingModel>,
     ) -> Result<Ran<TrainItem<LC>>, TrainError> {
         let sum = self.sum_if_split(&prepared);
-        let Prepared { shape, plan, joining, held, made, pages, .. } = prepared;
+        let Prepared { shape, ref plan, joining, held, pages, .. } = prepared;
         let (splitter, settings) = (&self.strategy.train_splitter, &self.strategy.settings);
         let (items, micro_batch, reduction) = (shape.items, shape.items / 2, settings.reduction);
         let ranks = self.team.as_ref().map_or(1, |team| team.ranks.world());
@@ -388,31 +388,27 @@ where
         let (model, known, learner) = (self.learner.model(), &mut self.known, &self.learner);
         let to_split =
             ToSplit { batch, items, weight: weight.stated, micro_batch, splitter, settings };
-        let mut micro_step = MicroStep::<LC::Backend, LC::TrainingModel, TrainBatch<LC>, ST> {
-            phase: Phase::Training,
-            may_split: &mut |planner| match std::mem::replace(&mut is_asked, true) {
-                true => Ok(Bytes::ZERO),
-                false => {
-                    Means::of(planner, held + sum).ask_midway(known, learner, &to_split, pages)
-                }
-            },
-            planner,
-            module: &model,
-            keeps_statistics: self.keeps_statistics,
-            splitter,
-            batch,
-            shape,
-            rehearsed: made.is_some(),
-            repeats: Repeats::of(made.as_ref()),
-            held,
+        let mut may_split = |planner: &Planner| match std::mem::replace(&mut is_asked, true) {
+            true => Ok(Bytes::ZERO),
+            false => Means::of(planner, held + sum).ask_midway(known, learner, &to_split, pages),
+        };
+        let around = Around {
+            may_split: Some(&mut may_split),
             sum,
-            queue: queue(&self.training, &self.device),
             ranks,
             pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),
         };
+        let mut micro_steps = MicroSteps::<LC::Backend, _, _, _>::new(
+            planner,
+            (Phase::Training, &model, self.keeps_statistics),
+            (splitter, batch),
+            &prepared,
+            queue(&self.training, &self.device),
+            around,
+        );
         let (queue, watch) = (queue::<LC::Backend>(&self.training, &self.device), &self.watch);
         let sender = sender(&mut self.processor, &self.training, &self.gate);
-        let join = (settings.joins.of(joining), &*plan);
+        let join = (settings.joins.of(joining), &**plan);
         let mut outputs = Outputs::of_batch(sender, at, join, settings.screen.as_ref());
         let (mut parts, mut added, mut done) = (0.0, 0, 0);
         let is_scaled = self.loss_scale.is_some();
@@ -422,7 +418,7 @@ where
         for range in plan.ranges() {
             outputs.send();
             outputs.done = (range.end, items);
-            micro_step.run(
+            micro_steps.run(
                 range,
                 &mut |micro| scaling.step(|| train_step(learner, &model, micro)),
                 &mut |output, part, items| {
@@ -455,9 +451,7 @@ where
                 },
             )?;
         }
-        if let Some(difference) = micro_step.finish() {
-            settings.warn_of_counting(&difference);
-        }
+        micro_steps.finish(settings);
         if added == 0 {
             log::warn!("batch {} is left out: nothing in it counts in the loss", at.iteration);
         }

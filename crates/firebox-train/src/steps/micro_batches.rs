@@ -2,23 +2,24 @@
 
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
-use firebox_lazy::{Arrival, LazyBackend, in_full_precision, mark};
+use firebox_lazy::LazyBackend;
 use firebox_plan::Accumulating;
-use firebox_trace::{Bytes, Mark, Trace};
+use firebox_trace::{Bytes, Trace};
 
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
 use crate::device::watch::Watch;
 use crate::error::{Phase, TrainError};
 use crate::gradients::summed_bytes;
+use crate::iteration::outputs::Outputs;
+use crate::iteration::queue::Queue;
+use crate::iteration::rehearsing::Rehearsing;
+use crate::iteration::running::{Around, MicroSteps};
 use crate::park::{Parking, update};
 use crate::planner::labels::label_parameters;
 use crate::planner::ledger::{Batch, Left};
-use crate::planner::pieces::Piece;
 use crate::planner::{Planner, Prepared};
 use crate::reduction::Reduction;
-use crate::run::micro_step::{MicroStep, Repeats};
-use crate::run::queue::Queue;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
@@ -55,23 +56,8 @@ enum Mode<'a, B>
 where
     B: LazyBackend<Base: DeviceMemory>,
 {
-    Rehearsed(Rehearsed<'a>),
+    Rehearsed(Rehearsing<'a>),
     Running(Box<Running<'a, B>>),
-}
-
-/// A step in a rehearsal.
-pub(super) struct Rehearsed<'a> {
-    pieces: &'a [Piece],
-    /// The batch, which arrives once a step.
-    arrival: Arrival,
-    /// Whether an update was the last thing.
-    has_updated: bool,
-}
-
-impl<'a> Rehearsed<'a> {
-    pub(super) fn new(pieces: &'a [Piece]) -> Self {
-        Self { pieces, arrival: Arrival::new(), has_updated: false }
-    }
 }
 
 /// A step that runs.
@@ -96,7 +82,7 @@ where
     pub(super) fn rehearsed(
         splitter: &'a S,
         (batch, items, weight): (&'a I, usize, f64),
-        rehearsed: Rehearsed<'a>,
+        rehearsed: Rehearsing<'a>,
     ) -> Self {
         let since = Since { start: None, has_updated: false };
         Self { splitter, batch, items, weight, mode: Mode::Rehearsed(rehearsed), since }
@@ -148,18 +134,16 @@ where
         let (items, weight) = (self.items, self.weight);
         match &mut self.mode {
             Mode::Rehearsed(rehearsed) => {
-                rehearsed.has_updated = false;
-                for piece in rehearsed.pieces {
-                    let cut = || splitter.range(batch, piece.range.clone());
-                    let micro = rehearsed.arrival.cut(cut);
-                    mark::<B::Base>(Mark::Drain);
-                    mark::<B::Base>(Mark::MicroStep);
-                    let output = step(model, micro);
-                    mark::<B::Base>(Mark::Drain);
-                    sink(model, output, weight * piece.range.len() as f64 / items as f64);
-                    mark::<B::Base>(Mark::Drain);
-                    mark::<B::Base>(Mark::MicroStepEnd(piece.more_to_mark()));
-                }
+                let step = &mut |micro| step(model, micro);
+                let mut outputs = Outputs::new(None);
+                rehearsed.each::<B, _, _, ()>(
+                    (splitter, batch),
+                    &mut outputs,
+                    step,
+                    &mut |output, piece| {
+                        sink(model, output, weight * piece.range.len() as f64 / items as f64);
+                    },
+                );
                 Ok(())
             }
             Mode::Running(running) => {
@@ -188,18 +172,13 @@ where
         work: impl FnOnce(&mut M) -> R,
     ) -> Result<R, TrainError> {
         match &mut self.mode {
-            Mode::Rehearsed(rehearsed) => {
-                rehearsed.has_updated = true;
-                mark::<B::Base>(Mark::Settle);
-                mark::<B::Base>(Mark::OptimizerStep);
+            Mode::Rehearsed(rehearsed) => Ok(rehearsed.update::<B, _>(|| {
                 let before = model.clone();
-                let result = in_full_precision(|| work(model));
+                let result = work(model);
                 label_parameters(model);
                 drop(before);
-                mark::<B::Base>(Mark::Settle);
-                mark::<B::Base>(Mark::IterationEnd);
-                Ok(result)
-            }
+                result
+            })),
             Mode::Running(running) => {
                 // It holds the tensors that the update replaces.
                 self.since.start = None;
@@ -212,8 +191,8 @@ where
 
     /// Ends a rehearsed step.
     pub(super) fn end(self) {
-        if let Mode::Rehearsed(Rehearsed { has_updated: false, .. }) = self.mode {
-            mark::<B::Base>(Mark::IterationEnd);
+        if let Mode::Rehearsed(rehearsed) = self.mode {
+            rehearsed.end::<B>();
         }
     }
 }
@@ -236,31 +215,21 @@ where
         S: Splitter<I>,
     {
         let Self { planner, settings, queue, watch, prepared, .. } = self;
-        let (shape, plan) = (prepared.shape, prepared.plan.clone());
-        let (items, reduction) = (shape.items, settings.reduction);
-        let mut micro_step = MicroStep::<B, M, I, S> {
-            phase: Phase::Training,
-            may_split: &mut |_| Ok(Bytes::ZERO),
-            planner,
-            module: model,
-            keeps_statistics: self.keeps_statistics,
-            splitter,
-            batch,
-            shape,
-            rehearsed: prepared.made.is_some(),
-            repeats: Repeats::of(prepared.made.as_ref()),
-            held: prepared.held,
-            sum: match plan.accumulating() {
+        let (items, reduction) = (prepared.shape.items, settings.reduction);
+        let around = Around {
+            sum: match prepared.plan.accumulating() {
                 Accumulating::No => summed_bytes::<B, _>(model),
                 _ => Bytes::ZERO,
             },
-            queue: Queue { ..*queue },
-            ranks: 1,
             pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),
+            ..Around::default()
         };
+        let of = (Phase::Training, model, self.keeps_statistics);
+        let mut micro_steps =
+            MicroSteps::new(planner, of, (splitter, batch), prepared, Queue { ..*queue }, around);
         let mut parts = 0.0;
-        for range in plan.ranges() {
-            micro_step.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
+        for range in prepared.plan.ranges() {
+            micro_steps.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
                 watch.heard_nothing()?;
                 parts += weight;
                 if reduction.counts(weight) {
@@ -269,9 +238,7 @@ where
                 Ok(())
             })?;
         }
-        if let Some(difference) = micro_step.finish() {
-            settings.warn_of_counting(&difference);
-        }
+        micro_steps.finish(settings);
         if reduction == Reduction::Mean && weights::differ(parts, whole, items) {
             return Err(TrainError::UnequalWeights { parts, whole });
         }

@@ -6,16 +6,15 @@ use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
 use firebox_lazy::{LazyBackend, Recorder};
 use firebox_plan::Split;
-use firebox_trace::Bytes;
 
 use super::StepPlanner;
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
+use crate::iteration::queue::Queue;
+use crate::iteration::running::{Around, MicroSteps};
 use crate::planner::rehearsal::{Iterations, rehearse_validation};
 use crate::planner::shape::Shape;
 use crate::planner::{BatchToRun, Prepared};
-use crate::run::micro_step::{MicroStep, Repeats};
-use crate::run::queue::Queue;
 use crate::splitter::Splitter;
 use crate::whole::Joining;
 
@@ -139,26 +138,16 @@ where
         let (watch, reduction) = (&self.watch, self.settings.reduction);
         let keeps_statistics = self.planner.has_running_state();
         let queue = || Queue { training: self.training.as_ref(), device: &self.device };
-        let mut micro_step = MicroStep::<B::InnerBackend, V, I, S> {
-            phase: Phase::Validation,
-            // No gradient is computed, so a split is always allowed.
-            may_split: &mut |_| Ok(Bytes::ZERO),
-            planner: &mut self.planner,
-            module: model,
-            keeps_statistics,
-            splitter: &self.splitter,
-            batch,
-            shape: prepared.shape,
-            rehearsed: prepared.made.is_some(),
-            repeats: Repeats::Ignored,
-            held: prepared.held,
-            sum: Bytes::ZERO,
-            queue: queue(),
-            ranks: 1,
-            pooled: None,
-        };
+        let mut micro_steps = MicroSteps::<B::InnerBackend, _, _, _>::new(
+            &mut self.planner,
+            (Phase::Validation, model, keeps_statistics),
+            (&self.splitter, batch),
+            &prepared,
+            queue(),
+            Around::default(),
+        );
         for range in prepared.plan.ranges() {
-            micro_step.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
+            micro_steps.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
                 watch.heard_nothing()?;
                 if reduction.counts(weight) {
                     queue().alone(|| sink(output, weight));
@@ -166,7 +155,6 @@ where
                 Ok(())
             })?;
         }
-        micro_step.finish();
         Ok(())
     }
 }

@@ -18,8 +18,8 @@ use crate::check::{
 use crate::components::{LazyComponents, TrainBatch};
 use crate::device::own_pool::TrainingPool;
 use crate::error::TrainError;
+use crate::iteration::queue::give_back;
 use crate::planner::Planner;
-use crate::run::queue::give_back;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::weights;
@@ -38,6 +38,9 @@ pub(super) struct Known {
     asks: Asks,
     found: SplitCheck,
     later: Later,
+    /// Whether the device compared a micro-batch with its halves, because the host could not. Later
+    /// batches are not looked at then: they would need memory that is not planned.
+    on_device: bool,
     /// The most that a check needed of the host's memory, next to what was alive.
     took: Bytes,
 }
@@ -170,7 +173,7 @@ impl Known {
     /// The item around which to look at the gradients of a batch that has run in parts, and within
     /// which others.
     fn looks_around(&self, seen: &Seen, items: usize) -> Option<(usize, Range<usize>)> {
-        if self.found != SplitCheck::Agrees || items < 2 {
+        if self.found != SplitCheck::Agrees || self.on_device || items < 2 {
             return None;
         }
         let Later { agreed, looks, nothing_seen, is_new, news, pace } = self.later;
@@ -360,8 +363,9 @@ impl Means {
             && why != OF_STATISTICS
         {
             log::info!("whether batches may be split is asked on the device: {why}");
-            outcome = in_full_precision(|| check.run_in_thirds(micro_batch))?;
-            // The thirds opened pages that training does not need.
+            known.on_device = true;
+            outcome = in_full_precision(|| check.run_in_halves(micro_batch))?;
+            // The halves opened pages that training does not need.
             if let Some(device) = learner.model().devices().first() {
                 give_back::<LC::Backend>(device);
             }

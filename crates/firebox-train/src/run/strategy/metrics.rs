@@ -14,9 +14,9 @@ use firebox_plan::Plan;
 use crate::clock::Clock;
 use crate::device::DeviceMemory;
 use crate::error::Phase;
+use crate::iteration::queue::Queue;
 use crate::progress::Screen;
 use crate::reduction::Reduction;
-use crate::run::queue::Queue;
 use crate::whole::{Join, joined};
 
 /// How long to wait for the metrics thread before loader threads may exceed their limit. A metric

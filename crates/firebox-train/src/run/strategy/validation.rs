@@ -2,15 +2,14 @@
 
 use burn::data::dataloader::{DataLoader, Progress};
 use burn::train::InferenceStep;
-use firebox_trace::Bytes;
 
 use super::metrics::{Output, Parts, Place};
 use super::{Run, queue, sender};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{Phase, TrainError};
+use crate::iteration::running::{Around, MicroSteps};
 use crate::planner::rehearsal::validation_model;
 use crate::planner::{Planner, Prepared};
-use crate::run::micro_step::{MicroStep, Repeats};
 use crate::splitter::Splitter;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
@@ -65,24 +64,14 @@ where
     ) -> Result<(), TrainError> {
         let settings = &self.strategy.settings;
         let keeps_statistics = planner.has_running_state();
-        let mut micro_step = MicroStep::<LC::Inner, LC::InferenceModel, _, SV> {
-            phase: Phase::Validation,
-            // No gradient is computed, so a split is always allowed.
-            may_split: &mut |_| Ok(Bytes::ZERO),
+        let mut micro_steps = MicroSteps::<LC::Inner, _, _, _>::new(
             planner,
-            module: model,
-            keeps_statistics,
-            splitter: &self.strategy.valid_splitter,
-            batch,
-            shape: prepared.shape,
-            rehearsed: prepared.made.is_some(),
-            repeats: Repeats::Ignored,
-            held: prepared.held,
-            sum: Bytes::ZERO,
-            queue: queue(&self.training, &self.device),
-            ranks: 1,
-            pooled: None,
-        };
+            (Phase::Validation, model, keeps_statistics),
+            (&self.strategy.valid_splitter, batch),
+            &prepared,
+            queue(&self.training, &self.device),
+            Around::default(),
+        );
         let mut sender = sender(&mut self.processor, &self.training, &self.gate);
         let (reduction, screen) = (settings.reduction, settings.screen.as_ref());
         let join = settings.joins.of(prepared.joining);
@@ -92,7 +81,7 @@ where
         }
         for range in prepared.plan.ranges() {
             let done = (range.end, prepared.shape.items);
-            micro_step.run(range, &mut |micro| model.step(micro), &mut |output, weight, _| {
+            micro_steps.run(range, &mut |micro| model.step(micro), &mut |output, weight, _| {
                 // A micro-batch that counts nothing has no loss: its mean is not a number.
                 if !reduction.counts(weight) {
                     return Ok(());

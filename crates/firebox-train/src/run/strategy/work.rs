@@ -256,7 +256,7 @@ where
         Ok(prepared)
     }
 
-    /// Prepares for a batch of another shape than the latest. On a pool of our own, it must begin
+    /// Prepares for a batch of another shape than the latest. On firebox's pool, it must begin
     /// without the other batch's outputs: the dry twin knows where the outputs of a batch of the
     /// same shape lie, but not those of another.
     fn change_shape(&mut self, latest: Option<Shape>, shape: Shape) {
@@ -266,7 +266,7 @@ where
     }
 
     /// Gives back what must be given back before a batch runs, and prepares its pages if the pool
-    /// is our own.
+    /// is firebox's.
     fn make_room(&mut self, planner: &mut Planner, prepared: &Prepared) -> Result<(), TrainError> {
         if prepared.admission == Admission::RunsOnceGivenBack {
             self.unmeasured = self.unmeasured.max(1);

@@ -1,5 +1,5 @@
-//! Runs one micro-step: records it, checks it against the budget, then runs it or splits it
-//! further. The training and validation loops call it for each range of a plan.
+//! The driver that runs a batch: each micro-step is recorded, compared with the budget, and then
+//! run or split further.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,9 +11,9 @@ use firebox_trace::{Bytes, Difference, Items, Trace};
 use crate::device::DeviceMemory;
 use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
-use crate::planner::shape::Shape;
-use crate::planner::{Applicant, Planned, Planner};
-use crate::run::queue::Queue;
+use crate::iteration::queue::Queue;
+use crate::planner::{Applicant, Planned, Planner, Prepared};
+use crate::settings::Settings;
 use crate::share::with_share;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
@@ -21,39 +21,53 @@ use crate::statistics::Pooled;
 /// What no step should see.
 const DEFECT: &str = "a program was made for another step: please report this";
 
-/// Runs a step on a range of `batch`, in parts if the range does not fit, and hands every output
-/// with its weight and its items to a sink.
-pub(crate) struct MicroStep<'a, B: LazyBackend, M, I, S> {
-    pub(crate) phase: Phase,
-    /// Fails if the batch must not be split. Otherwise returns the memory that the check took.
-    pub(crate) may_split: &'a mut dyn FnMut(&Planner) -> Result<Bytes, TrainError>,
-    pub(crate) planner: &'a mut Planner,
-    pub(crate) module: &'a M,
+/// Runs a step on ranges of a batch, in parts if a range does not fit, and hands every output with
+/// its weight and its items to a sink.
+pub(crate) struct MicroSteps<'a, B: LazyBackend, M, I, S> {
+    phase: Phase,
+    planner: &'a mut Planner,
+    module: &'a M,
     /// Whether the module has tensors that a step may replace.
-    pub(crate) keeps_statistics: bool,
-    pub(crate) splitter: &'a S,
-    pub(crate) batch: &'a I,
-    pub(crate) shape: Shape,
+    keeps_statistics: bool,
+    splitter: &'a S,
+    batch: &'a I,
+    prepared: &'a Prepared,
     /// Whether the plan was made on this same batch.
-    pub(crate) rehearsed: bool,
+    rehearsed: bool,
     /// Whether micro-steps of one size are alike, and must be when they run.
-    pub(crate) repeats: Repeats,
+    repeats: Repeats,
     /// What is alive next to the micro-step.
-    pub(crate) held: Bytes,
+    held: Bytes,
+    /// The device's queue, with the guard that keeps other threads away from it.
+    queue: Queue<'a, B>,
+    around: Around<'a, B>,
+}
+
+/// Asks whether the batch may be split, and returns the memory that this took.
+type MaySplit<'a> = dyn FnMut(&Planner) -> Result<Bytes, TrainError> + 'a;
+
+/// What only some loops do around a micro-step.
+pub(crate) struct Around<'a, B: LazyBackend> {
+    /// Fails if the batch must not be split. Without gradients, a split is always allowed.
+    pub(crate) may_split: Option<&'a mut MaySplit<'a>>,
     /// What is alive in addition once the batch is split further than planned: the gradient sum, if
     /// the plan does not include one.
     pub(crate) sum: Bytes,
-    /// The device's queue, with the guard that keeps other threads away from it.
-    pub(crate) queue: Queue<'a, B>,
     /// How many ranks share the step.
     pub(crate) ranks: usize,
     /// Pools the running statistics of the parts into those of the batch, if the user asked for it.
     pub(crate) pooled: Option<Pooled<B>>,
 }
 
+impl<B: LazyBackend> Default for Around<'_, B> {
+    fn default() -> Self {
+        Self { may_split: None, sum: Bytes::ZERO, ranks: 1, pooled: None }
+    }
+}
+
 /// Whether the micro-steps of a batch are the same program. A step that counts its calls when it is
 /// no rehearsal gives another number to each.
-pub(crate) enum Repeats {
+enum Repeats {
     /// Nothing is known of it, or it was found out.
     Ignored,
     /// They were alike in the rehearsal.
@@ -66,7 +80,7 @@ pub(crate) enum Repeats {
 
 impl Repeats {
     /// Of a batch for which this plan was made.
-    pub(crate) fn of(made: Option<&Planned>) -> Self {
+    fn of(made: Option<&Planned>) -> Self {
         match made.is_some_and(|planned| planned.rehearsed.is_alike) {
             true => Self::Alike,
             false => Self::Ignored,
@@ -90,12 +104,43 @@ impl Repeats {
     }
 }
 
-impl<B, M, I, S> MicroStep<'_, B, M, I, S>
+impl<'a, B, M, I, S> MicroSteps<'a, B, M, I, S>
 where
     B: LazyBackend<Base: DeviceMemory>,
     M: Module<B>,
     S: Splitter<I>,
 {
+    /// Runs a batch that is `prepared` through a module.
+    pub(crate) fn new(
+        planner: &'a mut Planner,
+        (phase, module, keeps_statistics): (Phase, &'a M, bool),
+        (splitter, batch): (&'a S, &'a I),
+        prepared: &'a Prepared,
+        queue: Queue<'a, B>,
+        around: Around<'a, B>,
+    ) -> Self {
+        let (rehearsed, held) = (prepared.made.is_some(), prepared.held);
+        let repeats = match phase {
+            Phase::Training => Repeats::of(prepared.made.as_ref()),
+            Phase::Validation => Repeats::Ignored,
+        };
+        Self {
+            phase,
+            planner,
+            module,
+            keeps_statistics,
+            splitter,
+            batch,
+            prepared,
+            rehearsed,
+            repeats,
+            held,
+            queue,
+            around,
+        }
+    }
+
+    /// Runs `step` on the items `range`.
     pub(crate) fn run<T>(
         &mut self,
         range: Range<usize>,
@@ -109,10 +154,12 @@ where
             Err(error) if self.planner.is_never_split() => Err(error),
             Err(error) => {
                 log::warn!("splitting a {} micro-batch of {}: {error}", self.phase, range.len());
-                self.planner.outgrow(self.phase, self.shape);
-                let needed = (self.may_split)(self.planner)?;
-                self.planner.predict(needed);
-                self.held += std::mem::take(&mut self.sum);
+                self.planner.outgrow(self.phase, self.prepared.shape);
+                if let Some(may_split) = &mut self.around.may_split {
+                    let needed = may_split(self.planner)?;
+                    self.planner.predict(needed);
+                }
+                self.held += std::mem::take(&mut self.around.sum);
                 self.rehearsed = false;
                 let middle = range.start + range.len() / 2;
                 self.run(range.start..middle, step, sink)?;
@@ -121,16 +168,14 @@ where
         }
     }
 
-    /// Called after the last micro-step of the batch. Returns where the second one was another
-    /// program than the first, although they were alike in the rehearsal: the step counts its
-    /// calls.
-    pub(crate) fn finish(self) -> Option<Difference> {
-        if let Some(pooled) = self.pooled {
+    /// Called after the last micro-step of the batch. Warns if the second one was another program
+    /// than the first, although they were alike in the rehearsal: the step counts its calls.
+    pub(crate) fn finish(self, settings: &Settings) {
+        if let Some(pooled) = self.around.pooled {
             self.queue.alone(|| pooled.finish(self.module));
         }
-        match self.repeats {
-            Repeats::Differ(difference) => Some(difference),
-            _ => None,
+        if let Repeats::Differ(difference) = self.repeats {
+            settings.warn_of_counting(&difference);
         }
     }
 
@@ -163,7 +208,7 @@ where
         micro: I,
         step: &mut dyn FnMut(I) -> T,
     ) -> Result<T, TrainError> {
-        if let Some(pooled) = &mut self.pooled {
+        if let Some(pooled) = &mut self.around.pooled {
             self.queue.alone(|| pooled.begin(self.module));
         }
         let snapshot = self.keeps_statistics.then(|| self.module.clone().into_record());
@@ -171,7 +216,7 @@ where
         let device = self.queue.device.clone();
         let drain = move || B::Base::drain(&device);
         let recorder = self.planner.step_recorder(self.held);
-        let share = items as f64 / (self.shape.items * self.ranks) as f64;
+        let share = items as f64 / (self.prepared.shape.items * self.around.ranks) as f64;
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let mut recording =
                 recorder.record::<B::Base, _>(|| with_share(share, || step(micro)))?;
@@ -179,7 +224,7 @@ where
             let (admission, program) = self.planner.admit(&Applicant {
                 phase: self.phase,
                 trace: recording.trace(),
-                shape: self.shape,
+                shape: self.prepared.shape,
                 held: self.held,
                 items,
                 rehearsed: self.rehearsed,
@@ -193,7 +238,7 @@ where
             Ok(output)
         }));
         let result = attempt.unwrap_or_else(|panic| Err(self.panicked(items, &*panic)));
-        if let (Ok(_), Some(pooled)) = (&result, &mut self.pooled) {
+        if let (Ok(_), Some(pooled)) = (&result, &mut self.around.pooled) {
             self.queue.alone(|| pooled.end(self.module, items));
         }
         if result.is_err() {

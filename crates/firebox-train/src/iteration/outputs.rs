@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::planner::pieces::Piece;
+use crate::iteration::pieces::Piece;
 use crate::reduction::Reduction;
 use crate::whole::{Join, joined};
 
@@ -11,7 +11,7 @@ use crate::whole::{Join, joined};
 pub(crate) const OUTPUTS_HELD: usize = 1;
 
 /// The outputs that the metrics hold during a rehearsal.
-pub(super) struct Outputs<'a, T> {
+pub(crate) struct Outputs<'a, T> {
     /// The latest outputs, or all outputs of the current batch if they are joined.
     latest: VecDeque<T>,
     /// The output of the previous batch, or those of its parts if they do not go together.
@@ -20,37 +20,37 @@ pub(super) struct Outputs<'a, T> {
 }
 
 impl<'a, T> Outputs<'a, T> {
-    pub(super) fn new(join: Option<&'a Join<T>>) -> Self {
+    pub(crate) fn new(join: Option<&'a Join<T>>) -> Self {
         Self { latest: VecDeque::new(), earlier: Vec::new(), join }
     }
 
     /// How many more micro-steps like this one follow. None where outputs are joined: what all
     /// outputs of a batch need together is added to the trace later.
-    pub(super) fn more(&self, piece: &Piece) -> u32 {
+    pub(crate) fn more(&self, piece: &Piece) -> u32 {
         if self.join.is_some() { 0 } else { piece.more_to_mark() }
     }
 
     /// Called before the micro-batch `piece`. The first micro-batch of a batch starts at item zero.
-    pub(super) fn begin(&mut self, piece: &Piece) {
+    pub(crate) fn begin(&mut self, piece: &Piece) {
         if piece.range.start == 0 && !self.latest.is_empty() {
             self.join();
         }
     }
 
     /// Drops the outputs that the metrics have released by the time a micro-step begins.
-    pub(super) fn end_earlier(&mut self) {
+    pub(crate) fn end_earlier(&mut self) {
         match self.join {
             None => drop(self.latest.drain(..self.latest.len().saturating_sub(OUTPUTS_HELD))),
             Some(_) => self.earlier.clear(),
         }
     }
 
-    pub(super) fn add(&mut self, output: T) {
+    pub(crate) fn add(&mut self, output: T) {
         self.latest.push_back(output);
     }
 
     /// Joins the outputs at the end of a batch.
-    pub(super) fn join(&mut self) {
+    pub(crate) fn join(&mut self) {
         if let Some(join) = self.join {
             let parts = self.latest.drain(..).map(|output| (output, 1.0)).collect();
             self.earlier = joined(join, Reduction::Mean, parts);

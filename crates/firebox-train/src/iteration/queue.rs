@@ -1,5 +1,5 @@
 //! The queue of the training thread's device: what runs while no other thread is at it, the room
-//! for a batch, and the optimizer step. The Learner's loop and loops of one's own use it.
+//! for a batch, and the optimizer step. The Learner's loop and custom loops use it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -33,7 +33,7 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
     }
 
     /// Makes room for a batch: gives back what must be given back before it runs, and prepares its
-    /// pages if the pool is our own.
+    /// pages if the pool is firebox's.
     pub(crate) fn make_room(
         &self,
         planner: &mut Planner,
