@@ -22,7 +22,7 @@ use burn::train::{
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use firebox::dry::{Card, Dry, DryPooledCuda};
-use firebox::trace::{Heap, MemoryModel, Recorder, Trace};
+use firebox::trace::{Heap, MemoryModel, StepRecorder, Trace};
 use firebox::{Bytes, Half, Lazy, LazyBackend, Learner, WeightedGradients, initialize};
 use firebox_testing::bench::{print_machine, rounds, wants};
 use firebox_testing::full_size::gpt::{Gpt, Texts};
@@ -323,7 +323,7 @@ where
     M: TrainStep + AutodiffModule<B>,
 {
     initialize(model);
-    let recording = Recorder::new().record::<Flex, _>(|| model.step(batch).grads);
+    let recording = StepRecorder::new().record::<Flex, _>(|| model.step(batch).grads);
     recording.expect("nothing else is recorded here").discard().trace
 }
 

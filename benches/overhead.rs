@@ -18,7 +18,7 @@ use burn::optim::{AdamConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{TrainOutput, TrainStep};
-use firebox::trace::Recorder;
+use firebox::trace::StepRecorder;
 use firebox::{Bytes, Lazy, initialize};
 use firebox_lazy::LoaderGate;
 use firebox_testing::bench;
@@ -112,14 +112,14 @@ where
 {
     /// Records the same step as a whole, then runs it.
     fn step_recorded(&mut self, batch: M::Input) {
-        let recording = Recorder::new().record::<Flex, _>(|| self.step(batch));
+        let recording = StepRecorder::new().record::<Flex, _>(|| self.step(batch));
         recording.expect("recordings do not nest here").run();
     }
 
     /// Runs the same step as the Learner does.
     fn step_as_learner(&mut self, batch: M::Input) {
         self.optimize(|model| {
-            let recording = Recorder::new().record::<Flex, _>(|| model.step(batch));
+            let recording = StepRecorder::new().record::<Flex, _>(|| model.step(batch));
             let recording = recording.expect("recordings do not nest here");
             black_box(recording.trace().structural_hash());
             recording.run()

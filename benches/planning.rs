@@ -14,7 +14,7 @@ use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer};
 use burn::train::{InferenceStep, TrainStep};
 use firebox::dry::{Card, Cuda, Dry, DryCuda, Lease};
 use firebox::plan::{Accumulating, Need, PlanOptions, SavedPlanner, SavedTrace, Split, plan};
-use firebox::trace::{Heap, Items, MemoryModel, Recorder, Trace, rehearse};
+use firebox::trace::{Heap, Items, MemoryModel, StepRecorder, Trace, rehearse};
 use firebox::train::ByMicroBatch;
 use firebox::{Bytes, Lazy, Learner, LearnerBuilder, MicroBatch, initialize};
 use firebox_testing::bench;
@@ -165,7 +165,7 @@ where
     M: TrainStep + AutodiffModule<B>,
     M::Input: MicroBatch,
 {
-    let recorder = Recorder::new().substitute_random().refuse_reads();
+    let recorder = StepRecorder::new().substitute_random().refuse_reads();
     let rehearsal = rehearse::<B, _>(&recorder, model, |model| {
         let mut model = model.clone();
         let mut optimizer = AdamConfig::new().init::<B, M>();
@@ -187,7 +187,7 @@ where
     M: TrainStep + AutodiffModule<B>,
     M::Input: MicroBatch,
 {
-    let recorder = Recorder::new().substitute_random().refuse_reads();
+    let recorder = StepRecorder::new().substitute_random().refuse_reads();
     let rehearsal = rehearse::<B, _>(&recorder, model, |model| {
         let mut optimizer = AdamConfig::new().init::<B, M>();
         let output = model.step(batch.range(0..1));

@@ -18,7 +18,7 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use firebox::dry::Card;
 use firebox::plan::{measure_rates, rates_of};
-use firebox::trace::{Heap, MemoryModel, Recorder, Trace};
+use firebox::trace::{Heap, MemoryModel, StepRecorder, Trace};
 use firebox::{Bytes, Lazy, initialize};
 use firebox_recompute::{Demand, Program, Rates, apply, check, lower_bound, select};
 use firebox_testing::bench::paired::{measure, time};
@@ -175,7 +175,7 @@ fn timed<M: TrainStep + AutodiffModule<B>>(
     initialize(&model);
     let record = || {
         let batch = batch();
-        let recording = Recorder::new().record::<Flex, _>(|| model.step(batch).grads);
+        let recording = StepRecorder::new().record::<Flex, _>(|| model.step(batch).grads);
         recording.expect("recordings do not nest here")
     };
     // Running statistics come from a step from the second one on.
@@ -238,7 +238,7 @@ where
 /// A forward and a backward pass, recorded.
 fn trace<M: TrainStep + AutodiffModule<B>>(model: &M, batch: M::Input) -> Trace {
     initialize(model);
-    let recording = Recorder::new().record::<Flex, _>(|| model.step(batch).grads);
+    let recording = StepRecorder::new().record::<Flex, _>(|| model.step(batch).grads);
     recording.expect("recordings do not nest here").discard().trace
 }
 

@@ -7,7 +7,7 @@
 //! use burn::prelude::*;
 //! use firebox::dry::{Card, Cuda, Dry, DryCuda, Lease};
 //! use firebox::{Bytes, Lazy};
-//! use firebox::trace::{Recorder, rehearse};
+//! use firebox::trace::{StepRecorder, rehearse};
 //!
 //! type B = Autodiff<Lazy<DryCuda>>;
 //!
@@ -15,7 +15,7 @@
 //! let lease = Lease::<Cuda>::take(&card.properties())?;
 //! let model: Linear<B> = LinearConfig::new(1024, 1024).init(lease.device());
 //! let batch = Tensor::<B, 2>::zeros([8192, 1024], lease.device()); // of no memory
-//! let recorder = Recorder::new().refuse_reads();
+//! let recorder = StepRecorder::new().refuse_reads();
 //! let rehearsal = rehearse::<B, _>(&recorder, &model, |model| {
 //!     model.forward(batch.clone()).sum().backward();
 //! })?;

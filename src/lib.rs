@@ -96,9 +96,9 @@ pub use firebox_ranks::{Ranks, shard};
 pub use firebox_trace::Bytes;
 pub use firebox_train::{
     Batches, Coupling, DeviceMemory, DurableRecorder, FitError, Fitted, Learner, LearnerBuilder,
-    MemoryUse, MicroBatches, Park, PlanReport, RecomputePolicy, Reduction, SplitCheck, StepMetric,
-    StepPlanner, TrainError, WeightedGradients, batch_share, clip_global_norm, clock, footprint,
-    join, newest_checkpoint, on_gradients, scale_loss,
+    LossReduction, MemoryUse, MicroBatches, Park, PlanReport, RecomputePolicy, SplitCheck,
+    StepMetric, StepPlanner, TrainError, WeightedGradients, batch_share, clip_global_norm, clock,
+    footprint, join, newest_checkpoint, on_gradients, scale_loss,
 };
 
 /// How a batch is planned: needs, splits, plans and why there is none; saved traces, which are
@@ -125,8 +125,8 @@ pub mod trace {
     pub use firebox_heap::Heap;
     pub use firebox_lazy::{
         Arrival, CustomInputs, CustomResults, Discarded, HiddenStates, LazyTensor, Narrow,
-        RecordError, Recorder, Recording, Rehearsal, Survivor, forget_graphs, in_full_precision,
-        label, mark, rehearse, restore,
+        RecordError, Recording, Rehearsal, StepRecorder, Survivor, forget_graphs,
+        in_full_precision, label, mark, rehearse, restore,
     };
     pub use firebox_recompute::{Program, ProgramError, Recipe};
     pub use firebox_trace::{

@@ -9,7 +9,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, Linea
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use firebox::Lazy;
-use firebox::trace::{Recorder, rehearse};
+use firebox::trace::{StepRecorder, rehearse};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -64,27 +64,27 @@ fn a_thousand_discards_leave_the_allocator_as_it_was() {
     let x = Tensor::<L, 1>::ones([4096], &device);
 
     check("a discard", || {
-        let recording = Recorder::new().record::<Flex, _>(|| (x.clone() + 1.0).exp().sum());
+        let recording = StepRecorder::new().record::<Flex, _>(|| (x.clone() + 1.0).exp().sum());
         recording.expect("records").discard();
     });
     check("a drop", || {
-        drop(Recorder::new().record::<Flex, _>(|| (x.clone() + 1.0).exp().sum()));
+        drop(StepRecorder::new().record::<Flex, _>(|| (x.clone() + 1.0).exp().sum()));
     });
     check("a tensor whose last owner dies inside", || {
         let own = Tensor::<L, 1>::zeros([4096], &device);
-        let recording = Recorder::new().record::<Flex, _>(|| own.exp().sum());
+        let recording = StepRecorder::new().record::<Flex, _>(|| own.exp().sum());
         recording.expect("records").discard();
     });
     check("a read", || {
-        let recording = Recorder::new().record::<Flex, _>(|| {
+        let recording = StepRecorder::new().record::<Flex, _>(|| {
             let sum = x.clone().exp().sum().into_scalar();
             x.clone() * sum
         });
         recording.expect("records").discard();
     });
     check("host data", || {
-        let recording =
-            Recorder::new().record::<Flex, _>(|| Tensor::<L, 1>::from_floats([1.0; 256], &device));
+        let recording = StepRecorder::new()
+            .record::<Flex, _>(|| Tensor::<L, 1>::from_floats([1.0; 256], &device));
         recording.expect("records").discard();
     });
 
@@ -92,7 +92,7 @@ fn a_thousand_discards_leave_the_allocator_as_it_was() {
     std::panic::set_hook(Box::new(|_| {}));
     check("a panic", || {
         let recorded = catch_unwind(AssertUnwindSafe(|| {
-            Recorder::new().record::<Flex, ()>(|| {
+            StepRecorder::new().record::<Flex, ()>(|| {
                 let _promise = x.clone().exp();
                 panic!("the program's own");
             })
@@ -108,7 +108,7 @@ fn a_thousand_discards_leave_the_allocator_as_it_was() {
     };
     let items = Tensor::<B, 2>::ones([8, 32], &device);
     check("a training step", || {
-        let rehearsal = rehearse::<B, _>(&Recorder::new(), &model, |model| {
+        let rehearsal = rehearse::<B, _>(&StepRecorder::new(), &model, |model| {
             let mut optimizer = AdamConfig::new().init();
             let gradients = model.forward(items.clone()).backward();
             let gradients = GradientsParams::from_grads(gradients, model);

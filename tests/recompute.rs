@@ -13,7 +13,7 @@ use burn::record::{BinBytesRecorder, FullPrecisionSettings, Record, Recorder as 
 use burn::tensor::backend::Backend;
 use burn::tensor::{BoolStore, DType};
 use burn::train::TrainStep;
-use firebox::trace::{Heap, MemoryModel, Recorder, Trace};
+use firebox::trace::{Heap, MemoryModel, StepRecorder, Trace};
 use firebox::{Bytes, Lazy, initialize};
 use firebox_recompute::{Demand, Program, Rates, Selected, select};
 use firebox_testing::zoo::{self, Zoo};
@@ -43,7 +43,7 @@ where
     for iteration in 0..ITERATIONS {
         let items: Vec<usize> = (iteration..iteration + ITEMS).collect();
         let batch = M::batch(&items, &device);
-        let recording = Recorder::new().record::<Flex, _>(|| model.step(batch).grads);
+        let recording = StepRecorder::new().record::<Flex, _>(|| model.step(batch).grads);
         let mut recording = recording.expect("nothing else is recorded here");
         if let Some(program) = rewrite(recording.trace()) {
             assert!(recording.rewrite(&program, || ()), "the program is that of the recording");

@@ -12,7 +12,7 @@ use burn::optim::{AdamConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
-use firebox::trace::Recorder;
+use firebox::trace::StepRecorder;
 use firebox::{Budget, Lazy, Learner, MicroBatch, initialize};
 use firebox_testing::bench::paired::{measure, time};
 
@@ -77,7 +77,7 @@ where
     let batch: D::Input = FromNumbers.batch((0..items).collect(), device);
     let mut plain = steps::<Plain, _>(plain, |model, batch| model.step(batch));
     let mut decorated = steps::<Decorated, _>(decorated, |model, batch| {
-        let recording = Recorder::new().record::<Real, _>(|| model.step(batch));
+        let recording = StepRecorder::new().record::<Real, _>(|| model.step(batch));
         let recording = recording.expect("recordings do not nest here");
         black_box(recording.trace().structural_hash());
         recording.run()

@@ -1,7 +1,9 @@
 //! Runs one training with the Learner in a child process and reports the memory it took.
 
+use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
 use burn::data::dataloader::DataLoaderBuilder;
@@ -12,13 +14,16 @@ use burn::optim::AdamConfig;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::renderer::CliMetricsRenderer;
+use burn::train::metric::MetricDefinition;
+use burn::train::renderer::{
+    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
+    MetricsRendererTraining, ProgressType, TrainingProgress,
+};
 use burn::train::{InferenceStep, LearningComponentsMarker, SupervisedTraining, TrainStep};
 use clap::Args;
 use firebox::{
     Budget, Bytes, Fitted, Half, Lazy, LazyBackend, Learner, MicroBatch, Park, RecomputePolicy,
 };
-use firebox_testing::bench::paired::time;
 use firebox_testing::full_size::cnn::Cnn;
 use firebox_testing::full_size::gpt::Gpt;
 
@@ -129,8 +134,8 @@ impl Trial {
         }
     }
 
-    /// Training on so many batches.
-    fn training<B, M>(&self, folder: &std::path::Path, batches: usize) -> Training<B, M>
+    /// Training on two batches, and on those that are timed.
+    fn training<B, M>(&self, folder: &std::path::Path, steps: &Steps) -> Training<B, M>
     where
         B: AutodiffBackend<Device = Device>,
         M: TrainStep + AutodiffModule<B> + Display + 'static,
@@ -145,27 +150,12 @@ impl Trial {
             folder,
             DataLoaderBuilder::new(FromNumbers)
                 .batch_size(self.batch)
-                .build(numbers(batches * self.batch)),
+                .build(numbers((2 + self.timed) * self.batch)),
             DataLoaderBuilder::new(FromNumbers).batch_size(1).build(numbers(1)),
         )
         .with_application_logger(None)
-        .renderer(CliMetricsRenderer::new())
+        .renderer(steps.clone())
         .num_epochs(1)
-    }
-
-    /// Time of a step: what `timed` batches add to two. Runs once before, to compile and tune.
-    fn step(&self, mut run: impl FnMut(usize) -> anyhow::Result<()>) -> anyhow::Result<Duration> {
-        let device = Device::default();
-        let mut run = |batches| -> anyhow::Result<Duration> {
-            let (result, time) = time(|| -> anyhow::Result<()> {
-                run(batches)?;
-                sync(&device)
-            });
-            result.map(|()| time)
-        };
-        let few = run(2)?;
-        let many = run(2 + self.timed)?;
-        Ok(many.saturating_sub(few) / self.timed as u32)
     }
 
     fn train_plain<M, I>(&self, model: impl Fn(&Device) -> M, device: &Device) -> anyhow::Result<()>
@@ -177,17 +167,12 @@ impl Trial {
             + Batcher<real::Plain, usize, <M::InnerModule as InferenceStep>::Input>,
         I: Clone + Debug + Send + 'static,
     {
-        let run = |batches| {
-            let folder = tempfile::tempdir()?;
-            let training = self.training::<Plain, M>(folder.path(), batches);
-            let adam = AdamConfig::new().init();
-            training.launch(burn::train::Learner::new(model(device), adam, 1e-4));
-            Ok(())
-        };
-        run(2)?;
+        let (folder, steps) = (tempfile::tempdir()?, Steps::default());
+        let training = self.training::<Plain, M>(folder.path(), &steps);
+        let adam = AdamConfig::new().init();
+        training.launch(burn::train::Learner::new(model(device), adam, 1e-4));
         sync(device)?;
-        let step = if self.timed > 0 { self.step(run)? } else { Duration::ZERO };
-        println!("measured: step_us={}", step.as_micros());
+        println!("measured: step_us={}", steps.median().as_micros());
         Ok(())
     }
 
@@ -224,11 +209,9 @@ impl Trial {
             println!("planned: micro_batch={micro_batch} predicted={}", predicted.get());
             return Ok(());
         }
-        let fit = |batches| -> anyhow::Result<Fitted<M::InnerModule>> {
-            let folder = tempfile::tempdir()?;
-            Ok(learner().fit(self.training::<B, M>(folder.path(), batches))?)
-        };
-        let fitted = fit(2)?;
+        let (folder, steps) = (tempfile::tempdir()?, Steps::default());
+        let fitted: Fitted<M::InnerModule> =
+            learner().fit(self.training::<B, M>(folder.path(), &steps))?;
         sync(device)?;
         let report = fitted.report.as_ref();
         let (micro_batch, predicted) =
@@ -239,20 +222,53 @@ impl Trial {
             Some(memory) => (memory.predicted, memory.measured),
             None => (Bytes::ZERO, None),
         };
-        drop(fitted);
-        let step = match self.timed {
-            0 => Duration::ZERO,
-            _ => self.step(|batches| fit(batches).map(drop))?,
-        };
         println!(
             "measured: micro_batch={micro_batch} predicted={} most={} reserved={} slower={slower} step_us={}",
             predicted.get(),
             most.get(),
             number(reserved),
-            step.as_micros(),
+            steps.median().as_micros(),
         );
         Ok(())
     }
+}
+
+/// Notes when the output of each batch has reached the metrics.
+#[derive(Clone, Default)]
+struct Steps(Arc<Mutex<BTreeMap<usize, Instant>>>);
+
+impl Steps {
+    /// The median time from one batch to the next, from the third on: the first ones compile, tune
+    /// and are planned.
+    fn median(&self) -> Duration {
+        let ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends: Vec<Instant> = ends.values().copied().skip(2).collect();
+        let mut times: Vec<Duration> = ends.windows(2).map(|two| two[1] - two[0]).collect();
+        times.sort_unstable();
+        times.get(times.len() / 2).copied().unwrap_or_default()
+    }
+}
+
+impl MetricsRendererTraining for Steps {
+    fn update_train(&mut self, _: MetricState) {}
+    fn update_valid(&mut self, _: MetricState) {}
+
+    fn render_train(&mut self, progress: TrainingProgress, _: Vec<ProgressType>) {
+        let mut ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.insert(progress.iteration.unwrap_or_default(), Instant::now());
+    }
+
+    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRendererEvaluation for Steps {
+    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
+    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRenderer for Steps {
+    fn manual_close(&mut self) {}
+    fn register_metric(&mut self, _: MetricDefinition) {}
 }
 
 fn sync(device: &Device) -> anyhow::Result<()> {

@@ -17,7 +17,8 @@ use burn::tensor::backend::AutodiffBackend;
 use firebox::dry::{Card, Cuda, Dry, DryCuda, DryDevice, DryTwin, Lease, ReplayError};
 use firebox::plan::MemoryInfo;
 use firebox::trace::{
-    Estimate, Footprint, Heap, Mark, MemoryModel, Recorder, Trace, label_parameters, mark, rehearse,
+    Estimate, Footprint, Heap, Mark, MemoryModel, StepRecorder, Trace, label_parameters, mark,
+    rehearse,
 };
 use firebox::{Budget, Bytes, LazyBackend, initialize};
 
@@ -124,7 +125,7 @@ where
             return Ok(trace.clone());
         }
         let batch = self.subject.batch(items, self.lease.device());
-        let recorder = Recorder::new().refuse_reads();
+        let recorder = StepRecorder::new().refuse_reads();
         let rehearsal = rehearse::<B, _>(&recorder, &recordings.model, |model| {
             // A graph with its own leaves, as in training.
             let mut model = model.clone().fork(self.lease.device());

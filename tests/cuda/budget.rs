@@ -145,6 +145,28 @@ fn parks(pools: Pools, model: &'static str, items: usize) -> Result<(), Failed> 
     })
 }
 
+/// Of a batch in parts, whose outputs are joined if they are not too many, the driver gives out
+/// what was predicted.
+fn joins(model: &'static str, items: usize, parts: usize) -> Result<(), Failed> {
+    let pools = Pools::Ours;
+    let kernels = tempfile::tempdir()?;
+    let micro_batch = Some(items.div_ceil(parts));
+    let job = Job {
+        pools,
+        micro_batch,
+        validates: true,
+        ..Job::new(model, items, kernels.path().into())
+    };
+    // Until all kernels are chosen, more is counted.
+    run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?.fitted()?;
+    let left = run_with(&only(CARD), &job, LIMIT * 6, |_, _| ())?;
+    let ended = left.fitted()?;
+    let plan = ended.plan.clone().unwrap_or_default();
+    let ratio = ended.predicted.unwrap_or_default().ratio(left.peak());
+    println!("{model}: {plan}, predicted {ratio:.4} of {}", left.peak());
+    ensure((0.9999..1.0001).contains(&ratio), || left.complaint(&format!("{ratio:.4} for {plan}")))
+}
+
 /// firebox's pool launches the same number of kernels as burn's pools, once kernels are chosen.
 fn launches() -> Result<(), Failed> {
     let launches_on = |pools| {
@@ -269,6 +291,10 @@ pub fn tests() -> Vec<Trial> {
     let mut tests: Vec<Trial> =
         [Pools::Burns, Pools::Ours].into_iter().flat_map(tests_on).collect();
     tests.push(test("our_pool_launches_what_burns_do", launches));
+    tests.extend([("gpt", 40, 5), ("gpt", 33, 4), ("gpt", 48, 12)].map(|(model, items, parts)| {
+        let name = format!("joined_outputs_are_predicted_{model}_{items}_in_{parts}_on_our_pool");
+        test(name, move || joins(model, items, parts)).with_ignored_flag(parts != 5)
+    }));
     tests
 }
 

@@ -8,7 +8,7 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining};
-use firebox::trace::Recorder;
+use firebox::trace::StepRecorder;
 use firebox::{Bytes, DeviceMemory, Half, Lazy, LazyBackend, Learner, Park};
 use firebox_testing::machine::has_nvidia;
 use firebox_testing::task::{Net, PointBatcher, loader, points, random_state, weights};
@@ -106,7 +106,7 @@ fn step_of_a_layer<B: AutodiffBackend>(device: &B::Device) -> Vec<f32> {
 
 fn a_recording_runs_on_the_device<B: OnCuda>(device: &CudaDevice) {
     let x = Tensor::<Lazy<B>, 2>::ones([64, 32], device);
-    let recording = Recorder::new()
+    let recording = StepRecorder::new()
         .record::<B, _>(|| x.clone().matmul(x.clone().transpose()).sum())
         .expect("nothing else is recorded");
     let sum: f32 = recording.run().into_scalar().elem();

@@ -4,7 +4,7 @@ use burn::backend::Flex;
 use burn::prelude::*;
 use burn::tensor::{DType, bf16, f16};
 use firebox::Lazy;
-use firebox::trace::Recorder;
+use firebox::trace::StepRecorder;
 
 use crate::bits;
 
@@ -17,7 +17,7 @@ macro_rules! round_trips {
         let expected = bits($op(plain).into_data());
         let eager = Tensor::<Lazy<Flex>, 1, $kind>::from_data(data.clone(), (&device, data.dtype));
         assert_eq!(bits($op(eager).into_data()), expected, "at once");
-        let recording = Recorder::new()
+        let recording = StepRecorder::new()
             .record::<Flex, _>(|| {
                 let dtype = data.dtype;
                 $op(Tensor::<Lazy<Flex>, 1, $kind>::from_data(data, (&device, dtype)))

@@ -3,14 +3,14 @@
 use burn::backend::Flex;
 use burn::prelude::*;
 use firebox::Lazy;
-use firebox::trace::{Arrival, Recorder, Step};
+use firebox::trace::{Arrival, Step, StepRecorder};
 
 type L = Lazy<Flex>;
 
 /// Steps of a program on one tensor of two elements, one per line.
 fn steps(program: impl FnOnce(Tensor<L, 1>) -> Option<Tensor<L, 1>>) -> Vec<String> {
     let x = Tensor::<L, 1>::ones([2], &Default::default());
-    let recording = Recorder::new().record::<Flex, _>(|| program(x.clone())).expect("records");
+    let recording = StepRecorder::new().record::<Flex, _>(|| program(x.clone())).expect("records");
     let trace = recording.trace();
     assert_eq!(trace.check(), Ok(()));
     let lines = trace.steps.iter().map(|step| match step {
@@ -99,7 +99,7 @@ fn each_arriving_batch_is_its_own_and_ends_with_its_last_owner() {
 fn a_batch_that_arrives_has_the_values_of_the_one_that_exists() {
     let device = Default::default();
     let x = Tensor::<L, 1>::from_floats([1.0, 2.0], &device);
-    let recording = Recorder::new().record::<Flex, _>(|| {
+    let recording = StepRecorder::new().record::<Flex, _>(|| {
         let copy = Arrival::new().cut(|| x.clone());
         // A read runs what comes before it.
         let read: f32 = copy.clone().sum().into_scalar();
@@ -123,7 +123,7 @@ fn equal_programs_have_equal_structures() {
     let device = Default::default();
     let structure = |items: usize, scale: f32, log: bool| {
         let x = Tensor::<L, 2>::ones([items, 3], &device);
-        let recording = Recorder::new().record::<Flex, _>(|| {
+        let recording = StepRecorder::new().record::<Flex, _>(|| {
             let y = x.clone().mul_scalar(scale);
             if log { y.log() } else { y.exp() }
         });
@@ -139,7 +139,7 @@ fn where_a_slice_begins_is_structure_only_as_far_as_it_is_aligned() {
     let device = Default::default();
     let images = Tensor::<L, 4>::ones([2, 3, 40, 40], &device);
     let crop = |y: usize, x: usize, size: usize| {
-        let recording = Recorder::new().record::<Flex, _>(|| {
+        let recording = StepRecorder::new().record::<Flex, _>(|| {
             let crop = images.clone().slice([0..2, 0..3, y..y + size, x..x + size]);
             images.clone().slice_assign([0..2, 0..3, y..y + size, x..x + size], crop.exp())
         });
@@ -158,7 +158,7 @@ fn a_thousand_discards_leave_a_tensor_unshared() {
     let device = Default::default();
     let x = Tensor::<L, 1>::ones([8], &device);
     for _ in 0..1000 {
-        let recording = Recorder::new().record::<Flex, _>(|| (x.clone() + 1.0).exp().sum());
+        let recording = StepRecorder::new().record::<Flex, _>(|| (x.clone() + 1.0).exp().sum());
         recording.expect("records").discard();
     }
     let primitive = x.into_primitive().tensor().into_inner();
@@ -168,7 +168,7 @@ fn a_thousand_discards_leave_a_tensor_unshared() {
 #[test]
 fn a_trace_survives_serialization() {
     let x = Tensor::<L, 2>::ones([2, 3], &Default::default());
-    let recording = Recorder::new().record::<Flex, _>(|| {
+    let recording = StepRecorder::new().record::<Flex, _>(|| {
         burn::tensor::activation::softmax(x.clone(), 1).matmul(x.transpose())
     });
     let trace = recording.expect("records").trace().clone();

@@ -20,7 +20,7 @@ use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_ndarray::NdArray;
-use firebox::trace::{Recorder, Trace};
+use firebox::trace::{StepRecorder, Trace};
 use firebox::{Lazy, LazyBackend};
 
 /// Flex with the decorator.
@@ -99,7 +99,7 @@ pub fn compare_on<P, D>(
     compare(&format!("{name}, at once"), &expected, values(decorated(&device)));
     let record = || {
         seed();
-        let recording = Recorder::new().record::<D::Base, _>(|| decorated(&device));
+        let recording = StepRecorder::new().record::<D::Base, _>(|| decorated(&device));
         let recording = recording.expect("recordings do not nest here");
         recording.trace().check().expect("the trace is sound");
         recording

@@ -10,7 +10,7 @@ use burn::data::dataset::InMemDataset;
 use burn::nn::{BatchNormConfig, DropoutConfig, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::backend::BackendTypes;
-use firebox::trace::{RecordError, Recorder, Step, rehearse};
+use firebox::trace::{RecordError, Step, StepRecorder, rehearse};
 use firebox::{Bytes, Lazy, is_rehearsal};
 
 use crate::{bits, random_state};
@@ -23,7 +23,7 @@ fn ones(device: &<Flex as burn::tensor::backend::BackendTypes>::Device) -> Tenso
 
 #[test]
 fn recordings_do_not_nest() {
-    let recorder = Recorder::new();
+    let recorder = StepRecorder::new();
     let outer = recorder.record::<Flex, _>(|| recorder.record::<Flex, _>(|| ()).err());
     assert_eq!(*outer.expect("the outer one records").result(), Some(RecordError::Nested));
     assert!(recorder.record::<Flex, _>(|| ()).is_ok(), "the scope ended");
@@ -34,7 +34,7 @@ fn a_panic_in_the_program_leaves_the_decorator_usable() {
     let device = Default::default();
     let x = ones(&device);
     let panic = catch_unwind(AssertUnwindSafe(|| {
-        Recorder::new().record::<Flex, ()>(|| {
+        StepRecorder::new().record::<Flex, ()>(|| {
             let _promise = x.clone().exp();
             panic!("the program's own");
         })
@@ -59,7 +59,7 @@ fn a_panicking_operation_leaves_other_tensors_usable() {
 fn a_read_runs_what_was_recorded_and_goes_on() {
     let device = Default::default();
     let x = ones(&device);
-    let recording = Recorder::new()
+    let recording = StepRecorder::new()
         .record::<Flex, _>(|| {
             let doubled = x.clone() * 2.0;
             let sum = doubled.clone().sum().into_scalar();
@@ -78,7 +78,7 @@ fn a_read_runs_what_was_recorded_and_goes_on() {
 fn a_read_above_the_limit_is_refused_before_anything_runs() {
     let device = Default::default();
     let x = ones(&device);
-    let recorder = Recorder::new()
+    let recorder = StepRecorder::new()
         .limit_reads(Bytes::new(10), |trace| Bytes::new(16 * trace.calls().count() as u64));
     let refused = recorder.record::<Flex, _>(|| (x.clone() * 2.0).sum().into_scalar()).map(|_| ());
     assert!(
@@ -95,7 +95,7 @@ fn a_program_whose_read_is_refused_goes_on() {
     let device = Default::default();
     let x = ones(&device);
     let losses = std::sync::Mutex::new(Vec::new());
-    let refused = Recorder::new().refuse_reads().record::<Flex, _>(|| {
+    let refused = StepRecorder::new().refuse_reads().record::<Flex, _>(|| {
         assert!(!is_rehearsal());
         losses.lock().expect("nobody panics").push((x.clone() * 2.0).sum().into_scalar());
         assert!(is_rehearsal());
@@ -112,7 +112,7 @@ fn a_program_whose_read_is_refused_goes_on() {
 fn a_program_that_waits_for_another_value_is_ended() {
     let device = Default::default();
     let x = ones(&device);
-    let refused = Recorder::new()
+    let refused = StepRecorder::new()
         .refuse_reads()
         .record::<Flex, _>(|| while (x.clone() * 2.0).sum().into_scalar() < 1.0 {});
     assert!(matches!(refused.map(|_| ()), Err(RecordError::ReadTooLarge { .. })));
@@ -122,7 +122,7 @@ fn a_program_that_waits_for_another_value_is_ended() {
 fn other_threads_compute_meanwhile() {
     let device = Default::default();
     let x = ones(&device);
-    let recording = Recorder::new().record::<Flex, _>(|| {
+    let recording = StepRecorder::new().record::<Flex, _>(|| {
         let elsewhere = x.clone();
         let sum = std::thread::spawn(move || elsewhere.sum().into_scalar()).join();
         (sum.expect("the thread computes at once"), x.clone() + 1.0)
@@ -139,7 +139,7 @@ fn two_threads_record_with_the_same_tensors() {
         (0..50).map(|i| Tensor::from_floats([i as f32], &device)).collect();
     let sum = |order: Vec<Tensor<L, 1>>| {
         for _ in 0..200 {
-            let recording = Recorder::new().record::<Flex, _>(|| {
+            let recording = StepRecorder::new().record::<Flex, _>(|| {
                 // Tensors are numbered in the order in which they are first used. The value is the
                 // last minus the first.
                 let all = Tensor::cat(order.clone(), 0);
@@ -179,7 +179,7 @@ fn workers_of_a_loader_compute_while_a_recording_goes_on() {
         .num_workers(2)
         .build(InMemDataset::new(items.clone()));
     let one = Tensor::<L, 1>::ones([4], &device);
-    let recording = Recorder::new().record::<Flex, _>(|| {
+    let recording = StepRecorder::new().record::<Flex, _>(|| {
         let recorded = loader.iter().map(|batch| {
             let asked = batch.clone().into_primitive().tensor();
             assert!(asked.is_promise(), "nobody has needed it");
@@ -204,7 +204,7 @@ fn an_operation_that_panics_when_a_recording_runs_leaves_other_tensors_usable() 
     let device = Default::default();
     let (x, y) = (ones(&device), ones(&device));
     let kept = Arc::new(Mutex::new(Vec::new()));
-    let recording = Recorder::new().record::<Flex, _>(|| {
+    let recording = StepRecorder::new().record::<Flex, _>(|| {
         let far = Tensor::<L, 1, Int>::from_ints([9], &device);
         let before = x.clone().exp();
         let after = x.clone().select(0, far) + y.clone().sum();
@@ -220,7 +220,7 @@ fn an_operation_that_panics_when_a_recording_runs_leaves_other_tensors_usable() 
         assert!(message.contains("failed"), "{message}");
     }
     assert_eq!((x.clone() + y.clone()).sum().into_scalar(), 8.0);
-    let again = Recorder::new().record::<Flex, _>(|| x.clone() * y.clone());
+    let again = StepRecorder::new().record::<Flex, _>(|| x.clone() * y.clone());
     assert_eq!(again.expect("records").run().sum().into_scalar(), 4.0);
 }
 
@@ -229,7 +229,7 @@ fn a_tensor_that_outlives_a_discarded_recording_is_reported_and_explains_itself(
     let device = Default::default();
     let x = ones(&device);
     let kept = Arc::new(Mutex::new(None));
-    let recording = Recorder::new().record::<Flex, _>(|| {
+    let recording = StepRecorder::new().record::<Flex, _>(|| {
         *kept.lock().expect("not poisoned") = Some(x.clone().reshape([2, 2]).exp());
     });
     let discarded = recording.expect("records").discard();
@@ -246,7 +246,7 @@ fn a_tensor_that_outlives_a_discarded_recording_is_reported_and_explains_itself(
 fn a_discard_frees_what_died_inside() {
     let device = Default::default();
     let mut x = Some(ones(&device));
-    let recording = Recorder::new().record::<Flex, _>(|| x.take().map(|x| x.exp().sum()));
+    let recording = StepRecorder::new().record::<Flex, _>(|| x.take().map(|x| x.exp().sum()));
     let trace = recording.expect("records").discard().trace;
     assert!(trace.existing().all(|t| !trace.survivors().contains(&t)), "consumed inside");
 }
@@ -255,7 +255,7 @@ fn a_discard_frees_what_died_inside() {
 fn host_data_stays_on_the_host() {
     let device = Default::default();
     let recording =
-        Recorder::new().record::<Flex, _>(|| Tensor::<L, 1>::from_floats([1.0, 2.0], &device));
+        StepRecorder::new().record::<Flex, _>(|| Tensor::<L, 1>::from_floats([1.0, 2.0], &device));
     let recording = recording.expect("records");
     assert!(
         matches!(recording.trace().steps[0], Step::Upload { host, .. } if host == Bytes::new(8))
@@ -305,7 +305,7 @@ fn after(rehearsals: usize, reads: bool) -> (Seen, Seen) {
     let model = Coupled::<B>::new(&device);
     let x = Tensor::<B, 2>::from_floats([[1.0, 2.0, 3.0, 4.0], [0.0, -1.0, 2.0, 5.0]], &device);
     for _ in 0..rehearsals {
-        let recorder = Recorder::new().substitute_random();
+        let recorder = StepRecorder::new().substitute_random();
         let rehearsal = rehearse::<B, _>(&recorder, &model, |model| {
             let y = model.forward(x.clone());
             if reads {
@@ -343,7 +343,7 @@ fn a_rehearsal_that_panics_leaves_no_mark() {
     let mean = || bits(model.norm.running_mean.value().into_data());
     let before = mean();
     let panic = catch_unwind(AssertUnwindSafe(|| {
-        rehearse::<Autodiff<L>, _>(&Recorder::new(), &model, |model| {
+        rehearse::<Autodiff<L>, _>(&StepRecorder::new(), &model, |model| {
             model.forward(Tensor::ones([5, 4], &device));
             panic!("the step's own");
         })

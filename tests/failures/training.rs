@@ -18,7 +18,7 @@ use burn::train::{LearningComponentsMarker, SupervisedTraining};
 use cubecl::wgpu::WgpuDevice;
 use firebox::train::{ByMicroBatch, DeviceFailure, During, LastState, Splitter};
 use firebox::{
-    Bytes, Coupling, DeviceMemory, FitError, Fitted, Lazy, Learner, MicroBatchError, Reduction,
+    Bytes, Coupling, DeviceMemory, FitError, Fitted, Lazy, Learner, LossReduction, MicroBatchError,
     TrainError,
 };
 use firebox_testing::task::{Given, Net, Points, batch, weights};
@@ -305,8 +305,8 @@ where
         let learner = learner.memory(Bytes::gib(1)).quiet().micro_batch(4).reduction(reduction);
         learner.build(model.clone(), AdamConfig::new().init(), 1e-2).fit(training)
     };
-    fit(Reduction::Mean).expect("the loss is a mean");
-    let (cause, _) = fit(Reduction::Sum).expect_err("the loss is a mean").into_parts();
+    fit(LossReduction::Mean).expect("the loss is a mean");
+    let (cause, _) = fit(LossReduction::Sum).expect_err("the loss is a mean").into_parts();
     let is_mean = matches!(cause, TrainError::Coupled { coupling: Coupling::Mean, .. });
     assert!(is_mean, "{cause}");
 }

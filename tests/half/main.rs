@@ -18,7 +18,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend, BackendTypes};
 use burn::tensor::{DType, Tensor, f16};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
-use firebox::trace::{Heap, MemoryModel, Recorder, Trace};
+use firebox::trace::{Heap, MemoryModel, StepRecorder, Trace};
 use firebox::{
     Bytes, Half, Lazy, LazyBackend, Learner, Park, PlanReport, Sizing, SplitCheck,
     WeightedGradients, initialize,
@@ -49,7 +49,7 @@ where
     let model = M::new(&device);
     initialize(&model);
     let batch = M::batch(&(0..items).collect::<Vec<_>>(), &device);
-    let recording = Recorder::new().record::<Flex, _>(|| model.step(batch).grads);
+    let recording = StepRecorder::new().record::<Flex, _>(|| model.step(batch).grads);
     recording.expect("nothing else is recorded here").discard().trace
 }
 

@@ -13,7 +13,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
-    Bytes, Coupling, Lazy, Learner, MicroBatch, Reduction, SplitCheck, TrainError, batch_share,
+    Bytes, Coupling, Lazy, Learner, LossReduction, MicroBatch, SplitCheck, TrainError, batch_share,
     weight,
 };
 use firebox_testing::task::{Given, Net, Points, batch, random_state, weights};
@@ -175,12 +175,12 @@ fn net() -> Net<B> {
 }
 
 /// The result for a loss on a batch whose weight is its number of items.
-fn said(loss: Loss, reduction: Reduction) -> Result<SplitCheck, TrainError> {
+fn said(loss: Loss, reduction: LossReduction) -> Result<SplitCheck, TrainError> {
     train!(Plain, net(), loss, batch::<B>(12), reduction, &[])
 }
 
 #[track_caller]
-fn check(loss: Loss, reduction: Reduction, expected: Option<Coupling>) {
+fn check(loss: Loss, reduction: LossReduction, expected: Option<Coupling>) {
     match (&said(loss, reduction), expected) {
         (Ok(SplitCheck::Agrees), None) => {}
         (Err(TrainError::Coupled { coupling, by, parameter, .. }), Some(expected)) => {
@@ -193,29 +193,29 @@ fn check(loss: Loss, reduction: Reduction, expected: Option<Coupling>) {
 
 #[test]
 fn sound_losses_are_split() {
-    check(Loss::Mean, Reduction::Mean, None);
-    check(Loss::Sum, Reduction::Sum, None);
-    check(Loss::Shared, Reduction::Sum, None);
+    check(Loss::Mean, LossReduction::Mean, None);
+    check(Loss::Sum, LossReduction::Sum, None);
+    check(Loss::Shared, LossReduction::Sum, None);
     let batch = Weighted(batch::<B>(12));
-    let said = train!(ByClass, net(), Loss::ByClass, batch, Reduction::Mean, &[]);
+    let said = train!(ByClass, net(), Loss::ByClass, batch, LossReduction::Mean, &[]);
     assert_eq!(said.expect("it is sound"), SplitCheck::Agrees);
 }
 
 #[test]
 fn unsound_losses_are_refused_by_what_they_look_like() {
-    check(Loss::ByClass, Reduction::Mean, Some(Coupling::Weights));
-    check(Loss::Sum, Reduction::Mean, Some(Coupling::Sum));
-    check(Loss::SumOver(8.0), Reduction::Mean, Some(Coupling::Sum));
-    check(Loss::Mean, Reduction::Sum, Some(Coupling::Mean));
-    check(Loss::Penalized, Reduction::Sum, Some(Coupling::Penalty));
+    check(Loss::ByClass, LossReduction::Mean, Some(Coupling::Weights));
+    check(Loss::Sum, LossReduction::Mean, Some(Coupling::Sum));
+    check(Loss::SumOver(8.0), LossReduction::Mean, Some(Coupling::Sum));
+    check(Loss::Mean, LossReduction::Sum, Some(Coupling::Mean));
+    check(Loss::Penalized, LossReduction::Sum, Some(Coupling::Penalty));
     for loss in [Loss::RootOfMean, Loss::Largest, Loss::Hardest, Loss::Contrast, Loss::Variance] {
-        check(loss, Reduction::Mean, Some(Coupling::Items));
+        check(loss, LossReduction::Mean, Some(Coupling::Items));
     }
 }
 
 #[test]
 fn the_first_operation_that_differs_is_named() {
-    let first = |loss| match said(loss, Reduction::Mean) {
+    let first = |loss| match said(loss, LossReduction::Mean) {
         Err(error @ TrainError::Coupled { .. }) => {
             let text = error.to_string();
             let TrainError::Coupled { first, .. } = error else { unreachable!("it is one") };
@@ -234,7 +234,7 @@ fn the_first_operation_that_differs_is_named() {
 #[test]
 fn a_wrong_weight_is_refused_behind_batch_normalization() {
     let coupled = || Net::<B>::coupled(&Default::default(), true);
-    let of = |loss| train!(Plain, coupled(), loss, batch::<B>(12), Reduction::Mean, &[]);
+    let of = |loss| train!(Plain, coupled(), loss, batch::<B>(12), LossReduction::Mean, &[]);
     let said = of(Loss::Mean).expect("what normalizes over the batch is warned of");
     assert!(!matches!(said, SplitCheck::NotNeeded | SplitCheck::Accepted(_)), "{said:?}");
     let refused = of(Loss::ByClass);
@@ -244,7 +244,7 @@ fn a_wrong_weight_is_refused_behind_batch_normalization() {
 #[test]
 fn what_is_accepted_is_split_all_the_same() {
     let train = |accepted: &[Coupling]| {
-        train!(Plain, net(), Loss::RootOfMean, batch::<B>(12), Reduction::Mean, accepted)
+        train!(Plain, net(), Loss::RootOfMean, batch::<B>(12), LossReduction::Mean, accepted)
     };
     let said = train(&[Coupling::Items]).expect("that is accepted");
     assert_eq!(said, SplitCheck::Accepted(Coupling::Items));
@@ -257,7 +257,7 @@ fn what_is_accepted_is_split_all_the_same() {
 fn items_that_do_not_differ_establish_nothing() {
     let mut alike = batch::<B>(12);
     alike.targets = alike.targets.zeros_like();
-    let said = train!(Plain, net(), Loss::ByClass, alike, Reduction::Mean, &[]);
+    let said = train!(Plain, net(), Loss::ByClass, alike, LossReduction::Mean, &[]);
     let said = said.expect("with one class every weight is right");
     assert!(matches!(said, SplitCheck::Unknown(_)), "{said:?}");
 }
@@ -270,7 +270,7 @@ fn items_are_chosen_that_differ() {
     let rows = Tensor::<B, 1, Int>::from_ints(&rows[..], &Default::default());
     let sorted =
         Points { inputs: all.inputs.select(0, rows.clone()), targets: all.targets.select(0, rows) };
-    let said = train!(Plain, net(), Loss::ByClass, sorted, Reduction::Mean, &[]);
+    let said = train!(Plain, net(), Loss::ByClass, sorted, LossReduction::Mean, &[]);
     let coupling = said.expect_err("classes weigh otherwise than the batch says");
     assert!(
         matches!(coupling, TrainError::Coupled { coupling: Coupling::Weights, .. }),
@@ -292,7 +292,7 @@ fn a_penalty_is_counted_once_for_each_batch() {
         let mut judged = Judged::new(net(), Loss::Shared);
         judged.dropout = DropoutConfig::new(0.0).init();
         let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).micro_batch(items);
-        let builder = builder.reduction(Reduction::Sum).quiet();
+        let builder = builder.reduction(LossReduction::Sum).quiet();
         let learner = builder.build(Plain { judged }, SgdConfig::new().init(), 1e-3);
         weights::<Lazy<Flex>, _>(&learner.fit(training).expect("it fits").model)
     };

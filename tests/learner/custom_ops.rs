@@ -6,7 +6,7 @@ use burn::prelude::*;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Distribution, TensorMetadata, TensorPrimitive, Tolerance};
 use firebox::dry::{Card, Dry, DryCuda};
-use firebox::trace::{Estimate, Heap, MemoryModel, Recorder};
+use firebox::trace::{Estimate, Heap, MemoryModel, StepRecorder};
 use firebox::{Bytes, CustomOp, Lazy};
 use firebox_testing::task::random_state;
 
@@ -28,7 +28,7 @@ fn recorded_and_at_once_it_gives_what_the_backend_gives() {
     let expected = snake(x, alpha).into_data();
     let (x, alpha) = inputs::<L>(&device);
     snake(x.clone(), alpha.clone()).into_data().assert_eq(&expected, true);
-    let recording = Recorder::new().record::<Flex, _>(|| snake(x, alpha)).expect("not nested");
+    let recording = StepRecorder::new().record::<Flex, _>(|| snake(x, alpha)).expect("not nested");
     let calls: Vec<String> = recording.trace().calls().map(|(_, c)| c.name.to_string()).collect();
     assert_eq!(calls, ["snake"]);
     recording.run().into_data().assert_eq(&expected, true);
@@ -68,7 +68,7 @@ fn its_memory_is_what_its_author_says() {
     let x = Tensor::<L, 2>::zeros([256, 1024], &device);
     let record = |workspace: Option<Bytes>| {
         let x = x.clone().into_primitive().tensor();
-        let recording = Recorder::new().record::<Flex, _>(|| {
+        let recording = StepRecorder::new().record::<Flex, _>(|| {
             let form = (x.shape(), x.dtype());
             let op = CustomOp::new("copy");
             let op = workspace.map_or(op.clone(), |bytes| op.workspace(bytes));
@@ -116,7 +116,7 @@ fn several_results_and_inputs_that_may_be_missing() {
     let values = |x| Tensor::<L, 1>::from_primitive(TensorPrimitive::Float(x)).into_data();
     let record = |bias: Option<FloatTensor<L>>| {
         let x = x.clone();
-        Recorder::new().record::<Flex, _>(|| split(x, bias)).expect("not nested").run()
+        StepRecorder::new().record::<Flex, _>(|| split(x, bias)).expect("not nested").run()
     };
     let (first, second) = record(None);
     values(first).assert_eq(&TensorData::from([1.0f32, 2.0]), true);

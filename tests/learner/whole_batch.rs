@@ -13,7 +13,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::train::{ByFunctions, ByMicroBatch, Splitter};
-use firebox::{Bytes, Coupling, Lazy, Learner, MicroBatch, MicroBatchError, Reduction};
+use firebox::{Bytes, Coupling, Lazy, Learner, LossReduction, MicroBatch, MicroBatchError};
 use firebox_testing::layers::Layer;
 use firebox_testing::task::{Given, random_state, weights};
 
@@ -144,7 +144,7 @@ fn gradients(study: &Study<B>, batch: Rows<B>) -> Values {
 fn train<O, S>(
     study: &Study<B>,
     (optimizer, rate): (O, f64),
-    (splitter, reduction, although): (S, Reduction, &[Coupling]),
+    (splitter, reduction, although): (S, LossReduction, &[Coupling]),
     (batches, epochs): (Vec<Rows<B>>, usize),
     (items, sizes): (usize, &[usize]),
 ) -> Values
@@ -177,7 +177,7 @@ where
 /// Gradients that the Learner hands to the optimizer.
 fn learned_gradients<S: Splitter<Rows<B>>>(
     study: &Study<B>,
-    how: (S, Reduction, &[Coupling]),
+    how: (S, LossReduction, &[Coupling]),
     split: (usize, &[usize]),
 ) -> Values {
     // At this high rate the weights after the step are the gradient, to all but the last bits.
@@ -194,7 +194,7 @@ fn by_items() -> impl Splitter<Rows<B>> {
 
 /// Checks every layer in every split.
 #[track_caller]
-fn check<S: Splitter<Rows<B>>>(loss: Loss, splitter: fn() -> S, reduction: Reduction) {
+fn check<S: Splitter<Rows<B>>>(loss: Loss, splitter: fn() -> S, reduction: LossReduction) {
     let mut failures = Vec::new();
     for study in Study::all(loss) {
         let whole = gradients(&study, Rows::new(0, ITEMS, study.layer.features()));
@@ -210,17 +210,17 @@ fn check<S: Splitter<Rows<B>>>(loss: Loss, splitter: fn() -> S, reduction: Reduc
 
 #[test]
 fn every_layer_under_a_mean() {
-    check(Loss::Mean, by_items, Reduction::Mean);
+    check(Loss::Mean, by_items, LossReduction::Mean);
 }
 
 #[test]
 fn every_layer_under_a_sum() {
-    check(Loss::Sum, by_items, Reduction::Sum);
+    check(Loss::Sum, by_items, LossReduction::Sum);
 }
 
 #[test]
 fn every_layer_under_weights_of_the_items() {
-    check(Loss::Weighted, || ByMicroBatch, Reduction::Mean);
+    check(Loss::Weighted, || ByMicroBatch, LossReduction::Mean);
 }
 
 /// A splitter that makes the Learner ignore weights: every micro-batch counts the same.
@@ -252,12 +252,12 @@ fn a_learner_without_weights_would_be_noticed() {
         let whole = gradients(&study, Rows::new(0, ITEMS, study.layer.features()));
         let [mostly_one_part, .., even] = SPLITS;
         for split in [mostly_one_part, even] {
-            let sum = learned_gradients(&study, (by_items(), Reduction::Sum, &WRONG), split);
+            let sum = learned_gradients(&study, (by_items(), LossReduction::Sum, &WRONG), split);
             assert!(compare(&whole, &sum).is_err(), "{name} in {:?}, summed", split.1);
         }
         // Even parts do count the same.
         let splitter = Unweighted { pieces: mostly_one_part.1.len() };
-        let how = (splitter, Reduction::Mean, &WRONG[..]);
+        let how = (splitter, LossReduction::Mean, &WRONG[..]);
         let mean = learned_gradients(&study, how, mostly_one_part);
         assert!(compare(&whole, &mean).is_err(), "{name} in {:?}, averaged", mostly_one_part.1);
     }
@@ -266,7 +266,7 @@ fn a_learner_without_weights_would_be_noticed() {
 /// Runs 20 steps of Adam on four batches in turn, and returns the weights.
 fn twenty_steps(study: &Study<B>, split: (usize, &[usize])) -> Values {
     let batches = (0..4).map(|seed| Rows::new(seed, ITEMS, study.layer.features())).collect();
-    let how = (ByMicroBatch, Reduction::Mean, &[][..]);
+    let how = (ByMicroBatch, LossReduction::Mean, &[][..]);
     train(study, (AdamConfig::new().init(), 1e-3), how, (batches, 5), split)
 }
 

@@ -22,7 +22,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{SupervisedTraining, TrainStep};
-use firebox::trace::{Heap, Recorder};
+use firebox::trace::{Heap, StepRecorder};
 use firebox::{Bytes, Half, Lazy, LazyBackend, Learner, Park, WeightedGradients, join};
 use firebox_lazy::{HOST_BYTES_PER_CALL, host_bytes_of_descriptions};
 use firebox_testing::classifiers::{Kind, Model, Numbered};
@@ -358,7 +358,8 @@ fn record() {
         let batch = Numbered(kind).batch((0..32).collect(), &device);
         let before = HEAP.current_usage();
         HEAP.reset_peak_usage();
-        let recording = Recorder::new().record::<Flex, _>(|| model.step(batch)).expect("records");
+        let recording =
+            StepRecorder::new().record::<Flex, _>(|| model.step(batch)).expect("records");
         let took = HEAP.peak_usage() - before;
         let trace = recording.trace();
         let calls = trace.calls().count() as u64;

@@ -15,7 +15,7 @@ use burn::train::{SupervisedTraining, TrainStep};
 use burn_cubecl::CubeBackend;
 use cubecl::wgpu::WgpuRuntime;
 use firebox::pool::Pooled;
-use firebox::trace::Recorder;
+use firebox::trace::StepRecorder;
 use firebox::{Bytes, DeviceMemory, Lazy, LazyBackend, Learner, MemoryUse, PlanReport, initialize};
 use firebox_recompute::{Demand, Program, Rates, select};
 use firebox_testing::zoo::{self, Numbered, Zoo};
@@ -41,7 +41,8 @@ where
     let of = device.clone();
     let drain = move || B::Base::drain(&of);
     let batch = M::batch(&(0..ITEMS).collect::<Vec<_>>(), device);
-    let recording = Recorder::new().record::<B::Base, _>(|| TrainStep::step(model, batch).grads);
+    let recording =
+        StepRecorder::new().record::<B::Base, _>(|| TrainStep::step(model, batch).grads);
     let mut recording = recording.expect("nothing else is recorded here");
     let program = share.and_then(|share| {
         let trace = recording.trace();

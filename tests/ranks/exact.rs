@@ -14,7 +14,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::{Adaptor, ItemLazy, LossInput};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
-use firebox::{Bytes, Lazy, Learner, MicroBatch, Ranks, Reduction, TrainError};
+use firebox::{Bytes, Lazy, Learner, LossReduction, MicroBatch, Ranks, TrainError};
 use firebox_testing::task::{Given, weights};
 use libtest_mimic::Trial;
 
@@ -182,7 +182,7 @@ fn train(
     // A decay changes a parameter that has a gradient of zero, but not one that has none.
     let optimizer = SgdConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.0625)));
     let builder = match SUMS.load(Relaxed) {
-        true => builder.reduction(Reduction::Sum),
+        true => builder.reduction(LossReduction::Sum),
         false => builder,
     };
     // Small enough for sums.

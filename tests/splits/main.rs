@@ -22,7 +22,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, set_default_dtypes};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{SupervisedTraining, TrainStep};
-use firebox::{Bytes, Coupling, Lazy, Learner, MicroBatch, Reduction, SplitCheck, TrainError};
+use firebox::{Bytes, Coupling, Lazy, Learner, LossReduction, MicroBatch, SplitCheck, TrainError};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 
@@ -46,7 +46,7 @@ struct Case {
     places: Vec<Place>,
     judge: Judge,
     weight: Weight,
-    reduction: Reduction,
+    reduction: LossReduction,
     /// Loader batches of one optimizer step.
     batches: Vec<Size>,
     micro_batch: usize,
@@ -109,10 +109,10 @@ fn cases() -> impl Strategy<Value = Case> {
     let weights =
         prop::sample::select(vec![Weight::Items, Weight::Items, Weight::Tokens, Weight::Classes]);
     let reductions = prop::sample::select(vec![
-        Reduction::Mean,
-        Reduction::Mean,
-        Reduction::Mean,
-        Reduction::Sum,
+        LossReduction::Mean,
+        LossReduction::Mean,
+        LossReduction::Mean,
+        LossReduction::Sum,
     ]);
     let sizes = (prop::collection::vec(2usize..12, 1..=3), 1usize..5, any::<bool>()).prop_map(
         |(items, length, padded)| -> Vec<Size> {
@@ -172,12 +172,13 @@ fn gradient(model: &Model<B>, batch: &Batch<B>, range: Range<usize>) -> (Gradien
 }
 
 /// Gradient of the parts together. `None` if nothing in them counts.
-fn joined(parts: &[(Gradient, f64)], reduction: Reduction) -> Option<Gradient> {
-    let counting = parts.iter().filter(|(_, weight)| reduction == Reduction::Sum || *weight != 0.0);
+fn joined(parts: &[(Gradient, f64)], reduction: LossReduction) -> Option<Gradient> {
+    let counting =
+        parts.iter().filter(|(_, weight)| reduction == LossReduction::Sum || *weight != 0.0);
     let total: f64 = parts.iter().map(|(_, weight)| weight).sum();
     let mut sum: Option<Gradient> = None;
     for (gradient, weight) in counting {
-        let share = if reduction == Reduction::Sum { 1.0 } else { weight / total };
+        let share = if reduction == LossReduction::Sum { 1.0 } else { weight / total };
         let sum = sum.get_or_insert_with(|| zeros_like(gradient));
         for (sum, values) in sum.iter_mut().zip(gradient) {
             sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += share * value);
@@ -238,7 +239,7 @@ impl Truth {
                 }
             }
             // A batch of zero weight is left out, whatever its gradient is.
-            if whole.1 != 0.0 || case.reduction == Reduction::Sum {
+            if whole.1 != 0.0 || case.reduction == LossReduction::Sum {
                 coupled.push((whole.0.clone(), joined(&singles, case.reduction)));
             }
         }

@@ -19,6 +19,7 @@ pub const MAX_DEVICES_PER_CARD: usize = 4;
 
 /// Why there is no dry device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum LeaseError {
     /// All device indices belong to other cards.
     #[error(

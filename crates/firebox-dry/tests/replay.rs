@@ -14,7 +14,7 @@ use burn_cubecl::CubeBackend;
 use burn_fusion::Fusion;
 use cubecl::ir::DeviceProperties;
 use firebox_dry::{Capability, Card, Cuda, Dry, DryRuntime, Lease, Target, Usage, Wgpu};
-use firebox_lazy::{Lazy, LazyBackend, Recorder};
+use firebox_lazy::{Lazy, LazyBackend, StepRecorder};
 use firebox_trace::{Bytes, Category, Estimate, Mark, MemoryModel, Question, Step, Trace};
 
 use crate::programs::{Classifier, LargeLanguage, Task, train};
@@ -139,7 +139,7 @@ fn buffers_share_a_place_if_one_is_dropped_before_the_other_is_asked_for() {
     let peak = |drops_first: bool| {
         let device = Default::default();
         let large = || Tensor::<Lazy<Flex>, 1>::zeros([25 << 20], &device);
-        let trace = Recorder::new().record::<Flex, _>(|| {
+        let trace = StepRecorder::new().record::<Flex, _>(|| {
             let first = large();
             if drops_first {
                 drop(first);
@@ -161,7 +161,7 @@ fn what_is_alive_is_known_where_the_device_answers() {
     let _alone = DEVICES.lock();
     let device = Default::default();
     let large = || Tensor::<Lazy<Flex>, 1>::zeros([25 << 20], &device);
-    let trace = Recorder::new().record::<Flex, _>(|| {
+    let trace = StepRecorder::new().record::<Flex, _>(|| {
         let first = large();
         firebox_lazy::mark::<Flex>(Mark::Settle);
         let second = large();
@@ -209,7 +209,7 @@ fn footprints_do_not_depend_on_threads_or_order() {
 fn a_buffer_that_no_page_holds_is_refused() {
     let _alone = DEVICES.lock();
     let device = Default::default();
-    let trace = Recorder::new().record::<Flex, _>(|| {
+    let trace = StepRecorder::new().record::<Flex, _>(|| {
         let large = Tensor::<Lazy<Flex>, 2>::zeros([1 << 16, 1 << 10], &device);
         large.clone().sum() + large.max()
     });
@@ -241,7 +241,7 @@ fn what_certainly_needs_more_than_is_asked_for_is_not_replayed() {
 fn tensors_that_are_counted_with_64_bits_are_not_replayed_if_the_card_cannot_hold_them() {
     let _alone = DEVICES.lock();
     let device = Default::default();
-    let recording = Recorder::new().record::<Flex, _>(|| {
+    let recording = StepRecorder::new().record::<Flex, _>(|| {
         let large = Tensor::<Lazy<Flex>, 2>::zeros([1 << 17, 1 << 17], &device);
         let product = large.clone().matmul(large.clone()).matmul(large.clone());
         product.matmul(large)
@@ -258,7 +258,7 @@ fn a_call_that_cannot_be_replayed_is_named() {
     let _alone = DEVICES.lock();
     let device = Default::default();
     let values = Tensor::<Lazy<Flex>, 1>::ones([1 << 20], &device);
-    let recording = Recorder::new().record::<Flex, _>(|| values.clone().sort(0) * 2.0);
+    let recording = StepRecorder::new().record::<Flex, _>(|| values.clone().sort(0) * 2.0);
     let trace = recording.expect("nothing is read").discard().trace;
     let footprint = Dry::<Fused<Cuda>>::new(rtx_4090()).footprint(&trace);
     assert_eq!(footprint.unaccounted, ["float_sort"]);

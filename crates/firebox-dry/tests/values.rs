@@ -15,7 +15,7 @@ use burn::nn::{
 };
 use burn::tensor::{Int, Tensor, TensorData, TensorPrimitive};
 use firebox_dry::{HostValues, NotComputed};
-use firebox_lazy::{Lazy, LazyBackend, Recorder, Recording, fixed_draw, index_in_trace};
+use firebox_lazy::{Lazy, LazyBackend, Recording, StepRecorder, index_in_trace};
 use firebox_trace::TensorIndex;
 
 type Inner = Lazy<Flex>;
@@ -72,7 +72,7 @@ type Results = Vec<Tensor<Inner, 1>>;
 /// Records a step. Returns its loss and gradients, and their places in the trace.
 fn record(block: &Block<B>) -> Recording<Flex, (Results, Vec<TensorIndex>)> {
     let tokens = Tensor::from_data([[1, 4, 0, 7, 10, 2], [3, 3, 9, 0, 1, 5]], &Default::default());
-    let recorder = Recorder::new().fixed_draws().keep_uploads();
+    let recorder = StepRecorder::new().fixed_draws().keep_uploads();
     let recorded = recorder.record::<Flex, _>(|| {
         let loss = block.loss(tokens);
         let mut grads = loss.clone().backward();
@@ -117,9 +117,8 @@ fn compute(
     recording: &Recording<Flex, (Results, Vec<TensorIndex>)>,
     deadline: Instant,
 ) -> Result<Vec<TensorData>, NotComputed> {
-    let draw = |distribution, dtype| fixed_draw(distribution, dtype);
     let mut value = |tensor| recording.value_of(tensor);
-    let values = HostValues { value: &mut value, draw: &draw, deadline };
+    let values = HostValues { value: &mut value, deadline };
     values.compute(recording.trace(), &recording.result().1)
 }
 

@@ -10,7 +10,7 @@ use burn_fusion::Fusion;
 use cubecl::Runtime;
 use cubecl::wgpu::{WgpuDevice, WgpuRuntime};
 use firebox_dry::Dry;
-use firebox_lazy::{Lazy, Recorder, mark};
+use firebox_lazy::{Lazy, StepRecorder, mark};
 use firebox_trace::Bytes;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
@@ -181,7 +181,7 @@ fn in_use(device: &WgpuDevice) -> Bytes {
 fn compare(ops: &[Op], dry: &Dry<Vulkan>, device: &WgpuDevice) -> (Bytes, Bytes) {
     let before = in_use(device);
     let existing = vec![upload(7, device), upload(900, device)];
-    let recording = Recorder::new().record::<Vulkan, _>(|| {
+    let recording = StepRecorder::new().record::<Vulkan, _>(|| {
         mark::<Vulkan>("begin");
         run(ops, existing, device)
     });

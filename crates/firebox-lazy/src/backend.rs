@@ -23,9 +23,9 @@ use crate::threads::streams::{meet, on_stream};
 /// A backend that can record its operations instead of running them.
 ///
 /// Outside a recording every operation runs immediately on `B`: same values, same gradients, same
-/// order, same reuse of memory. Inside a [`Recorder::record`](crate::Recorder::record) scope, the
-/// recording thread's operations are added to a [`Trace`](firebox_trace::Trace) and run later, or
-/// never.
+/// order, same reuse of memory. Inside a [`StepRecorder::record`](crate::StepRecorder::record)
+/// scope, the recording thread's operations are added to a [`Trace`](firebox_trace::Trace) and run
+/// later, or never.
 ///
 /// Use it below `Autodiff`: `Autodiff<Lazy<Flex>>` in place of `Autodiff<Flex>`. Its device is the
 /// device of `B`.

@@ -35,7 +35,7 @@ use crate::threads::streams::on_stream;
 /// use burn::tensor::backend::Backend;
 /// use burn::tensor::ops::FloatTensor;
 /// use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive};
-/// use firebox_lazy::{CustomOp, Lazy, Recorder};
+/// use firebox_lazy::{CustomOp, Lazy, StepRecorder};
 /// use firebox_trace::Bytes;
 ///
 /// trait Swish: Backend {
@@ -63,7 +63,7 @@ use crate::threads::streams::on_stream;
 /// }
 ///
 /// let x = Tensor::<Lazy<Flex>, 1>::from_floats([-1.0, 0.0, 1.0], &Default::default());
-/// let recording = Recorder::new().record::<Flex, _>(|| {
+/// let recording = StepRecorder::new().record::<Flex, _>(|| {
 ///     let y = Lazy::<Flex>::swish(x.into_primitive().tensor(), 1.0);
 ///     Tensor::<Lazy<Flex>, 1>::from_primitive(TensorPrimitive::Float(y)).sum()
 /// })?;

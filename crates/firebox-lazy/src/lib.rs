@@ -20,14 +20,13 @@ pub use half::{Half, Narrow, in_full_precision};
 pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
 pub use module::{Rehearsal, forget_graphs, initialize, rehearse, restore};
 pub use record::arrival::Arrival;
-pub use record::draws::fixed_draw;
 pub use record::inputs::Input;
 pub use record::known::{forget_calls, remember_calls_within};
 pub use record::limits::{
     HOST_BYTES_PER_CALL, host_bytes_of_descriptions, host_bytes_of_rehearsal,
 };
 pub use record::parking::{Parked, park_uploads, types_read};
-pub use record::recorder::{RecordError, Recorder};
+pub use record::recorder::{RecordError, StepRecorder};
 pub use record::recording::{
     Discarded, Recording, Survivor, index_in_trace, label, label_of, mark,
 };

@@ -12,7 +12,7 @@ use burn_backend::Backend;
 use firebox_trace::Trace;
 
 use crate::backend::LazyBackend;
-use crate::record::recorder::{RecordError, Recorder};
+use crate::record::recorder::{RecordError, StepRecorder};
 use crate::record::recording::{Discarded, Survivor};
 use crate::record::rehearsing::rehearsing;
 use crate::states::SavedStates;
@@ -95,8 +95,8 @@ pub fn forget_graphs<B: LazyBackend, M: Module<B>>(module: &M) {
 ///
 /// Afterwards the module's parameters, its running statistics and the backend's random state are
 /// bit for bit what they were, even if `program` panics. For a program that reads values, set
-/// [`Recorder::substitute_random`]. Clones of `module` share its running statistics and must not be
-/// in use on other threads meanwhile.
+/// [`StepRecorder::substitute_random`]. Clones of `module` share its running statistics and must
+/// not be in use on other threads meanwhile.
 ///
 /// Tensors that `program` stored elsewhere are reported as [`Discarded::survivors`] and stay
 /// without values. Exception: states that the thread [keeps](crate::HiddenStates::kept) are
@@ -104,7 +104,7 @@ pub fn forget_graphs<B: LazyBackend, M: Module<B>>(module: &M) {
 ///
 /// # Errors
 ///
-/// As [`Recorder::record`].
+/// As [`StepRecorder::record`].
 ///
 /// # Panics
 ///
@@ -114,11 +114,11 @@ pub fn forget_graphs<B: LazyBackend, M: Module<B>>(module: &M) {
 /// use burn::backend::Flex;
 /// use burn::nn::{BatchNorm, BatchNormConfig};
 /// use burn::tensor::Tensor;
-/// use firebox_lazy::{Lazy, Recorder, rehearse};
+/// use firebox_lazy::{Lazy, StepRecorder, rehearse};
 ///
 /// let device = Default::default();
 /// let norm: BatchNorm<Lazy<Flex>> = BatchNormConfig::new(4).init(&device);
-/// let rehearsal = rehearse::<Lazy<Flex>, _>(&Recorder::new(), &norm, |norm| {
+/// let rehearsal = rehearse::<Lazy<Flex>, _>(&StepRecorder::new(), &norm, |norm| {
 ///     // 16 MiB that are never allocated.
 ///     norm.forward(Tensor::<Lazy<Flex>, 2>::ones([1 << 20, 4], &device));
 /// })?;
@@ -127,13 +127,13 @@ pub fn forget_graphs<B: LazyBackend, M: Module<B>>(module: &M) {
 /// # Ok::<(), firebox_lazy::RecordError>(())
 /// ```
 pub fn rehearse<B: LazyBackend, M: Module<B>>(
-    recorder: &Recorder,
+    recorder: &StepRecorder,
     module: &M,
     program: impl FnOnce(&M),
 ) -> Result<Rehearsal, RecordError> {
     initialize(module);
     let never_runs = recorder.refuse_reads || recorder.never_runs;
-    let recorder = &Recorder { never_runs, ..recorder.clone() };
+    let recorder = &StepRecorder { never_runs, ..recorder.clone() };
     let snapshot = module.clone().into_record();
     let states = SavedStates::save();
     let program = || rehearsing(|| program(module));
@@ -177,7 +177,7 @@ pub fn restore<B: LazyBackend, M: Module<B>>(
     snapshot: M::Record,
 ) -> Result<Vec<String>, RecordError> {
     let mut replaced = Lost { path: Vec::new(), found: Vec::new() };
-    let salvage = Recorder::salvage().record::<B::Base, _>(|| {
+    let salvage = StepRecorder::salvage().record::<B::Base, _>(|| {
         // Making a record drains the updates that are pending for this thread. That computes on
         // tensors that may have no values, so all of this is a recording that never runs.
         drop(module.clone().into_record());

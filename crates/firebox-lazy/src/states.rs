@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, RwLock};
 /// use burn::backend::Flex;
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::tensor::Tensor;
-/// use firebox_lazy::{HiddenStates, Lazy, Recorder, rehearse};
+/// use firebox_lazy::{HiddenStates, Lazy, StepRecorder, rehearse};
 ///
 /// type B = Lazy<Flex>;
 /// let device = Default::default();
@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, RwLock};
 ///     *average = average.clone() * 0.9 + layer.forward(Tensor::ones([1, 2], &device)) * 0.1;
 /// };
 /// let states = HiddenStates::default().with(average.clone());
-/// let rehearsal = states.kept(|| rehearse::<B, _>(&Recorder::new(), &layer, step))?;
+/// let rehearsal = states.kept(|| rehearse::<B, _>(&StepRecorder::new(), &layer, step))?;
 /// assert!(rehearsal.survivors.is_empty());
 /// assert_eq!(average.lock().unwrap().to_data().to_vec::<f32>().unwrap(), [0.0, 0.0]);
 /// # Ok::<(), firebox_lazy::RecordError>(())

@@ -9,7 +9,7 @@ use std::time::Duration;
 use burn::backend::Flex;
 use burn::tensor::{Bool, Distribution, Int, Tensor, TensorPrimitive};
 use burn_backend::TensorMetadata;
-use firebox_lazy::{CustomOp, Lazy, Recorder};
+use firebox_lazy::{CustomOp, Lazy, StepRecorder};
 
 type B = Lazy<Flex>;
 type T = Tensor<B, 1>;
@@ -267,7 +267,7 @@ fn wrong_shapes_are_found_where_they_are_asked_for() {
 fn a_recording_on_a_loader_thread_is_one_like_others() {
     let sum = on_loader_thread(|| {
         let tensor = T::from_floats([1.0, 2.0], &Default::default());
-        let recording = Recorder::new().record::<Flex, _>(|| tensor.clone().exp().sum());
+        let recording = StepRecorder::new().record::<Flex, _>(|| tensor.clone().exp().sum());
         let recording = recording.expect("records");
         assert_eq!(recording.trace().calls().count(), 2);
         recording.run().into_scalar()

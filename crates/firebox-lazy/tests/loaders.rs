@@ -12,7 +12,7 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::tensor::{Tensor, TensorData};
-use firebox_lazy::{Lazy, LazyBackend, LoaderGate, LoaderGuard, Recorder};
+use firebox_lazy::{Lazy, LazyBackend, LoaderGate, LoaderGuard, StepRecorder};
 use firebox_trace::Bytes;
 
 type B = Lazy<Flex>;
@@ -270,7 +270,7 @@ fn a_recording_knows_what_loader_threads_asked_for() {
     let _alone = alone();
     let make = || Tensor::<B, 1>::from_floats([1.0, 2.0], &Default::default()).mul_scalar(2.0);
     let trace = |tensor: Tensor<B, 1>| {
-        let recording = Recorder::new().record::<Flex, _>(|| tensor.exp()).expect("it records");
+        let recording = StepRecorder::new().record::<Flex, _>(|| tensor.exp()).expect("it records");
         let trace = recording.trace().clone();
         assert_eq!(recording.run().into_data().to_vec::<f32>().expect("floats").len(), 2);
         trace

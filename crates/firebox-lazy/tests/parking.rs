@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use burn::backend::Flex;
 use burn::backend::flex::FlexDevice;
 use burn::tensor::{Tensor, TensorData};
-use firebox_lazy::{Lazy, Parked, Recorder, Recording, park_uploads};
+use firebox_lazy::{Lazy, Parked, Recording, StepRecorder, park_uploads};
 use firebox_trace::{Category, Step};
 
 type L = Lazy<Flex>;
@@ -45,7 +45,7 @@ fn values(tensor: &T) -> Vec<f32> {
 }
 
 fn record<R>(program: impl FnOnce() -> R) -> Recording<Flex, R> {
-    Recorder::new().record(program).expect("it is recorded")
+    StepRecorder::new().record(program).expect("it is recorded")
 }
 
 /// Runs a recording with all that it makes parked.

@@ -21,6 +21,7 @@ pub struct NoPlace {
 
 /// Why no page was opened, or why a moved buffer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Why {
     /// All pages together would exceed the limit.
     #[error("another page would exceed {limit} bytes")]

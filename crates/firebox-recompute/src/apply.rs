@@ -14,6 +14,7 @@ use crate::recipe::{Anchor, Anchors, Edit, Recipe, Rewritten, StepOrigin};
 
 /// Why a recipe does not fit a trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ApplyError {
     /// An edit names a step that the trace does not have, or that is no call, or comes too late.
     #[error("edit {0} does not fit the trace")]

@@ -13,6 +13,7 @@ use crate::recipe::{Rewritten, StepOrigin};
 
 /// How a rewritten trace differs from the recorded one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CheckError {
     /// The trace contradicts itself.
     #[error(transparent)]

@@ -9,6 +9,7 @@ use crate::recipe::{Recipe, Rewritten, StepOrigin};
 
 /// Why a recipe makes no program of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProgramError {
     /// The recipe is one for another trace.
     #[error(transparent)]

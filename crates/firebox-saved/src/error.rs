@@ -41,6 +41,7 @@ pub enum SaveError<E> {
 
 /// How recordings of several batch sizes differ.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Irregular {
     /// They have other operations, or other numbers of them.
     #[error("other operations are recorded")]

@@ -297,6 +297,7 @@ pub struct Trace {
 
 /// How a trace contradicts itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TraceError {
     /// A step names a tensor that the trace does not have.
     #[error("step {at} names tensor {tensor}, which the trace does not have")]

@@ -37,6 +37,7 @@ impl fmt::Display for Phase {
 
 /// What the Learner was doing when the device failed. It decides whether the model survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum During {
     /// Forward and backward passes. The model is the one after the last whole optimizer step.
     MicroSteps,

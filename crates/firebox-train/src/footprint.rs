@@ -3,7 +3,7 @@
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::TrainStep;
-use firebox_lazy::{LazyBackend, RecordError, Recorder, mark, rehearse};
+use firebox_lazy::{LazyBackend, RecordError, StepRecorder, mark, rehearse};
 use firebox_trace::{Footprint, Items, Mark};
 
 use crate::device::DeviceMemory;
@@ -69,7 +69,7 @@ where
 {
     make_ready::<B, _>(model)?;
     let _listener = Listener::of_all();
-    let record = |recorder: &Recorder| {
+    let record = |recorder: &StepRecorder| {
         guard(Phase::Training, Items::new(1), || {
             rehearse::<B, _>(recorder, model, |model| {
                 // Leaves of its own: see `rehearse_training`.
@@ -83,9 +83,9 @@ where
             })
         })
     };
-    let mut rehearsal = record(&Recorder::new().substitute_random().refuse_reads());
+    let mut rehearsal = record(&StepRecorder::new().substitute_random().refuse_reads());
     if let Err(TrainError::Record(RecordError::ReadTooLarge { .. })) = rehearsal {
-        rehearsal = record(&Recorder::new().substitute_random());
+        rehearsal = record(&StepRecorder::new().substitute_random());
     }
     let mut trace = rehearsal?.trace;
     label_by_lifetime(&mut trace);

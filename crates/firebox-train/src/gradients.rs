@@ -11,7 +11,7 @@ use firebox_lazy::{LazyBackend, is_rehearsal};
 use firebox_trace::{Bytes, Category};
 
 use crate::planner::labels::label_gradients;
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 
 /// A weighted sum of gradients. 16-bit gradients are summed in 32 bit: in 16 bit, a sum over some
 /// hundred micro-batches loses what each adds.
@@ -97,7 +97,7 @@ impl<M> GradientSum<M> {
 /// ```
 pub struct WeightedGradients<M> {
     sum: GradientSum<M>,
-    reduction: Reduction,
+    reduction: LossReduction,
     /// The weight that the sum is relative to.
     reference: f64,
     weight: f64,
@@ -115,15 +115,15 @@ impl<M> WeightedGradients<M> {
     /// If `total` is not a positive number.
     pub fn mean(total: f64) -> Self {
         assert!(total > 0.0 && total.is_finite(), "no mean is taken over a weight of {total}");
-        Self::new(Reduction::Mean, total)
+        Self::new(LossReduction::Mean, total)
     }
 
     /// For a loss that is a sum: gradients are added as they are.
     pub fn sum() -> Self {
-        Self::new(Reduction::Sum, 1.0)
+        Self::new(LossReduction::Sum, 1.0)
     }
 
-    pub(crate) fn new(reduction: Reduction, reference: f64) -> Self {
+    pub(crate) fn new(reduction: LossReduction, reference: f64) -> Self {
         Self { sum: GradientSum::new(), reduction, reference, weight: 0.0 }
     }
 
@@ -172,8 +172,8 @@ impl<M> WeightedGradients<M> {
     pub(crate) fn take(&mut self, total: f64) -> (GradientsParams, f64) {
         self.weight = 0.0;
         let scale = match self.reduction {
-            Reduction::Mean => self.reference / total,
-            Reduction::Sum => 1.0,
+            LossReduction::Mean => self.reference / total,
+            LossReduction::Sum => 1.0,
         };
         (self.sum.sum.take().unwrap_or_default(), scale)
     }

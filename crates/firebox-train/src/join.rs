@@ -117,7 +117,7 @@ mod tests {
     use burn::prelude::*;
 
     use super::*;
-    use crate::reduction::Reduction;
+    use crate::reduction::LossReduction;
     use crate::whole::{Joining, joined};
 
     const SHARES: [f64; 2] = [0.25, 0.75];
@@ -197,7 +197,7 @@ mod tests {
         assert!(joins.of::<Output>(Joining::NoRoom).is_none());
         let join = joins.of::<Output>(Joining::OfBurn).expect("it is burn's");
         let shown = |parts| {
-            let shown = joined(join, Reduction::Mean, parts).into_iter();
+            let shown = joined(join, LossReduction::Mean, parts).into_iter();
             shown.map(|output| output.logits.dims()).collect::<Vec<_>>()
         };
         assert_eq!(shown(vec![of(3), of(3)]), [[2, 3, 2]]);

@@ -14,7 +14,7 @@ use burn::optim::lr_scheduler::LrScheduler;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::MetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy};
-use firebox_lazy::{LazyBackend, Recorder};
+use firebox_lazy::{LazyBackend, StepRecorder};
 use firebox_plan::Split;
 use firebox_saved::SavedTrace;
 
@@ -154,7 +154,7 @@ where
         let mut planner = planner.parking(parks);
         let pages = !planner.memory().is_on_host();
         let (states, joins) = (&settings.states, &settings.joins);
-        let rehearse = |split: Split, how: (Iterations, Joining), recorder: &Recorder| {
+        let rehearse = |split: Split, how: (Iterations, Joining), recorder: &StepRecorder| {
             let (iterations, join) = (how.0, joins.of(how.1));
             let course = RehearsalPlan {
                 iterations,
@@ -193,7 +193,7 @@ where
         make_ready::<B, _>(&self.model)?;
         let _listener = Listener::of_all();
         let learner = self.learner();
-        let settle = |recorder: &Recorder| {
+        let settle = |recorder: &StepRecorder| {
             if !recorder.refuses_reads() {
                 give_back::<B>(&self.model.devices()[0]);
             }

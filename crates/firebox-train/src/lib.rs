@@ -70,7 +70,7 @@ pub use planner::PlanningCost;
 pub use planner::labels::label_parameters;
 pub use planner::overhead::OverheadBytes;
 pub use planner::recompute::{RecomputePolicy, Recomputing};
-pub use reduction::Reduction;
+pub use reduction::LossReduction;
 pub use report::{MemoryUse, PlanReport};
 pub use run::checkpoints::newest_checkpoint;
 pub use saved::SavedPlanner;

@@ -15,7 +15,7 @@ use burn::tensor::{DType, Tensor};
 use firebox_lazy::LazyBackend;
 
 use crate::error::TrainError;
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 use crate::share::batch_share;
 
 thread_local! {
@@ -42,7 +42,7 @@ const PATIENCE: u32 = 2000;
 /// out and the scale is halved; after 2,000 steps in a row it is doubled. It begins with 65,536. A
 /// step that is left out is none of the learning-rate schedule.
 ///
-/// Under [`Reduction::Mean`], the loss of a micro-batch is scaled by its share of the batch's
+/// Under [`LossReduction::Mean`], the loss of a micro-batch is scaled by its share of the batch's
 /// items, too, so that gradients within the step are as large as those of the whole batch. What is
 /// left out then depends on a split by rounding only, as long as equally many items are equally
 /// heavy.
@@ -217,8 +217,8 @@ impl Scaling {
     }
 
     /// Scales means by the share of their micro-batch, too.
-    pub(crate) fn by_share(self, reduction: Reduction, ranks: usize) -> Self {
-        Self { ranks: (reduction == Reduction::Mean).then_some(ranks), ..self }
+    pub(crate) fn by_share(self, reduction: LossReduction, ranks: usize) -> Self {
+        Self { ranks: (reduction == LossReduction::Mean).then_some(ranks), ..self }
     }
 
     /// Runs a step.
@@ -326,7 +326,7 @@ mod tests {
             let scale = with_share(share, || scaling.step(step));
             (scale, scaling.undo().expect("it has scaled"))
         };
-        let mean = |ranks| Scaling::with(Some(scale)).by_share(Reduction::Mean, ranks);
+        let mean = |ranks| Scaling::with(Some(scale)).by_share(LossReduction::Mean, ranks);
         assert_eq!(scaled(mean(1), 1.0), (Some(64.0), 1.0 / 64.0));
         assert_eq!(scaled(mean(1), 0.25), (Some(16.0), 1.0 / 16.0));
         assert_eq!(
@@ -334,9 +334,9 @@ mod tests {
             (Some(32.0), 1.0 / 32.0),
             "a quarter of two ranks' batch"
         );
-        let sum = Scaling::with(Some(scale)).by_share(Reduction::Sum, 1);
+        let sum = Scaling::with(Some(scale)).by_share(LossReduction::Sum, 1);
         assert_eq!(scaled(sum, 0.25), (Some(64.0), 1.0 / 64.0));
-        let none = Scaling::with(None).by_share(Reduction::Mean, 1);
+        let none = Scaling::with(None).by_share(LossReduction::Mean, 1);
         assert_eq!(none.undo().ok(), Some(1.0));
     }
 

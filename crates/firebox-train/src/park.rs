@@ -23,7 +23,7 @@ use burn::train::Learner;
 use burn::train::metric::store::EventStoreClient;
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
-use firebox_lazy::{LazyBackend, Parked, Recorder, Recording, park_uploads, types_read};
+use firebox_lazy::{LazyBackend, Parked, Recording, StepRecorder, park_uploads, types_read};
 use firebox_plan::host_memory;
 use firebox_trace::{Bytes, Category, TensorIndex, Trace};
 
@@ -37,6 +37,7 @@ use crate::run::capture::records;
 ///
 /// Values are the same, bit for bit: they move, and the device computes with them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Park {
     /// In host memory. Changes nothing where the device computes in host memory.
     Host,
@@ -135,7 +136,7 @@ impl Parking {
     /// Records an optimizer step, which labels parameters, and runs it. What it leaves that is none
     /// is parked.
     fn record_and_park<B: Backend, R>(&self, step: impl FnOnce() -> R) -> R {
-        let recording = Recorder::new().record::<B, _>(step);
+        let recording = StepRecorder::new().record::<B, _>(step);
         let mut recording = recording.expect("an optimizer steps outside of recordings");
         self.park(&mut recording);
         recording.run()
@@ -226,7 +227,7 @@ where
 {
     let before = model.clone();
     let updated = catch_unwind(AssertUnwindSafe(|| {
-        let recording = Recorder::new().record::<B::Base, _>(|| {
+        let recording = StepRecorder::new().record::<B::Base, _>(|| {
             label_parameters(&before);
             let result = work(model);
             label_parameters(model);

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
 use burn_backend::{Backend, DTypeUsage, DeviceOps};
-use firebox_lazy::{LazyBackend, Recorder, initialize, rehearse};
+use firebox_lazy::{LazyBackend, StepRecorder, initialize, rehearse};
 use firebox_trace::Bytes;
 
 use crate::device::DeviceMemory;
@@ -101,7 +101,7 @@ where
         B::Base::pool_usage(device)
     };
     let Some(usage) = asked() else { return Ok(OtherTensors::default()) };
-    let recorder = Recorder::new().refuse_reads();
+    let recorder = StepRecorder::new().refuse_reads();
     let rehearsal = rehearse::<B, M>(&recorder, model, |model| label_parameters(model))?;
     let footprint = B::Base::memory_model(device).footprint(&rehearsal.trace);
     let own = footprint.baseline;

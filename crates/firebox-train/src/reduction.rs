@@ -3,7 +3,7 @@
 /// How the loss of a batch is computed from the losses of its items. It determines how gradients of
 /// micro-batches add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reduction {
+pub enum LossReduction {
     /// The loss is a mean over the items, or over what the batch's weight counts.
     #[default]
     Mean,
@@ -12,7 +12,7 @@ pub enum Reduction {
     Sum,
 }
 
-impl Reduction {
+impl LossReduction {
     /// The factor for the gradient of a micro-batch of this weight. `None` if nothing in it counts:
     /// its mean is over nothing and therefore not a number.
     pub(crate) fn scale(self, weight: f64, reference: f64) -> Option<f64> {

@@ -59,7 +59,8 @@ pub struct PlanReport {
     /// Whether running statistics are [pooled](crate::LearnerBuilder::pool_statistics) over the
     /// micro-batches.
     pub pools_statistics: bool,
-    /// Whether metrics see an output for each micro-batch, because that of the batch does not fit.
+    /// Whether metrics see an output for each micro-batch, because that of the batch does not fit,
+    /// or is of too many of them to be planned.
     pub metrics_see_parts: bool,
     /// The cost of planning.
     pub cost: PlanningCost,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn_backend::{Backend, BackendTypes, Element};
-use firebox_lazy::{RecordError, Recorder, Rehearsal};
+use firebox_lazy::{RecordError, Rehearsal, StepRecorder};
 use firebox_plan::{Sizing, Split};
 use firebox_recompute::Rates;
 use firebox_saved::{About, InstantiateError, RecordingProgress, Sample, SaveError, SavedTrace};
@@ -33,7 +33,7 @@ pub(crate) fn record<LC, S>(
     learner: &burn::train::Learner<LC>,
     (splitter, batch): (&S, &TrainBatch<LC>),
     settings: &Settings,
-    settle: impl Fn(&Recorder),
+    settle: impl Fn(&StepRecorder),
     progress: impl Fn(RecordingProgress),
 ) -> Result<SavedTrace, TrainError>
 where
@@ -58,19 +58,19 @@ where
         exchanges: false,
         parks: false,
     };
-    let mut recorder = Recorder::new().substitute_random().refuse_reads();
+    let mut recorder = StepRecorder::new().substitute_random().refuse_reads();
     let record = |split: Split, at: RecordingProgress| {
         progress(at);
         // A batch of its own, not a part of a larger one.
         let batch = splitter.range(batch, 0..split.batch().get());
-        let rehearse = |recorder: &Recorder| {
+        let rehearse = |recorder: &StepRecorder| {
             let rehearse =
                 || rehearse_training(learner, splitter, &batch, split, course, None, recorder);
             settings.states.kept(rehearse)
         };
         let mut rehearsed = rehearse(&recorder);
         if let Err(TrainError::Record(RecordError::ReadTooLarge { .. })) = rehearsed {
-            recorder = Recorder::new().substitute_random();
+            recorder = StepRecorder::new().substitute_random();
             rehearsed = rehearse(&recorder);
         }
         settle(&recorder);
@@ -201,7 +201,7 @@ impl SavedPlanner {
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
         let rehearse =
-            |split: Split, _: (Iterations, Joining), _: &Recorder| rehearsed(trace, split);
+            |split: Split, _: (Iterations, Joining), _: &StepRecorder| rehearsed(trace, split);
         let shape = Shape::of_items(items);
         let planned = self.planner().plan_alone(shape, Joining::Asked, rehearse)?;
         Ok(PlanReport::new(self.device.clone(), self.budget, Phase::Training, &planned))

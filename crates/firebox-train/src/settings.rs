@@ -27,7 +27,7 @@ use crate::planner::{Planned, Planner};
 use crate::progress::Screen;
 use crate::ranks::metrics::Metrics;
 use crate::ready::OtherTensors;
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 use crate::report::PlanReport;
 use crate::whole::Joins;
 
@@ -41,7 +41,7 @@ pub(crate) struct Settings {
     pub(crate) rates: Option<Rates>,
     /// Where the optimizer's state is between steps, if not on the device.
     pub(crate) park: Option<Park>,
-    pub(crate) reduction: Reduction,
+    pub(crate) reduction: LossReduction,
     pub(crate) quiet: bool,
     /// The momentum for pooling the running statistics of batch normalizations over a batch, if the
     /// user asked for it.

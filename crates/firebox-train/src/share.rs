@@ -10,14 +10,14 @@ thread_local! {
 /// The share of its batch that the running step sees, by number of items. It is 1 for a whole
 /// batch, and outside of steps.
 ///
-/// With [summed](crate::Reduction::Sum) losses, a term that belongs to the batch and not to its
+/// With [summed](crate::LossReduction::Sum) losses, a term that belongs to the batch and not to its
 /// items, such as a penalty on the weights, counts once per micro-batch. Multiplied by this share
 /// it counts once per loader batch, because the shares of its micro-batches add up to 1. If several
 /// loader batches are accumulated into one optimizer step, the term counts once for each, as
 /// without firebox. Several [ranks](crate::LearnerBuilder::ranks) share an optimizer step, and so
 /// does each of their shares; a rank without a batch in the step has none of it. With
-/// [`Reduction::Mean`](crate::Reduction::Mean) losses are weighted as a whole, and the share is not
-/// needed.
+/// [`LossReduction::Mean`](crate::LossReduction::Mean) losses are weighted as a whole, and the
+/// share is not needed.
 ///
 /// ```
 /// use burn::prelude::*;

@@ -17,7 +17,7 @@ use burn::data::dataloader::DataLoader;
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use firebox_lazy::{
-    LazyBackend, LoaderGate, LoaderGuard, Recorder, Rehearsal, TrainingGuard, mark, rehearse,
+    LazyBackend, LoaderGate, LoaderGuard, Rehearsal, StepRecorder, TrainingGuard, mark, rehearse,
     restore,
 };
 use firebox_plan::Split;
@@ -376,7 +376,7 @@ where
         let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
         let overhead = self.overhead(items);
         let rehearse =
-            |split: Split, (iterations, _): (Iterations, Joining), recorder: &Recorder| {
+            |split: Split, (iterations, _): (Iterations, Joining), recorder: &StepRecorder| {
                 let course = RehearsalPlan {
                     iterations,
                     has_stepped,
@@ -464,7 +464,7 @@ fn rehearse_step<B, M, O, I, S, R>(
     split: Split,
     course: RehearsalPlan,
     step: &mut Step<'_, B, M, O, I, S, R>,
-    recorder: &Recorder,
+    recorder: &StepRecorder,
 ) -> Result<Rehearsal, TrainError>
 where
     B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,

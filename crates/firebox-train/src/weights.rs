@@ -2,7 +2,7 @@
 //! them.
 
 use crate::error::TrainError;
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 
 /// The weight of a batch in the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,15 +11,19 @@ pub(crate) struct BatchWeight {
     pub(crate) stated: f64,
     /// Its number of items.
     pub(crate) items: usize,
-    reduction: Reduction,
+    reduction: LossReduction,
 }
 
 impl BatchWeight {
     /// # Errors
     ///
     /// If there is no mean over this weight.
-    pub(crate) fn new(stated: f64, items: usize, reduction: Reduction) -> Result<Self, TrainError> {
-        let is_negative = reduction == Reduction::Mean && stated < 0.0;
+    pub(crate) fn new(
+        stated: f64,
+        items: usize,
+        reduction: LossReduction,
+    ) -> Result<Self, TrainError> {
+        let is_negative = reduction == LossReduction::Mean && stated < 0.0;
         match !stated.is_finite() || is_negative {
             true => Err(TrainError::Weight { weight: stated }),
             false => Ok(Self { stated, items, reduction }),
@@ -29,7 +33,7 @@ impl BatchWeight {
     /// Whether nothing in the batch counts. Its own loss may have a gradient, such as a sum over
     /// nothing next to another term, or be a mean over nothing, which is not a number.
     pub(crate) fn is_nothing(&self) -> bool {
-        self.reduction == Reduction::Mean && self.stated == 0.0
+        self.reduction == LossReduction::Mean && self.stated == 0.0
     }
 
     /// What its parts weigh in total, by which their gradients are added up: where nothing counts,
@@ -45,7 +49,7 @@ impl BatchWeight {
 
     /// Whether parts that weigh `parts` make up another weight than the batch states.
     pub(crate) fn differs_from(&self, parts: f64) -> bool {
-        self.reduction == Reduction::Mean && differ(parts, self.total(), self.items)
+        self.reduction == LossReduction::Mean && differ(parts, self.total(), self.items)
     }
 }
 
@@ -64,23 +68,25 @@ mod tests {
     #[test]
     fn a_mean_needs_a_weight_and_a_sum_none() {
         for bad in [-1.0, f64::NAN, f64::INFINITY] {
-            let weight = BatchWeight::new(bad, 4, Reduction::Mean);
+            let weight = BatchWeight::new(bad, 4, LossReduction::Mean);
             assert!(matches!(weight, Err(TrainError::Weight { .. })));
         }
-        assert!(BatchWeight::new(f64::NAN, 4, Reduction::Sum).is_err());
+        assert!(BatchWeight::new(f64::NAN, 4, LossReduction::Sum).is_err());
         let of = |stated, reduction| BatchWeight::new(stated, 4, reduction).expect("a weight");
-        assert!(of(0.0, Reduction::Mean).is_nothing());
-        assert!(!of(0.0, Reduction::Sum).is_nothing() && !of(2.5, Reduction::Mean).is_nothing());
+        assert!(of(0.0, LossReduction::Mean).is_nothing());
+        assert!(
+            !of(0.0, LossReduction::Sum).is_nothing() && !of(2.5, LossReduction::Mean).is_nothing()
+        );
         assert_eq!(
-            (of(2.5, Reduction::Mean).total(), of(0.0, Reduction::Mean).total()),
+            (of(2.5, LossReduction::Mean).total(), of(0.0, LossReduction::Mean).total()),
             (2.5, 4.0)
         );
-        assert_eq!(Reduction::Mean.scale(0.0, 4.0), None);
-        assert_eq!(Reduction::Mean.scale(1.0, 4.0), Some(0.25));
-        assert_eq!(Reduction::Sum.scale(0.0, 4.0), Some(1.0));
-        assert_eq!(Reduction::Mean.rest(4.0, 8.0), 0.5);
-        assert_eq!(Reduction::Mean.rest(4.0, 4.000_000_1), 1.0);
-        assert_eq!(Reduction::Sum.rest(4.0, 8.0), 1.0);
+        assert_eq!(LossReduction::Mean.scale(0.0, 4.0), None);
+        assert_eq!(LossReduction::Mean.scale(1.0, 4.0), Some(0.25));
+        assert_eq!(LossReduction::Sum.scale(0.0, 4.0), Some(1.0));
+        assert_eq!(LossReduction::Mean.rest(4.0, 8.0), 0.5);
+        assert_eq!(LossReduction::Mean.rest(4.0, 4.000_000_1), 1.0);
+        assert_eq!(LossReduction::Sum.rest(4.0, 8.0), 1.0);
     }
 
     #[test]

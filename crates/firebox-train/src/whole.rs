@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use firebox_trace::{Bytes, Mark, Step, Trace};
 
-use crate::planner::overhead::{earlier_outputs, outputs_alive};
-use crate::reduction::Reduction;
+use crate::planner::overhead::{other_outputs, outputs_alive};
+use crate::reduction::LossReduction;
 
 /// Joins the outputs of micro-batches into one. Each comes with its share in the batch's loss.
 /// Gives them back if they do not go together.
@@ -109,15 +109,15 @@ impl fmt::Debug for Joins {
 
 /// Joins the outputs of a batch from those of its micro-batches and their weights. Returns them
 /// unchanged if there is only one, or if they do not go together.
-pub(crate) fn joined<T>(join: &Join<T>, reduction: Reduction, parts: Vec<(T, f64)>) -> Vec<T> {
+pub(crate) fn joined<T>(join: &Join<T>, reduction: LossReduction, parts: Vec<(T, f64)>) -> Vec<T> {
     let unchanged = |parts: Vec<(T, f64)>| parts.into_iter().map(|(output, _)| output).collect();
     if parts.len() < 2 {
         return unchanged(parts);
     }
     let total: f64 = parts.iter().map(|(_, weight)| weight).sum();
     let share = |weight| match reduction {
-        Reduction::Mean => weight / total,
-        Reduction::Sum => 1.0,
+        LossReduction::Mean => weight / total,
+        LossReduction::Sum => 1.0,
     };
     let shares = parts.into_iter().map(|(output, weight)| (output, share(weight)));
     join(shares.collect()).map_or_else(unchanged, |output| vec![output])
@@ -135,6 +135,5 @@ pub(crate) fn add_outputs_of_others(trace: &mut Trace, missing: usize) {
     let marks = marks.filter(|(_, step)| step.is_mark(&Mark::MicroStep));
     let alive: Vec<Bytes> = marks.map(|(at, _)| outputs_alive(trace, at)).collect();
     let part = alive.windows(2).map(|two| two[1] - two[0]).max().unwrap_or_default();
-    let others = earlier_outputs(part * missing as u64 * 2);
-    trace.tensors.extend(others);
+    trace.tensors.extend(other_outputs(part * missing as u64 * 2));
 }

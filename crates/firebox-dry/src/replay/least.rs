@@ -222,7 +222,7 @@ mod tests {
     use burn::tensor::module::conv2d;
     use burn::tensor::ops::ConvOptions;
     use burn_std::BoolStore;
-    use firebox_lazy::{Lazy, Recorder};
+    use firebox_lazy::{Lazy, StepRecorder};
 
     use super::*;
 
@@ -230,7 +230,7 @@ mod tests {
 
     #[track_caller]
     fn check<R>(program: impl FnOnce() -> R, as_recorded: Bytes, recomputed: Bytes) {
-        let recording = Recorder::new().record::<Flex, _>(program).expect("nothing is read");
+        let recording = StepRecorder::new().record::<Flex, _>(program).expect("nothing is read");
         let trace = recording.discard().trace;
         let types = Types { bools: BoolStore::U8, instead: Vec::new() };
         let found = [Counted::AsRecorded, Counted::Recomputed]

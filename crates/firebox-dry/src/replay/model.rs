@@ -70,6 +70,7 @@ const LARGEST_PAGES: u64 = 4;
 
 /// Why there is no replay.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReplayError {
     /// There was no dry device.
     #[error(transparent)]

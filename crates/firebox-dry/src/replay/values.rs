@@ -7,11 +7,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use burn_backend::{Distribution, TensorData};
+use burn_backend::TensorData;
 use burn_flex::{Flex, FlexDevice};
-use burn_ir::{
-    FloatOperationIr, NumericOperationIr, OperationIr, RandomOpIr, TensorIr, TensorStatus,
-};
+use burn_ir::{OperationIr, TensorIr, TensorStatus};
 use burn_router::{Runner, RunnerClient};
 use burn_std::future::block_on;
 use burn_std::{BoolStore, DType};
@@ -23,6 +21,7 @@ use crate::replay::translate::Types;
 
 /// Why a trace was not computed on the host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum NotComputed {
     /// burn's interpreter of recorded operations does not know these calls.
     #[error("the host cannot compute {}", .0.join(", "))]
@@ -45,8 +44,6 @@ pub type Observer<'a> = dyn FnMut(&Call, &dyn Fn(TensorIndex) -> TensorData) + '
 pub struct HostValues<'a> {
     /// The value of a tensor that existed before the trace, or that the trace makes from host data.
     pub value: &'a mut dyn FnMut(TensorIndex) -> Option<TensorData>,
-    /// The number that fills every draw from a distribution.
-    pub draw: &'a dyn Fn(Distribution, DType) -> f32,
     /// When to give up. Checked between steps.
     pub deadline: Instant,
 }
@@ -118,7 +115,7 @@ impl HostValues<'_> {
             }
             for instruction in program.step(step) {
                 match instruction {
-                    Instruction::Run(operation) => self.execute(&runner, *operation),
+                    Instruction::Run(operation) => runner.register_op(*operation),
                     Instruction::Upload(made) => {
                         let tensor = TensorIndex(made.id.value() as u32);
                         self.upload(&runner, &made, tensor)?;
@@ -147,32 +144,11 @@ impl HostValues<'_> {
         runner.register_tensor_data_id(made.id, data.convert_dtype(made.dtype));
         Ok(())
     }
-
-    fn execute(&self, runner: &Runner<Flex>, operation: OperationIr) {
-        match drawn(&operation) {
-            Some(RandomOpIr { out, distribution }) => {
-                let shape = out.shape.clone();
-                let number = (self.draw)(*distribution, out.dtype);
-                let data = TensorData::full(shape, number).convert_dtype(out.dtype);
-                runner.register_tensor_data_id(out.id, data);
-            }
-            None => runner.register_op(operation),
-        }
-    }
 }
 
 fn read(runner: &Runner<Flex>, mut made: TensorIr) -> TensorData {
     made.status = TensorStatus::ReadOnly;
     block_on(runner.read_tensor_async(made)).expect("the host can be read")
-}
-
-/// The draw of random numbers that an operation is, if it is one.
-fn drawn(operation: &OperationIr) -> Option<&RandomOpIr> {
-    match operation {
-        OperationIr::Float(_, FloatOperationIr::Random(random))
-        | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)) => Some(random),
-        _ => None,
-    }
 }
 
 fn host_types() -> Types {

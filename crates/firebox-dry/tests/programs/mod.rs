@@ -16,7 +16,7 @@ use burn::nn::{
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
-use firebox_lazy::{Lazy, LazyBackend, Recorder, initialize, mark};
+use firebox_lazy::{Lazy, LazyBackend, StepRecorder, initialize, mark};
 use firebox_trace::Trace;
 
 /// A model and its training data.
@@ -52,7 +52,7 @@ where
 {
     let model = M::new(device);
     // Not a rehearsal: that would keep the running statistics in order to restore them.
-    let recording = Recorder::new().refuse_reads().record::<L, _>(|| {
+    let recording = StepRecorder::new().refuse_reads().record::<L, _>(|| {
         mark::<L>("begin");
         train(&model, items, device);
     });

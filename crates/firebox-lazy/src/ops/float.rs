@@ -8,7 +8,8 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 use crate::Lazy;
 use crate::kind::Float;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
-use crate::record::draws::Drawn;
+use crate::record::draws::fixed_draw;
+use crate::record::session::draws_are_fixed;
 use crate::tensor::LazyTensor;
 use crate::threads::deferred::is_later;
 use crate::threads::loaders::upload;
@@ -25,12 +26,14 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
+        if draws_are_fixed::<B>() {
+            let number = fixed_draw(distribution, dtype.into());
+            return Self::float_full(shape, number.into(), device, dtype);
+        }
         create!(Float: float_random, device, (shape, distribution; dtype), |frame| {
             if let Some(generator) = frame.substitute() {
-                return match generator.draw(&shape, distribution, dtype.into()) {
-                    Drawn::Numbers(data) => B::float_from_data(data, &device),
-                    Drawn::Equal(number) => B::float_full(shape.clone(), number, &device, dtype),
-                };
+                let data = generator.draw(&shape, distribution, dtype.into());
+                return B::float_from_data(data, &device);
             }
             B::float_random(shape.clone(), distribution, &device, dtype)
         })

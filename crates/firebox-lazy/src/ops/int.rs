@@ -10,7 +10,8 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 use crate::Lazy;
 use crate::kind::Int;
 use crate::ops::{by_shape, create, forward, into_data, move_to};
-use crate::record::draws::Drawn;
+use crate::record::draws::fixed_draw;
+use crate::record::session::draws_are_fixed;
 use crate::threads::loaders::upload;
 
 /// The methods that are called on the backend, or recorded.
@@ -124,12 +125,14 @@ impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
         device: &Device<Self>,
         dtype: IntDType,
     ) -> IntTensor<Self> {
+        if draws_are_fixed::<B>() {
+            let number = fixed_draw(distribution, dtype.into());
+            return Self::int_full(shape, number.into(), device, dtype);
+        }
         create!(Int: int_random, device, (shape, distribution; dtype), |frame| {
             if let Some(generator) = frame.substitute() {
-                return match generator.draw(&shape, distribution, dtype.into()) {
-                    Drawn::Numbers(data) => B::int_from_data(data, &device),
-                    Drawn::Equal(number) => B::int_full(shape.clone(), number, &device, dtype),
-                };
+                let data = generator.draw(&shape, distribution, dtype.into());
+                return B::int_from_data(data, &device);
             }
             B::int_random(shape.clone(), distribution, &device, dtype)
         })

@@ -24,10 +24,10 @@ use crate::tensor::LazyTensor;
 /// ```
 /// use burn::backend::Flex;
 /// use burn::tensor::Tensor;
-/// use firebox_lazy::{Arrival, Lazy, Recorder};
+/// use firebox_lazy::{Arrival, Lazy, StepRecorder};
 ///
 /// let batch = Tensor::<Lazy<Flex>, 1>::from_floats([1.0, 2.0], &Default::default());
-/// let recording = Recorder::new().record::<Flex, _>(|| {
+/// let recording = StepRecorder::new().record::<Flex, _>(|| {
 ///     let mut kept = Vec::new();
 ///     for _ in 0..2 {
 ///         let arrival = Arrival::new();

@@ -2,10 +2,10 @@
 //!
 //! A planned step must not touch that generator. If it reads a value, the draws before the read
 //! come from here instead. They have other values but the same distribution, which is all that
-//! planning needs. If recordings are compared with each other, every draw is one fixed number. A
-//! part of a batch then draws what the whole batch draws for it.
+//! planning needs. If recordings are compared with each other, every draw is one fixed number and
+//! recorded as such. A part of a batch then draws what the whole batch draws for it.
 
-use burn_backend::{Distribution, Scalar, TensorData};
+use burn_backend::{Distribution, TensorData};
 use burn_std::{DType, Shape};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -22,65 +22,46 @@ pub(crate) enum Draws {
 }
 
 /// Replaces the backend's generator.
-pub(crate) enum Generator {
-    Random(Box<StdRng>),
-    Fixed,
-}
+pub(crate) struct Generator(Box<StdRng>);
 
 impl Generator {
     /// The generator for `draws`. `None` if the backend's own is used.
     pub(crate) fn of(draws: Draws) -> Option<Self> {
         match draws {
-            Draws::Backend => None,
+            Draws::Backend | Draws::Fixed => None,
             Draws::Substitute => Some(Self::seeded(0)),
-            Draws::Fixed => Some(Self::Fixed),
         }
     }
 
     fn seeded(seed: u64) -> Self {
-        Self::Random(Box::new(StdRng::seed_from_u64(seed)))
+        Self(Box::new(StdRng::seed_from_u64(seed)))
     }
 
-    /// Restarts the generator from `seed`. Fixed draws ignore it.
+    /// Restarts the generator from `seed`.
     pub(crate) fn seed(&mut self, seed: u64) {
-        if let Self::Random(_) = self {
-            *self = Self::seeded(seed);
-        }
+        *self = Self::seeded(seed);
     }
 
-    /// `shape` numbers of `distribution`.
+    /// `shape` numbers of `distribution`, on the host.
     pub(crate) fn draw(
         &mut self,
         shape: &Shape,
         distribution: Distribution,
         dtype: DType,
-    ) -> Drawn {
-        match self {
-            Self::Random(generator) => {
-                let data = TensorData::random::<f32, _, _>(shape.clone(), distribution, generator);
-                Drawn::Numbers(data.convert_dtype(dtype))
-            }
-            Self::Fixed => Drawn::Equal(fixed_draw(distribution, dtype).into()),
-        }
+    ) -> TensorData {
+        TensorData::random::<f32, _, _>(shape.clone(), distribution, &mut self.0)
+            .convert_dtype(dtype)
     }
 }
 
-/// What a generator draws for a tensor.
-pub(crate) enum Drawn {
-    /// Numbers on the host.
-    Numbers(TensorData),
-    /// One number for all elements.
-    Equal(Scalar),
-}
-
 /// The number that stands for a distribution in
-/// [`Recorder::fixed_draws`](crate::Recorder::fixed_draws).
+/// [`StepRecorder::fixed_draws`](crate::StepRecorder::fixed_draws).
 ///
 /// - Bernoulli: the probability, with which a dropout passes its input on. For integer masks it is
 ///   rounded up, so that everything passes.
 /// - Uniform: the middle. For the default distribution, 0.5.
 /// - Normal: one deviation above the mean.
-pub fn fixed_draw(distribution: Distribution, dtype: DType) -> f32 {
+pub(crate) fn fixed_draw(distribution: Distribution, dtype: DType) -> f32 {
     let number = match distribution {
         Distribution::Default => 0.5,
         Distribution::Bernoulli(probability) if dtype.is_float() => probability,

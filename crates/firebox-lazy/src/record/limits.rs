@@ -49,7 +49,8 @@ fn of_rehearsal(trace: &Trace, calls: usize) -> Bytes {
     Bytes::new(PER_CALL * calls as u64) + host_bytes_of_descriptions(trace)
 }
 
-/// The panic payload that carries a refusal to [`Recorder::record`](crate::Recorder::record).
+/// The panic payload that carries a refusal to
+/// [`StepRecorder::record`](crate::StepRecorder::record).
 pub(crate) struct Refused(pub(crate) RecordError);
 
 impl Refused {

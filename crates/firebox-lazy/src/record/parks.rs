@@ -77,10 +77,10 @@ impl<B: Backend, T> Recording<B, T> {
     ///
     /// use burn::backend::Flex;
     /// use burn::tensor::Tensor;
-    /// use firebox_lazy::{Lazy, Recorder};
+    /// use firebox_lazy::{Lazy, StepRecorder};
     ///
     /// let x = Tensor::<Lazy<Flex>, 1>::from_floats([1.0, 2.0], &Default::default());
-    /// let mut recording = Recorder::new().record::<Flex, _>(|| x.clone() * 3.0)?;
+    /// let mut recording = StepRecorder::new().record::<Flex, _>(|| x.clone() * 3.0)?;
     /// recording.park(&recording.survivors(), |data| Arc::new(data));
     /// let parked = recording.run();
     /// assert_eq!((parked + x).into_data().to_vec::<f32>().unwrap(), [4.0, 8.0]);

@@ -13,18 +13,18 @@ use crate::record::inputs::Rows;
 /// ```
 /// use burn::backend::Flex;
 /// use burn::tensor::Tensor;
-/// use firebox_lazy::{Lazy, Recorder};
+/// use firebox_lazy::{Lazy, StepRecorder};
 ///
 /// let device = Default::default();
 /// let x = Tensor::<Lazy<Flex>, 1>::from_floats([1.0, 2.0], &device);
-/// let recording = Recorder::new().record::<Flex, _>(|| x.clone().exp().sum())?;
+/// let recording = StepRecorder::new().record::<Flex, _>(|| x.clone().exp().sum())?;
 /// assert_eq!(recording.trace().calls().count(), 2);
 /// let sum = recording.run();
 /// assert_eq!(sum.into_scalar(), 1f32.exp() + 2f32.exp());
 /// # Ok::<(), firebox_lazy::RecordError>(())
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Recorder {
+pub struct StepRecorder {
     pub(crate) read_limit: Option<ReadLimit>,
     /// What to do where the program passes a mark while it runs.
     pub(crate) at_marks: Option<AtMarks>,
@@ -50,6 +50,7 @@ pub struct Recorder {
 
 /// Why nothing was recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RecordError {
     /// The thread is already recording.
     #[error(
@@ -70,7 +71,7 @@ pub enum RecordError {
         /// The limit.
         budget: Bytes,
     },
-    /// The recording takes more host memory than allowed. See [`Recorder::limit_host`].
+    /// The recording takes more host memory than allowed. See [`StepRecorder::limit_host`].
     #[error(
         "writing down the first {calls} operations of the step, with the tensors that they begin with, takes {needed} of the \
          host's memory, more than the {budget} that may be used for it: take a larger budget, or a shorter step, such as one of shorter sequences"
@@ -85,7 +86,7 @@ pub enum RecordError {
     },
 }
 
-impl Recorder {
+impl StepRecorder {
     /// A recorder without limits: every read runs what it needs.
     pub fn new() -> Self {
         Self::default()
@@ -165,10 +166,10 @@ impl Recorder {
         self
     }
 
-    /// Replaces every random number by one fixed number of its distribution: the probability for
+    /// Records every random number as one fixed number of its distribution: the probability for
     /// Bernoulli, the middle for uniform, one deviation above the mean for normal.
     ///
-    /// Recordings of parts of a batch then draw what the recording of the whole batch draws. The
+    /// Recordings of parts of a batch then use what the recording of the whole batch uses. The
     /// backend's generator is left alone.
     pub fn fixed_draws(mut self) -> Self {
         self.draws = Draws::Fixed;
@@ -194,7 +195,7 @@ impl Recorder {
 }
 
 /// What to do at the marks of a program that runs. See
-/// [`Recorder::at_marks`](crate::Recorder::at_marks).
+/// [`StepRecorder::at_marks`](crate::StepRecorder::at_marks).
 #[derive(Clone)]
 pub(crate) struct AtMarks(pub(crate) Arc<dyn Fn(&Mark) + Send + Sync>);
 
@@ -208,7 +209,7 @@ impl fmt::Debug for AtMarks {
 pub(crate) type Drain = Arc<dyn Fn() + Send + Sync>;
 
 /// What a read inside a recording may run. See
-/// [`Recorder::limit_reads`](crate::Recorder::limit_reads).
+/// [`StepRecorder::limit_reads`](crate::StepRecorder::limit_reads).
 #[derive(Clone)]
 pub(crate) struct ReadLimit {
     pub(crate) budget: Bytes,

@@ -1,7 +1,7 @@
 //! The recording scope: what users of the decorator call.
 //!
-//! [`Recorder::record`] opens a session for the program, and [`Recording`] runs or discards what
-//! was recorded. The options are in `recorder.rs`.
+//! [`StepRecorder::record`] opens a session for the program, and [`Recording`] runs or discards
+//! what was recorded. The options are in `recorder.rs`.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,14 +14,14 @@ use firebox_trace::{Category, Label, Mark, OpIndex, Origin, Step, TensorIndex, T
 use crate::kind::Kind;
 use crate::record::inputs::{Input, rows_of, values_of};
 use crate::record::limits::Refused;
-use crate::record::recorder::{AtMarks, RecordError, Recorder};
+use crate::record::recorder::{AtMarks, RecordError, StepRecorder};
 use crate::record::rehearsing::rehearsing_as_before;
 use crate::record::session::{self, Session};
 use crate::record::values::push;
 use crate::tensor::{LazyTensor, Stage};
 use crate::threads::progress;
 
-impl Recorder {
+impl StepRecorder {
     /// Records what `program` does with tensors of `Lazy<B>` on this thread.
     ///
     /// Tensors that existed before are inputs of the recording. Host data stays on the host until
@@ -172,8 +172,8 @@ impl<B: Backend, T> Recording<B, T> {
     }
 
     /// The value of a tensor that existed before the recording, or was made from host data and
-    /// [kept](Recorder::keep_uploads). `None` if the value is gone, for example because a read used
-    /// it up.
+    /// [kept](StepRecorder::keep_uploads). `None` if the value is gone, for example because a read
+    /// used it up.
     ///
     /// # Panics
     ///
@@ -204,10 +204,10 @@ impl<B: Backend, T> Recording<B, T> {
     /// ```
     /// use burn::backend::Flex;
     /// use burn::tensor::Tensor;
-    /// use firebox_lazy::{Lazy, Recorder};
+    /// use firebox_lazy::{Lazy, StepRecorder};
     ///
     /// let x = Tensor::<Lazy<Flex>, 1>::from_floats([1.0, 2.0], &Default::default());
-    /// let recording = Recorder::new().record::<Flex, _>(|| x.exp().sum())?;
+    /// let recording = StepRecorder::new().record::<Flex, _>(|| x.exp().sum())?;
     /// let mut steps = 0;
     /// recording.run_observed(|_| steps += 1);
     /// assert_eq!(steps, 2);

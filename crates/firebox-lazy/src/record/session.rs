@@ -20,11 +20,11 @@ use firebox_trace::{
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::kind::Kind;
-use crate::record::draws::Generator;
+use crate::record::draws::{Draws, Generator};
 use crate::record::inputs::{Rows, select_rows};
 use crate::record::known::{self, Form, Known};
 use crate::record::parking::Parking;
-use crate::record::recorder::{AtMarks, ReadLimit, RecordError, Recorder};
+use crate::record::recorder::{AtMarks, ReadLimit, RecordError, StepRecorder};
 use crate::record::rewriting::Rewriting;
 use crate::record::values::{Frame, Instruction, Values, push};
 use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
@@ -44,6 +44,11 @@ static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
 /// Whether this thread is recording, on any backend. What it computes now runs later, or never.
 pub fn is_recording() -> bool {
     CURRENT.get() != 0
+}
+
+/// Whether random numbers are recorded as one number each.
+pub(crate) fn draws_are_fixed<B: Backend>() -> bool {
+    with::<B, _>(|session| session.draws_are_fixed).unwrap_or(false)
 }
 
 /// The number of the latest recording that this thread ran to its end. Zero if there is none.
@@ -139,9 +144,10 @@ pub(crate) struct Session<B: Backend> {
     /// The calls so far, and the bytes of the tensors that existed before the session.
     pub(crate) calls: usize,
     pub(crate) existing: Bytes,
-    /// See the fields of [`Recorder`].
+    /// See the fields of [`StepRecorder`].
     pub(crate) looks: bool,
     pub(crate) never_runs: bool,
+    draws_are_fixed: bool,
     salvage: bool,
     rows: Option<Arc<Rows>>,
     /// Host data that became tensors. `None` if it is not kept.
@@ -156,7 +162,7 @@ pub(crate) struct Session<B: Backend> {
 }
 
 impl<B: Backend> Session<B> {
-    pub(crate) fn new(options: &Recorder) -> Self {
+    pub(crate) fn new(options: &StepRecorder) -> Self {
         if !options.glances {
             known::begin();
         }
@@ -187,6 +193,7 @@ impl<B: Backend> Session<B> {
             existing: Bytes::ZERO,
             looks: options.looks,
             never_runs: options.never_runs,
+            draws_are_fixed: options.draws == Draws::Fixed,
             salvage: options.salvage,
             rows: options.rows.clone(),
             uploads: options.keeps_uploads.then(FxHashMap::default),

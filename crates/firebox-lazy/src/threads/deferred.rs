@@ -20,7 +20,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::kind::{Kind, Value};
 use crate::record::inputs::to_host;
-use crate::record::recorder::Recorder;
+use crate::record::recorder::StepRecorder;
 use crate::record::session::{self, Deed, Session};
 use crate::record::values::{Frame, Instruction, Values};
 use crate::tensor::{LazyTensor, Node, Promised, Stage, Ticket};
@@ -379,7 +379,7 @@ pub(crate) fn begin<B: Backend>() -> Option<Scope<B>> {
 #[cold]
 fn open<B: Backend>() -> Scope<B> {
     let call = Arc::new(Deferred { state: Mutex::new(State::Open), done: Condvar::new() });
-    let recorder = Recorder { glances: true, ..Recorder::default() };
+    let recorder = StepRecorder { glances: true, ..StepRecorder::default() };
     session::install(Session::<B>::deferring(&recorder, call.clone()));
     Scope::Deferred(call)
 }
@@ -398,7 +398,7 @@ impl<B: Backend> Drop for Scope<B> {
 
 impl<B: Backend> Session<B> {
     /// A session for one deferred call.
-    fn deferring(options: &Recorder, call: Arc<Deferred<B>>) -> Self {
+    fn deferring(options: &StepRecorder, call: Arc<Deferred<B>>) -> Self {
         let mut session = Self::new(options);
         session.deferred = Some(call);
         session

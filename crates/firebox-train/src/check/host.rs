@@ -12,7 +12,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
 use firebox_dry::{HostValues, NotComputed};
-use firebox_lazy::{Input, LazyBackend, RecordError, Recorder, fixed_draw, index_in_trace};
+use firebox_lazy::{Input, LazyBackend, RecordError, StepRecorder, index_in_trace};
 use firebox_trace::{Bytes, Call, TensorIndex, Trace};
 
 use super::sketch::{of_zeros, sketch};
@@ -83,7 +83,7 @@ where
         observe: &mut Observe<'_>,
     ) -> Result<Weighed, Failure> {
         let weight = self.weight_on_device(range.clone(), rows)?;
-        let recorder = Recorder::new().fixed_draws().keep_uploads().refuse_reads();
+        let recorder = StepRecorder::new().fixed_draws().keep_uploads().refuse_reads();
         let model = self.learner.model();
         let recording = recorder.record::<LC::Base, _>(|| {
             label_parameters(&model);
@@ -116,7 +116,7 @@ where
             },
         };
         let deadline = host.deadline();
-        let values = HostValues { value: &mut value, draw: &fixed_draw, deadline };
+        let values = HostValues { value: &mut value, deadline };
         let (gradients, _) = recording.result();
         let wanted: Vec<TensorIndex> = gradients.iter().filter_map(|grad| grad.ok()).collect();
         let trace = recording.trace();
@@ -141,7 +141,7 @@ where
     /// The weight of items. It may be read from the batch; if it is the number of items, nothing is
     /// read.
     fn weight_on_device(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<f64, Failure> {
-        let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
+        let recorder = StepRecorder::new().fixed_draws().with_rows(rows.selected());
         let recording = recorder.record::<LC::Base, _>(|| {
             self.splitter.weight(&self.splitter.range(self.batch, range))
         })?;

@@ -20,7 +20,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
 use burn::train::Learner;
-use firebox_lazy::{Input, RecordError, Recorder, SavedStates, rehearsing, restore};
+use firebox_lazy::{Input, RecordError, SavedStates, StepRecorder, rehearsing, restore};
 use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
 
 use crate::components::{LazyComponents, TrainBatch};
@@ -30,7 +30,7 @@ use crate::error::TrainError;
 use crate::gradients::{forget_graphs_without, has_untrained};
 use crate::planner::rehearsal::train_step;
 use crate::planner::rehearsed::recording_bytes;
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 use crate::share::with_share;
 use crate::splitter::Splitter;
 
@@ -105,7 +105,7 @@ pub(crate) struct Check<'a, LC: LazyComponents, S> {
     pub(crate) items: usize,
     /// The total weight of the items.
     pub(crate) weight: f64,
-    pub(crate) reduction: Reduction,
+    pub(crate) reduction: LossReduction,
     pub(crate) memory: Arc<dyn MemoryModel>,
     /// The most memory that a run of some items may need.
     pub(crate) budget: Bytes,
@@ -283,7 +283,7 @@ where
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
         let precision = Precision::of(dtype);
         let precision = if self.normalizes { precision.behind_equal_items() } else { precision };
-        let is_mean = self.reduction == Reduction::Mean;
+        let is_mean = self.reduction == LossReduction::Mean;
         // Weights that differ by less make no visible difference.
         let least = (10.0 * precision.tolerance).min(0.02) * weights[0].abs();
         let is_same = weights.iter().all(|weight| (weight - weights[0]).abs() <= least);
@@ -341,7 +341,7 @@ where
             }
             Failure::Impossible(why) => Outcome::NotCheckable(why),
         })?;
-        if whole.weight == 0.0 && self.reduction == Reduction::Mean {
+        if whole.weight == 0.0 && self.reduction == LossReduction::Mean {
             return Err(Outcome::NotEstablished("the items weigh nothing"));
         }
         if whole.gradient != again.gradient {
@@ -369,7 +369,7 @@ where
     /// Finds the tensors of the batch, and reads at least the first `count` items. Keeps their
     /// values if `keeps` is set.
     fn look(&self, count: usize, keeps: bool) -> (Vec<OfBatch>, Candidates) {
-        let recorder = Recorder::new().refuse_reads();
+        let recorder = StepRecorder::new().refuse_reads();
         let cut = catch_unwind(AssertUnwindSafe(|| {
             recorder.record::<LC::Base, _>(|| self.splitter.range(self.batch, 0..1))
         }));
@@ -407,7 +407,7 @@ where
     fn weights(&self, candidates: usize) -> Option<Vec<f64>> {
         let of = |item| self.splitter.weight(&self.splitter.range(self.batch, item..item + 1));
         let weigh = || (0..candidates).map(of).collect::<Vec<f64>>();
-        let record = || Recorder::new().record::<LC::Base, _>(weigh);
+        let record = || StepRecorder::new().record::<LC::Base, _>(weigh);
         let recording = catch_unwind(AssertUnwindSafe(record)).ok()?.ok()?;
         let weights = recording.result().clone();
         recording.discard();
@@ -467,7 +467,7 @@ where
             let footprint = memory.footprint(trace);
             if place(&footprint) { footprint.growth() } else { Bytes::MAX }
         };
-        let recorder = Recorder::new().fixed_draws().with_rows(rows.selected());
+        let recorder = StepRecorder::new().fixed_draws().with_rows(rows.selected());
         let recorder = recorder.limit_reads(self.budget, needs);
         let recording = recorder.record::<LC::Base, _>(|| {
             let micro = self.splitter.range(self.batch, range);

@@ -5,7 +5,7 @@ use std::fmt;
 
 use burn::tensor::DType;
 
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 
 /// Why the gradient of a split batch differs from the whole batch's. Displays as the cause and what
 /// helps.
@@ -30,8 +30,8 @@ pub enum Coupling {
 impl fmt::Display for Coupling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Sum => "the loss is a sum over the items, which `.reduction(Reduction::Sum)` is for",
-            Self::Mean => "the loss is a mean over the items, which `Reduction::Mean`, the default, is for",
+            Self::Sum => "the loss is a sum over the items, which `.reduction(LossReduction::Sum)` is for",
+            Self::Mean => "the loss is a mean over the items, which `LossReduction::Mean`, the default, is for",
             Self::Weights => {
                 "the loss is a mean in which items weigh otherwise than the batch says: give the batch the weight that the \
                  loss divides by, as `firebox::weight` counts it for classes and for tokens"
@@ -142,7 +142,7 @@ const MOST_ROUNDING: f64 = 0.01;
 
 impl Gradients {
     /// Compares the gradient of the whole with its parts: with two and one, and with one by one.
-    pub(super) fn verdict(&self, reduction: Reduction, precision: Precision) -> Verdict {
+    pub(super) fn verdict(&self, reduction: LossReduction, precision: Precision) -> Verdict {
         let scales = self.scales();
         let most = scales.iter().copied().fold(0.0, f64::max);
         if most <= precision.least || !most.is_finite() {
@@ -162,7 +162,7 @@ impl Gradients {
     pub(super) fn depends_on_weights(&self, precision: Precision) -> bool {
         let alike: Vec<Weighed> =
             self.singles.iter().map(|single| Weighed { weight: 1.0, ..single.clone() }).collect();
-        let mean = joined(&alike.iter().collect::<Vec<_>>(), Reduction::Mean);
+        let mean = joined(&alike.iter().collect::<Vec<_>>(), LossReduction::Mean);
         self.worst(&[mean], precision).is_some()
     }
 
@@ -202,7 +202,7 @@ impl Gradients {
     }
 
     /// What the gradient of the whole must be, according to its parts.
-    fn expected(&self, reduction: Reduction) -> Vec<Gradient> {
+    fn expected(&self, reduction: LossReduction) -> Vec<Gradient> {
         let singles: Vec<&Weighed> = self.singles.iter().collect();
         let mut expected = vec![joined(&singles, reduction)];
         if let (Some(pair), Some(last)) = (&self.pair, singles.last()) {
@@ -212,19 +212,19 @@ impl Gradients {
     }
 
     /// The known coupling that explains the gradients.
-    fn coupling(&self, reduction: Reduction, tolerance: f64, most: f64) -> Coupling {
+    fn coupling(&self, reduction: LossReduction, tolerance: f64, most: f64) -> Coupling {
         let near = |a: &Gradient, b: &Gradient| apart(&a.concat(), &b.concat()) <= tolerance * most;
         let is =
             |reduction| self.expected(reduction).iter().all(|sum| near(&self.whole.gradient, sum));
         match reduction {
-            Reduction::Mean if is(Reduction::Sum) => Coupling::Sum,
-            Reduction::Sum if is(Reduction::Mean) => Coupling::Mean,
-            Reduction::Sum if self.is_penalty(near) => Coupling::Penalty,
+            LossReduction::Mean if is(LossReduction::Sum) => Coupling::Sum,
+            LossReduction::Sum if is(LossReduction::Mean) => Coupling::Mean,
+            LossReduction::Sum if self.is_penalty(near) => Coupling::Penalty,
             // Nothing in a part counts, and it has a gradient all the same.
-            Reduction::Mean if self.singles.iter().any(|part| part.weight == 0.0) => {
+            LossReduction::Mean if self.singles.iter().any(|part| part.weight == 0.0) => {
                 Coupling::Weights
             }
-            Reduction::Mean if self.is_weighted(tolerance, most) => Coupling::Weights,
+            LossReduction::Mean if self.is_weighted(tolerance, most) => Coupling::Weights,
             _ => Coupling::Items,
         }
     }
@@ -235,10 +235,10 @@ impl Gradients {
         let (Some(pair), [first, second, _]) = (&self.pair, &self.singles[..]) else {
             return false;
         };
-        let both = joined(&[first, second], Reduction::Sum);
+        let both = joined(&[first, second], LossReduction::Sum);
         let penalty = combined(&[(&both, 1.0), (&pair.gradient, -1.0)]);
         let singles: Vec<&Weighed> = self.singles.iter().collect();
-        let sum = joined(&singles, Reduction::Sum);
+        let sum = joined(&singles, LossReduction::Sum);
         near(&self.whole.gradient, &combined(&[(&sum, 1.0), (&penalty, -2.0)]))
     }
 
@@ -294,12 +294,12 @@ fn combined(summands: &[(&Gradient, f64)]) -> Gradient {
 }
 
 /// The joint gradient of parts, added up the way the Learner does.
-fn joined(parts: &[&Weighed], reduction: Reduction) -> Gradient {
+fn joined(parts: &[&Weighed], reduction: LossReduction) -> Gradient {
     let total: f64 = parts.iter().map(|part| part.weight).sum();
-    let counts = |part: &&&Weighed| reduction == Reduction::Sum || part.weight != 0.0;
+    let counts = |part: &&&Weighed| reduction == LossReduction::Sum || part.weight != 0.0;
     let share = |part: &&Weighed| match reduction {
-        Reduction::Sum => 1.0,
-        Reduction::Mean => part.weight / total,
+        LossReduction::Sum => 1.0,
+        LossReduction::Mean => part.weight / total,
     };
     let summands = parts.iter().filter(counts).map(|part| (&part.gradient, share(part)));
     let mut summands: Vec<_> = summands.collect();
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(gradients: &Gradients, reduction: Reduction, expected: Option<Coupling>) {
+    fn check(gradients: &Gradients, reduction: LossReduction, expected: Option<Coupling>) {
         let found = match gradients.verdict(reduction, EXACT) {
             Verdict::Equal => None,
             Verdict::Differs { coupling, by, .. } => {
@@ -400,17 +400,17 @@ mod tests {
         let over_eight = |items: &[usize]| weighted(items, one, 8.0);
         let penalized = |items: &[usize]| sum(items).map(|value| value + 0.3);
         let root = |items: &[usize]| mean(items).map(|value| value / (items.len() as f64).sqrt());
-        check(&gradients(mean, one), Reduction::Mean, None);
-        check(&gradients(by_class, classes), Reduction::Mean, None);
-        check(&gradients(sum, one), Reduction::Sum, None);
-        check(&gradients(by_class, one), Reduction::Mean, Some(Coupling::Weights));
-        check(&gradients(sum, one), Reduction::Mean, Some(Coupling::Sum));
-        check(&gradients(over_eight, one), Reduction::Mean, Some(Coupling::Sum));
-        check(&gradients(mean, one), Reduction::Sum, Some(Coupling::Mean));
-        check(&gradients(penalized, one), Reduction::Sum, Some(Coupling::Penalty));
-        check(&gradients(root, one), Reduction::Mean, Some(Coupling::Items));
+        check(&gradients(mean, one), LossReduction::Mean, None);
+        check(&gradients(by_class, classes), LossReduction::Mean, None);
+        check(&gradients(sum, one), LossReduction::Sum, None);
+        check(&gradients(by_class, one), LossReduction::Mean, Some(Coupling::Weights));
+        check(&gradients(sum, one), LossReduction::Mean, Some(Coupling::Sum));
+        check(&gradients(over_eight, one), LossReduction::Mean, Some(Coupling::Sum));
+        check(&gradients(mean, one), LossReduction::Sum, Some(Coupling::Mean));
+        check(&gradients(penalized, one), LossReduction::Sum, Some(Coupling::Penalty));
+        check(&gradients(root, one), LossReduction::Mean, Some(Coupling::Items));
         let penalized_mean = |items: &[usize]| mean(items).map(|value| value + 0.3);
-        check(&gradients(penalized_mean, one), Reduction::Mean, None);
+        check(&gradients(penalized_mean, one), LossReduction::Mean, None);
     }
 
     #[test]
@@ -418,13 +418,13 @@ mod tests {
         let one = |_| 1.0;
         let rounded =
             |items: &[usize]| mean(items).map(|value| value * (1.0 + 1e-8 * items.len() as f64));
-        check(&gradients(rounded, one), Reduction::Mean, None);
+        check(&gradients(rounded, one), LossReduction::Mean, None);
         let small = |items: &[usize]| {
             let mut values = mean(items);
             values[4..].iter_mut().for_each(|value| *value *= 1e-4 * items.len() as f64);
             values
         };
-        check(&gradients(small, one), Reduction::Mean, Some(Coupling::Items));
+        check(&gradients(small, one), LossReduction::Mean, Some(Coupling::Items));
     }
 
     #[test]
@@ -439,16 +439,20 @@ mod tests {
             gradients
         };
         let noisy = |by| ordered(gradients(root(1e-3), one), by);
-        check(&noisy(1e-3), Reduction::Mean, None);
-        check(&noisy(1e-5), Reduction::Mean, Some(Coupling::Items));
+        check(&noisy(1e-3), LossReduction::Mean, None);
+        check(&noisy(1e-5), LossReduction::Mean, Some(Coupling::Items));
         // This much is not rounding: the loss depends on the order of the items.
-        check(&ordered(gradients(root(0.02), one), 0.5), Reduction::Mean, Some(Coupling::Items));
+        check(
+            &ordered(gradients(root(0.02), one), 0.5),
+            LossReduction::Mean,
+            Some(Coupling::Items),
+        );
     }
 
     #[test]
     fn no_gradient_tells_nothing() {
         let none = gradients(|_| [0.0; 6], |_| 1.0);
-        assert_eq!(none.verdict(Reduction::Mean, EXACT), Verdict::Nothing);
+        assert_eq!(none.verdict(LossReduction::Mean, EXACT), Verdict::Nothing);
     }
 
     #[test]
@@ -456,7 +460,7 @@ mod tests {
         let weight = |item: usize| [1.0, 0.0, 2.0][item];
         let real =
             |items: &[usize]| weighted(items, weight, items.iter().map(|item| weight(*item)).sum());
-        check(&gradients(real, weight), Reduction::Mean, None);
+        check(&gradients(real, weight), LossReduction::Mean, None);
         assert!(gradients(real, weight).depends_on_weights(EXACT));
     }
 
@@ -468,7 +472,7 @@ mod tests {
             weighted(items, |item| f64::from(u8::from(item == 2)), items.len() as f64)
         };
         let found = gradients(last, |item| [2.0, 0.0, 1.0][item]);
-        check(&found, Reduction::Mean, None);
+        check(&found, LossReduction::Mean, None);
         assert!(!found.depends_on_weights(EXACT));
     }
 }

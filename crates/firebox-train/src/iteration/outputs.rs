@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::iteration::pieces::Piece;
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 use crate::whole::{Join, joined};
 
 /// While a micro-step runs, the metrics thread may hold the outputs of this many earlier
@@ -53,7 +53,7 @@ impl<'a, T> Outputs<'a, T> {
     pub(crate) fn join(&mut self) {
         if let Some(join) = self.join {
             let parts = self.latest.drain(..).map(|output| (output, 1.0)).collect();
-            self.earlier = joined(join, Reduction::Mean, parts);
+            self.earlier = joined(join, LossReduction::Mean, parts);
         }
     }
 }

@@ -7,6 +7,11 @@ use firebox_plan::{Run, Split};
 /// From this many micro-steps of one size on, each repeats the previous one.
 const REPEATING: usize = 3;
 
+/// Up to so many micro-steps, all are rehearsed where pages count and their outputs are joined:
+/// each finds more outputs on the page than the one before it. Outputs of more are not joined,
+/// unless the user asks for it.
+pub(crate) const JOINED: usize = 16;
+
 /// From this many batches on, each finds the same state as the previous one: micro-steps of all
 /// sizes have run in a row.
 const BATCHES: usize = 2;
@@ -47,6 +52,16 @@ pub(crate) fn representative(split: Split, batches: usize, pages: bool) -> Vec<P
         last.more = last.more.saturating_add(more);
     }
     pieces
+}
+
+/// As [`representative`], for outputs that are joined where pages count: all micro-steps of a
+/// batch, if they are at most [`JOINED`].
+pub(crate) fn of_joined(split: Split, batches: usize) -> Vec<Piece> {
+    if split.len() > JOINED {
+        return representative(split, batches, true);
+    }
+    let of_batch = || split.ranges().map(|range| Piece { range, more: 0 });
+    (0..batches.min(BATCHES)).flat_map(|_| of_batch()).collect()
 }
 
 /// The first `most` micro-steps of a run that begins at item `begin`.
@@ -152,6 +167,16 @@ mod tests {
         assert_eq!((many.len(), many[2].more), (3, usize::MAX));
         let uneven = representative(Split::chunks(95, 10), usize::MAX, true);
         assert_eq!(uneven, representative(Split::chunks(95, 10), 2, true));
+    }
+
+    #[test]
+    fn all_of_a_few_outputs_that_are_joined_are_rehearsed() {
+        let sizes = |split, batches| -> Vec<usize> {
+            of_joined(split, batches).iter().map(|piece| piece.range.len()).collect()
+        };
+        assert_eq!(sizes(Split::chunks(40, 8), 1), [8; 5]);
+        assert_eq!(sizes(Split::chunks(11, 4), 7), [4, 4, 3, 4, 4, 3]);
+        assert_eq!(sizes(Split::chunks(170, 10), 1), [10; 3]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::backend::Backend;
-use firebox_lazy::{LazyBackend, Recorder, TrainingGuard, in_full_precision, loader_streams};
+use firebox_lazy::{LazyBackend, StepRecorder, TrainingGuard, in_full_precision, loader_streams};
 
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
@@ -96,7 +96,7 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
     /// Gives back the pages that a rehearsal opened, if it ran parts of a step to read values. The
     /// next rehearsal then starts with only the pages that are held anyway, so planning needs no
     /// more than the largest rehearsal.
-    pub(crate) fn after_rehearsal(&self, recorder: &Recorder) {
+    pub(crate) fn after_rehearsal(&self, recorder: &StepRecorder) {
         if !recorder.refuses_reads() {
             self.give_back();
         }

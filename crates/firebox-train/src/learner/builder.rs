@@ -22,7 +22,7 @@ use crate::error::{FitError, TrainError};
 use crate::join::of_burn;
 use crate::park::Park;
 use crate::planner::recompute::RecomputePolicy;
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 use crate::settings::Settings;
 use crate::splitter::{ByMicroBatch, Splitter};
 
@@ -120,8 +120,8 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     }
 
     /// How the loss of a batch is computed from the losses of its items. Default:
-    /// [`Reduction::Mean`].
-    pub fn reduction(mut self, reduction: Reduction) -> Self {
+    /// [`LossReduction::Mean`].
+    pub fn reduction(mut self, reduction: LossReduction) -> Self {
         self.settings.reduction = reduction;
         self
     }
@@ -202,7 +202,8 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Shows the metrics one joined output of this type per batch, instead of one per micro-batch.
     ///
     /// Default: burn's own outputs are joined if the batch's output fits next to the micro-batches
-    /// that are planned without it. Otherwise [metrics see micro-batches] and the plan says so.
+    /// that are planned without it, and on a GPU if these are at most 16. Otherwise
+    /// [metrics see micro-batches] and the plan says so.
     /// Outputs of other types are not joined. What this is called for is always joined, in more
     /// micro-batches if need be.
     ///
@@ -210,7 +211,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// accuracy with padding, and the loss where micro-batches differ in size.
     ///
     /// `join` receives the outputs with their shares of the batch's loss. The shares add up to one;
-    /// under [`Reduction::Sum`] each is one. `join` must detach what it keeps of the outputs.
+    /// under [`LossReduction::Sum`] each is one. `join` must detach what it keeps of the outputs.
     /// [`join`](mod@crate::join) has the functions for burn's own outputs.
     ///
     /// Training and validation outputs are different types, on the backend with and without

@@ -7,7 +7,7 @@
 
 use firebox_lazy::LoaderGuard;
 use firebox_trace::{
-    Bytes, Category, Label, Mark, OpIndex, Origin, Step, TensorInfo, TensorType, Trace,
+    Bytes, Category, Label, Mark, OpIndex, Origin, Step, TensorIndex, TensorInfo, TensorType, Trace,
 };
 
 /// How many batches a loader thread may have prepared before it must wait.
@@ -178,16 +178,25 @@ pub(crate) fn idle_state(bytes: Bytes) -> Option<TensorInfo> {
     (bytes > Bytes::ZERO).then(tensor)
 }
 
+/// The label of outputs of micro-steps that are not rehearsed.
+const OTHER_OUTPUT: &str = "output of another micro-step";
+
 /// Outputs of `bytes` bytes that exist all the time. `None` for zero bytes.
-pub(crate) fn earlier_outputs(bytes: Bytes) -> Option<TensorInfo> {
-    let tensor = || beside_the_step(&workspace(bytes), Category::Temporary, EARLIER_OUTPUT);
+pub(crate) fn other_outputs(bytes: Bytes) -> Option<TensorInfo> {
+    let tensor = || beside_the_step(&workspace(bytes), Category::Temporary, OTHER_OUTPUT);
     (bytes > Bytes::ZERO).then(tensor)
+}
+
+/// Whether a rehearsal has outputs whose place on a page was not rehearsed.
+pub(crate) fn guesses_outputs(trace: &Trace) -> bool {
+    let label = |tensor: TensorIndex| trace.tensor(tensor).label.as_ref();
+    trace.existing().filter_map(label).any(|label| label.name == OTHER_OUTPUT)
 }
 
 fn is_output(tensor: &TensorInfo) -> bool {
     match &tensor.label {
         None => matches!(tensor.origin, Origin::Made(_)),
-        Some(label) => label.name == EARLIER_OUTPUT,
+        Some(label) => label.name == EARLIER_OUTPUT || label.name == OTHER_OUTPUT,
     }
 }
 

@@ -158,7 +158,7 @@ impl Moved {
 mod tests {
     use burn::backend::Flex;
     use burn::tensor::Tensor;
-    use firebox_lazy::{Lazy, Recorder, mark};
+    use firebox_lazy::{Lazy, StepRecorder, mark};
 
     use super::*;
     use crate::planner::labels::{label_by_lifetime, retire_what_is_replaced};
@@ -168,7 +168,7 @@ mod tests {
     /// Two optimizer steps with momentum, of which one may not replace its state.
     fn rehearsed(replaces: bool) -> Trace {
         let gradient = T::ones([4], &Default::default());
-        let recording = Recorder::new().record::<Flex, _>(|| {
+        let recording = StepRecorder::new().record::<Flex, _>(|| {
             let mut state: Option<T> = None;
             for step in 0..3 {
                 mark::<Flex>(Mark::OptimizerStep);
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn nothing_happens_without_an_optimizer() {
         let record = || T::ones([4], &Default::default()) + 1.0;
-        let recording = Recorder::new().record::<Flex, _>(record).expect("it is recorded");
+        let recording = StepRecorder::new().record::<Flex, _>(record).expect("it is recorded");
         let mut trace = recording.discard().trace;
         let before = trace.clone();
         assert!(park_state(&mut trace).is_empty());

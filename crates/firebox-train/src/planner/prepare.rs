@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use firebox_lazy::{Recorder, Rehearsal};
+use firebox_lazy::{Rehearsal, StepRecorder};
 use firebox_plan::{Plan, Split};
 use firebox_trace::{Bytes, PoolPages};
 
@@ -61,7 +61,7 @@ impl Planner {
         mut rehearse: impl FnMut(
             Split,
             (Iterations, Joining),
-            &Recorder,
+            &StepRecorder,
         ) -> Result<Rehearsal, TrainError>,
     ) -> Result<Prepared, TrainError> {
         let BatchToRun { phase, shape, again, joining } = *batch;
@@ -70,7 +70,7 @@ impl Planner {
         // Once more, if the first plan has shown what an optimizer brings along.
         while let Some(iterations) = self.to_plan(phase, shape, again) {
             self.overhead = overhead.take().map_or(self.overhead, |overhead| overhead());
-            let rehearse = |split: Split, joining: Joining, recorder: &Recorder| {
+            let rehearse = |split: Split, joining: Joining, recorder: &StepRecorder| {
                 rehearse(split, (iterations, joining), recorder)
             };
             let planned = self.plan((phase, shape), iterations, joining, rehearse)?.clone();
@@ -100,11 +100,11 @@ impl Planner {
         mut rehearse: impl FnMut(
             Split,
             (Iterations, Joining),
-            &Recorder,
+            &StepRecorder,
         ) -> Result<Rehearsal, TrainError>,
     ) -> Result<Planned, TrainError> {
         let iterations = Iterations::Two;
-        let rehearse = |split: Split, joining: Joining, recorder: &Recorder| {
+        let rehearse = |split: Split, joining: Joining, recorder: &StepRecorder| {
             rehearse(split, (iterations, joining), recorder)
         };
         self.plan((Phase::Training, shape), iterations, joining, rehearse).cloned()

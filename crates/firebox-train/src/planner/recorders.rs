@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use firebox_lazy::Recorder;
+use firebox_lazy::StepRecorder;
 use firebox_trace::Bytes;
 
 use super::Planner;
@@ -19,9 +19,9 @@ pub(super) fn with_autodiff(recording: Bytes) -> Bytes {
 
 impl Planner {
     /// The recorder for rehearsals.
-    pub(super) fn recorder(&self, budget: Bytes) -> Recorder {
+    pub(super) fn recorder(&self, budget: Bytes) -> StepRecorder {
         let memory = self.memory.clone();
-        let mut recorder = Recorder::new().substitute_random();
+        let mut recorder = StepRecorder::new().substitute_random();
         if memory.is_on_host() {
             recorder = recorder.limit_host(budget.scale(1.0 - BESIDE_RECORDING));
         }
@@ -52,9 +52,9 @@ impl Planner {
 
     /// The recorder for a micro-step that will run. A read may run the operations before it if they
     /// fit in addition to what is held.
-    pub(crate) fn step_recorder(&self, held: Bytes) -> Recorder {
+    pub(crate) fn step_recorder(&self, held: Bytes) -> StepRecorder {
         let (memory, known) = (self.memory.clone(), self.prefixes.clone());
-        Recorder::new().limit_reads(self.budget - held, move |trace| {
+        StepRecorder::new().limit_reads(self.budget - held, move |trace| {
             let mut known = known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             let needed = known.entry(trace.structural_hash());
             // What was recorded so far takes host memory, too.

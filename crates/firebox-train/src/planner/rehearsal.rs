@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{AutodiffModule, Module};
 use burn::train::{LearningComponentsTypes, TrainOutput};
-use firebox_lazy::{LazyBackend, Recorder, Rehearsal, mark, rehearse};
+use firebox_lazy::{LazyBackend, Rehearsal, StepRecorder, mark, rehearse};
 use firebox_plan::Split;
 use firebox_trace::{Category, Items, Mark};
 
@@ -19,7 +19,7 @@ use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
 use crate::gradients::{WeightedGradients, forget_graphs_without};
 use crate::iteration::outputs::{OUTPUTS_HELD, Outputs};
-use crate::iteration::pieces::{Piece, representative};
+use crate::iteration::pieces::{Piece, of_joined, representative};
 use crate::iteration::rehearsing::Rehearsing;
 use crate::loss_scale::{LossScale, Scaling, witness};
 use crate::park::of_step;
@@ -78,14 +78,17 @@ pub(crate) fn rehearse_training<LC, S>(
     split: Split,
     course: RehearsalPlan,
     join: Option<&Join<TrainItem<LC>>>,
-    recorder: &Recorder,
+    recorder: &StepRecorder,
 ) -> Result<Rehearsal, TrainError>
 where
     LC: LazyComponents,
     S: Splitter<TrainBatch<LC>>,
 {
-    let pieces = representative(split, course.batches, course.pages);
     let join = join.filter(|_| split.len() > 1);
+    let pieces = match join {
+        Some(_) if course.pages => of_joined(split, course.batches),
+        _ => representative(split, course.batches, course.pages),
+    };
     let model = learner.model();
     let mut trace = guard(Phase::Training, split.largest(), || {
         rehearse::<LC::Backend, _>(recorder, &model, |model| {
@@ -185,22 +188,25 @@ where
 }
 
 /// Rehearses validation by `step` on the micro-batches `split` of `batch`, for several batches in a
-/// row. Outputs of a batch are joined by `join`.
+/// row. Outputs of a batch are joined by `join`. `pages`: whether pages count.
 pub(crate) fn rehearse_validation<B, M, I, T, S>(
     model: &M,
     step: &mut dyn FnMut(&M, I) -> T,
     (splitter, batch): (&S, &I),
     split: Split,
-    join: Option<&Join<T>>,
-    recorder: &Recorder,
+    (join, pages): (Option<&Join<T>>, bool),
+    recorder: &StepRecorder,
 ) -> Result<Rehearsal, TrainError>
 where
     B: LazyBackend,
     M: Module<B>,
     S: Splitter<I>,
 {
-    let pieces = representative(split, VALIDATED_BATCHES, true);
     let join = join.filter(|_| split.len() > 1);
+    let pieces = match join {
+        Some(_) if pages => of_joined(split, VALIDATED_BATCHES),
+        _ => representative(split, VALIDATED_BATCHES, true),
+    };
     let mut trace = guard(Phase::Validation, split.largest(), || {
         rehearse::<B, _>(recorder, model, |model| {
             let mut outputs = Outputs::new(join);

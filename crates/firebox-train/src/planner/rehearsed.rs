@@ -7,13 +7,14 @@ use firebox_lazy::{
     HOST_BYTES_PER_CALL, Rehearsal, host_bytes_of_descriptions, host_bytes_of_rehearsal,
 };
 use firebox_trace::{
-    Bytes, Category, Difference, Footprint, Mark, MemoryModel, ModuleBytes, Modules, Nonlinear,
-    OpIndex, Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
+    Bytes, Category, Difference, Estimate, Footprint, Mark, MemoryModel, ModuleBytes, Modules,
+    Nonlinear, OpIndex, Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
 };
 
 use crate::planner::ledger::{Ledger, Left};
 use crate::planner::overhead::{
-    Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, idle_state, outputs_held,
+    Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, guesses_outputs, idle_state,
+    outputs_held,
 };
 use crate::planner::parked::park_state;
 use crate::planner::recompute::{Attempt, Least, Passes, Recomputed};
@@ -119,6 +120,9 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         within_budget(&trace, recorded, conditions, answer);
     let trace = rewritten.unwrap_or(trace);
     let Answered { mut footprint, in_use, small_page, left } = answered;
+    if !memory.is_on_host() && guesses_outputs(&trace) {
+        footprint.estimate = footprint.estimate.max(Estimate::Heuristic);
+    }
     overhead.small_page = small_page;
     let held = held_by(&trace, &footprint) + loop_bytes(memory) + left;
     let planning = match memory.is_on_host() {

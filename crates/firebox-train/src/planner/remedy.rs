@@ -1,6 +1,6 @@
 //! What a batch that does not fit would need with the optimizer's state parked.
 
-use firebox_lazy::{Recorder, Rehearsal};
+use firebox_lazy::{Rehearsal, StepRecorder};
 use firebox_plan::{Need, ParkedNeed, PlanError, Split};
 use firebox_trace::Bytes;
 
@@ -15,7 +15,7 @@ impl Planner {
     pub(super) fn tell_of_parking(
         &self,
         mut error: TrainError,
-        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+        rehearse: &mut impl FnMut(Split, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> TrainError {
         if let TrainError::Plan { phase: Phase::Training, cause } = &mut error
             && self.parks == Parks::Could

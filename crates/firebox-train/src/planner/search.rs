@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use firebox_lazy::{RecordError, Recorder, Rehearsal, forget_calls, remember_calls_within};
+use firebox_lazy::{RecordError, Rehearsal, StepRecorder, forget_calls, remember_calls_within};
 use firebox_plan::{Need, Plan, PlanError, PlanOptions, Probing, Sizing, Split, plan_at_once};
 use firebox_saved::InstantiateError;
 use firebox_trace::{Bytes, Items};
@@ -14,6 +14,7 @@ use super::assess::{assess_all, failed, need_of};
 use super::tuning::Tuning;
 use super::{AT_ONCE, MOST_REMEMBERED, Planned, Planner, PlanningCost};
 use crate::error::{Phase, TrainError};
+use crate::iteration::pieces::JOINED;
 use crate::planner::ledger::Left;
 use crate::planner::parked::Parks;
 use crate::planner::recorders::with_autodiff;
@@ -49,7 +50,7 @@ impl Planner {
         (phase, shape): (Phase, Shape),
         iterations: Iterations,
         joining: Joining,
-        mut rehearse: impl FnMut(Split, Joining, &Recorder) -> Result<Rehearsal, TrainError>,
+        mut rehearse: impl FnMut(Split, Joining, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
         let mut cost = PlanningCost::default();
@@ -59,7 +60,7 @@ impl Planner {
         let tuned = self.planned(phase, shape).filter(|planned| planned.tuning.is_over());
         let tuned = tuned.map(|planned| planned.plan.split());
         let mut apart =
-            |split: Split, recorder: &Recorder| rehearse(split, Joining::Asked, recorder);
+            |split: Split, recorder: &StepRecorder| rehearse(split, Joining::Asked, recorder);
         // The pages of the plan that it replaces are not those of this one.
         self.open = None;
         let found = self.find(phase, shape.items, &mut cost, &mut apart);
@@ -88,15 +89,18 @@ impl Planner {
         phase: Phase,
         (plan, rehearsed): (Plan, Rehearsed),
         cost: &mut PlanningCost,
-        rehearse: &mut impl FnMut(Split, Joining, &Recorder) -> Result<Rehearsal, TrainError>,
+        rehearse: &mut impl FnMut(Split, Joining, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> ((Plan, Rehearsed), Joining) {
         if plan.is_whole() {
             return ((plan, rehearsed), Joining::OfBurn);
         }
+        if plan.split().len() > JOINED && !self.memory.is_on_host() {
+            return ((plan, rehearsed), Joining::NoRoom);
+        }
         let most = self.recompute.if_allowed().filter(|_| rehearsed.recomputed.is_some());
         let wanted = Wanted { recompute: most, ..self.wanted(phase, plan.batch().get()) };
         let mut joined =
-            |split: Split, recorder: &Recorder| rehearse(split, Joining::OfBurn, recorder);
+            |split: Split, recorder: &StepRecorder| rehearse(split, Joining::OfBurn, recorder);
         let joined = self.rehearse_one(wanted, plan.split(), cost, &mut joined);
         let joined = joined.inspect_err(|error| log::warn!("outputs cannot be joined: {error}"));
         match joined.ok().and_then(|joined| Some((plan.needing(need_of(&joined))?, joined))) {
@@ -111,7 +115,7 @@ impl Planner {
         phase: Phase,
         items: usize,
         cost: &mut PlanningCost,
-        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+        rehearse: &mut impl FnMut(Split, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
         let found = self.search(self.wanted(phase, items), cost, rehearse);
         let most = self.recompute.if_allowed().filter(|_| phase == Phase::Training);
@@ -238,7 +242,7 @@ impl Planner {
         &mut self,
         wanted: Wanted,
         cost: &mut PlanningCost,
-        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+        rehearse: &mut impl FnMut(Split, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
         let phase = wanted.phase;
         loop {
@@ -270,7 +274,7 @@ impl Planner {
         wanted: Wanted,
         too_long: &mut Option<TrainError>,
         cost: &mut PlanningCost,
-        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+        rehearse: &mut impl FnMut(Split, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<(Plan, HashMap<Split, Rehearsed>), PlanError<TrainError>> {
         let budget = self.budget.scale(self.share);
         let Wanted { phase, items, sizing, recompute } = wanted;
@@ -322,7 +326,7 @@ impl Planner {
         wanted: Wanted,
         split: Split,
         cost: &mut PlanningCost,
-        rehearse: &mut impl FnMut(Split, &Recorder) -> Result<Rehearsal, TrainError>,
+        rehearse: &mut impl FnMut(Split, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<Rehearsed, TrainError> {
         let budget = self.budget.scale(self.share);
         cost.rehearsals += 1;

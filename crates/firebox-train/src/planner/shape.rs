@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use firebox_lazy::{LazyBackend, Recorder};
+use firebox_lazy::{LazyBackend, StepRecorder};
 use firebox_trace::{Bytes, Step, StructuralHash};
 
 use crate::error::Phase;
@@ -48,7 +48,7 @@ impl Shape {
             return shape;
         }
         let on_host = planner.memory.is_on_host();
-        let recorder = Recorder::new().glance();
+        let recorder = StepRecorder::new().glance();
         // Errors and panics of a splitter are reported when the batch is cut to be run.
         let cut = catch_unwind(AssertUnwindSafe(|| {
             recorder.record::<B::Base, _>(|| {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Shape as TensorShape};
 use firebox_heap::Heap;
-use firebox_lazy::{Recorder, Rehearsal};
+use firebox_lazy::{Rehearsal, StepRecorder};
 use firebox_plan::Split;
 use firebox_trace::{Category, Footprint, Origin, Paging, Question, TensorType, Trace};
 
@@ -78,7 +78,7 @@ fn run(planner: &mut Planner, items: usize) -> (String, Vec<String>, Admission) 
     let (phase, shape) = (Phase::Training, Shape::of_items(items));
     let mut asked = Vec::new();
     let iterations = planner.to_plan(phase, shape, false).expect("it is not planned yet");
-    let rehearse = |split: Split, _: Joining, _: &Recorder| {
+    let rehearse = |split: Split, _: Joining, _: &StepRecorder| {
         asked.push(split.to_string());
         Ok(rehearsal(split))
     };
@@ -106,7 +106,7 @@ fn pages_of_another_shape_are_given_back() {
 fn only_training_batches_stay_whole() {
     let mut planner = planner(120).recomputing(RecomputePolicy::default(), false);
     let plan = |planner: &mut Planner, phase| {
-        let rehearse = |split: Split, _: Joining, _: &Recorder| Ok(rehearsal(split));
+        let rehearse = |split: Split, _: Joining, _: &StepRecorder| Ok(rehearsal(split));
         let key = (phase, Shape::of_items(300));
         let planned = planner.plan(key, Iterations::Two, Joining::Asked, rehearse);
         planned.map(|planned| planned.plan.len())
@@ -123,7 +123,7 @@ fn only_training_batches_stay_whole() {
 fn outputs_are_joined_where_the_same_split_has_room_for_them() {
     // Joined, the outputs of a batch take so many MiB.
     let planned = |items: usize, outputs: usize| {
-        let rehearse = |split: Split, joining: Joining, _: &Recorder| {
+        let rehearse = |split: Split, joining: Joining, _: &StepRecorder| {
             let mut one = rehearsal(split);
             if joining == Joining::OfBurn && split.len() > 1 {
                 let rows = TensorShape::new([outputs, 1 << 18]);

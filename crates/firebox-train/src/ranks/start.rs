@@ -16,7 +16,7 @@ use super::{Team, Word};
 use crate::components::LazyComponents;
 use crate::device::panics::panic_message;
 use crate::error::TrainError;
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 use crate::run::capture::records;
 
 /// What all ranks must have in common.
@@ -41,14 +41,14 @@ impl Begin {
         model: &M,
         accumulation: usize,
         (epoch, epochs): (usize, usize),
-        reduction: Reduction,
+        reduction: LossReduction,
     ) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             model: shapes(model),
             accumulation,
             epochs,
-            takes_means: reduction == Reduction::Mean,
+            takes_means: reduction == LossReduction::Mean,
             epoch,
         }
     }

@@ -19,7 +19,7 @@ use crate::park::{Parking, update};
 use crate::planner::labels::label_parameters;
 use crate::planner::ledger::{Batch, Left};
 use crate::planner::{Planner, Prepared};
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
@@ -239,7 +239,7 @@ where
             })?;
         }
         micro_steps.finish(settings);
-        if reduction == Reduction::Mean && weights::differ(parts, whole, items) {
+        if reduction == LossReduction::Mean && weights::differ(parts, whole, items) {
             return Err(TrainError::UnequalWeights { parts, whole });
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
-use firebox_lazy::{LazyBackend, Recorder};
+use firebox_lazy::{LazyBackend, StepRecorder};
 use firebox_plan::Split;
 
 use super::StepPlanner;
@@ -110,10 +110,16 @@ where
         let to_run = BatchToRun { phase, shape, again: true, joining: Joining::Asked };
         let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
         let overhead = self.overhead(items);
-        let rehearse = |split: Split, _: (Iterations, Joining), recorder: &Recorder| {
+        let pages = !self.planner.memory().is_on_host();
+        let rehearse = |split: Split, _: (Iterations, Joining), recorder: &StepRecorder| {
             let batch = (splitter, batch);
             let rehearsed = rehearse_validation::<B::InnerBackend, _, _, _, _>(
-                model, step, batch, split, None, recorder,
+                model,
+                step,
+                batch,
+                split,
+                (None, pages),
+                recorder,
             );
             queue.after_rehearsal(recorder);
             rehearsed

@@ -1,7 +1,7 @@
 //! The gradients that go into one optimizer step. The training loop fills it batch by batch.
 
 use crate::gradients::WeightedGradients;
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 use crate::weights::BatchWeight;
 
 /// The gradients of the loader batches since the last optimizer step.
@@ -12,7 +12,7 @@ pub(super) struct Accumulated<M> {
     /// Whether the batches so far weigh nothing. Their gradients are added up by their items then,
     /// and count only if those of no other batch, on any rank, go into the step.
     weighs_nothing: bool,
-    reduction: Reduction,
+    reduction: LossReduction,
 }
 
 /// What gradients weigh in a step of several ranks.
@@ -24,7 +24,7 @@ pub(super) struct Share {
 }
 
 impl<M> Accumulated<M> {
-    pub(super) fn new(reduction: Reduction) -> Self {
+    pub(super) fn new(reduction: LossReduction) -> Self {
         let gradients = WeightedGradients::new(reduction, 1.0);
         Self { gradients, batches: 0, weighs_nothing: true, reduction }
     }

@@ -16,7 +16,7 @@ use crate::device::DeviceMemory;
 use crate::error::Phase;
 use crate::iteration::queue::Queue;
 use crate::progress::Screen;
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 use crate::whole::{Join, joined};
 
 /// How long to wait for the metrics thread before loader threads may exceed their limit. A metric
@@ -188,7 +188,7 @@ impl<T> Parts<T> {
     pub(super) fn end<B>(
         self,
         join: &Join<T>,
-        reduction: Reduction,
+        reduction: LossReduction,
         queue: &Queue<'_, B>,
     ) -> Vec<Output<T>>
     where
@@ -270,7 +270,7 @@ impl<'a, P, T> Outputs<'a, P, T> {
     /// Ends the batch. Returns the output that is not sent yet.
     pub(super) fn end<B, V>(
         mut self,
-        reduction: Reduction,
+        reduction: LossReduction,
         queue: &Queue<'_, B>,
     ) -> Option<Output<T>>
     where

@@ -19,7 +19,7 @@ use crate::ranks::exchange::{Exchanged, exchange, has_gradient};
 use crate::ranks::metrics::Sums;
 use crate::ranks::start::{Begin, parameter_hash, start};
 use crate::ranks::{Stop, Team, Word};
-use crate::reduction::Reduction;
+use crate::reduction::LossReduction;
 use crate::signals::Signals;
 use crate::splitter::Splitter;
 
@@ -193,13 +193,13 @@ where
 
 /// The step of all ranks. Where the batches of some weigh nothing in a mean, the step is made of
 /// those of the others.
-fn step_of(words: &[Word], reduction: Reduction) -> Result<Step, TrainError> {
+fn step_of(words: &[Word], reduction: LossReduction) -> Result<Step, TrainError> {
     let weight_of = |word: &Word| match word {
         Word::Step { weight, .. } => *weight,
         _ => 0.0,
     };
     let weight: f64 = words.iter().map(weight_of).sum();
-    let weighs_nothing = reduction == Reduction::Mean && weight == 0.0;
+    let weighs_nothing = reduction == LossReduction::Mean && weight == 0.0;
     let mut step = Step { total: weight, weighs_nothing, has: Vec::new() };
     for (rank, word) in words.iter().enumerate() {
         let Word::Step { weight, items, has } = word else { continue };

@@ -6,7 +6,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::Learner;
-use firebox_lazy::{Recorder, in_full_precision, mark, rehearse};
+use firebox_lazy::{StepRecorder, in_full_precision, mark, rehearse};
 use firebox_trace::{Category, Items, Mark, Trace};
 
 use crate::components::LazyComponents;
@@ -118,7 +118,7 @@ fn rehearse_update<LC: LazyComponents>(
     let mut cloned = Cloned { grads, cloned: GradientsParams::new() };
     model.visit(&mut cloned);
     let grads = cloned.cloned;
-    let recorder = Recorder::new().substitute_random();
+    let recorder = StepRecorder::new().substitute_random();
     let rehearsal = guard(Phase::Training, Items::new(1), || {
         rehearse::<LC::Backend, _>(&recorder, model, |model| {
             let mut learner = learner.clone();

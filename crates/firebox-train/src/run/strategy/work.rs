@@ -1,7 +1,7 @@
 //! Prepares a batch to run: asks the planner how, reports a new plan, and makes room on the device.
 
 use burn::train::InferenceStep;
-use firebox_lazy::Recorder;
+use firebox_lazy::StepRecorder;
 use firebox_plan::{Accumulating, Split};
 use firebox_ranks::Ranks;
 use firebox_trace::Bytes;
@@ -109,7 +109,7 @@ where
         let (exchanges, parks) = (self.team.is_some(), self.parking.is_some());
         let queue = queue::<LC::Backend>(&self.training, &self.device);
         let screen = self.strategy.settings.screen.as_ref();
-        let rehearse = |split: Split, how: (Iterations, Joining), recorder: &Recorder| {
+        let rehearse = |split: Split, how: (Iterations, Joining), recorder: &StepRecorder| {
             let (iterations, join) = (how.0, joins.of(how.1));
             screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
             let course =
@@ -234,20 +234,22 @@ where
         let to_run = BatchToRun { phase, shape, again: true, joining };
         let queue = queue::<LC::Backend>(&self.training, &self.device);
         let screen = self.strategy.settings.screen.as_ref();
-        let rehearse = |split: Split, (_, joining): (Iterations, Joining), recorder: &Recorder| {
-            screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
-            let step = &mut |model: &LC::InferenceModel, micro| model.step(micro);
-            let rehearsed = rehearse_validation::<LC::Inner, _, _, _, _>(
-                model,
-                step,
-                (splitter, batch),
-                split,
-                joins.of(joining),
-                recorder,
-            );
-            queue.after_rehearsal(recorder);
-            rehearsed
-        };
+        let pages = !planner.memory().is_on_host();
+        let rehearse =
+            |split: Split, (_, joining): (Iterations, Joining), recorder: &StepRecorder| {
+                screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
+                let step = &mut |model: &LC::InferenceModel, micro| model.step(micro);
+                let rehearsed = rehearse_validation::<LC::Inner, _, _, _, _>(
+                    model,
+                    step,
+                    (splitter, batch),
+                    split,
+                    (joins.of(joining), pages),
+                    recorder,
+                );
+                queue.after_rehearsal(recorder);
+                rehearsed
+            };
         let prepared = planner.prepare(&to_run, || self.overhead(items), rehearse)?;
         screen.into_iter().for_each(Screen::planned);
         self.report(planner, phase, &prepared);

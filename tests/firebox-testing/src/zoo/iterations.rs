@@ -9,7 +9,7 @@ use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::TrainStep;
-use firebox::trace::{Recorder, Trace, mark};
+use firebox::trace::{StepRecorder, Trace, mark};
 use firebox::{LazyBackend, MicroBatch, initialize};
 
 use super::Zoo;
@@ -60,7 +60,7 @@ where
     initialize::<B, M>(&model);
     let numbers: Vec<usize> = (0..items).collect();
     let batch = M::batch(&numbers, device);
-    let recording = Recorder::new().record::<B::Base, _>(|| {
+    let recording = StepRecorder::new().record::<B::Base, _>(|| {
         mark::<B::Base>("begin");
         train(model, &batch, parts)
     });
