@@ -11,7 +11,7 @@ use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::train::{InferenceStep, TrainStep};
-use firebox::trace::{Recorder, Trace};
+use firebox::trace::{StepRecorder, Trace};
 use firebox::{Lazy, initialize};
 use firebox_testing::bench;
 use firebox_testing::bench::paired::{measure, time};
@@ -67,7 +67,7 @@ where
             }
             (model, optimizer)
         };
-        Recorder::new().record::<Flex, _>(iterations).expect("recordings do not nest here")
+        StepRecorder::new().record::<Flex, _>(iterations).expect("recordings do not nest here")
     });
     let (discarded, discard) = time(|| recording.discard());
     Recorded { record, discard, trace: discarded.trace }
@@ -122,7 +122,7 @@ fn growths() -> [(&'static str, f64); 4] {
                     InferenceStep::step(&model, texts.clone());
                 }
             };
-            let (recording, record) = time(|| Recorder::new().record::<Flex, _>(program));
+            let (recording, record) = time(|| StepRecorder::new().record::<Flex, _>(program));
             let discarded = recording.expect("recordings do not nest here").discard();
             Recorded { record, discard: Duration::ZERO, trace: discarded.trace }
         }

@@ -1,8 +1,8 @@
 //! The iteration: what happens to a batch between the loader and the end of the optimizer's step.
-//! It is written once. A loop passes two stations, `each` for the micro-batches and `update` for
-//! the parameters, and one of two drivers is behind them: [`rehearsing`] records all of it and
-//! throws it away, [`running`] records one micro-step at a time, compares it with the budget, and
-//! runs it. burn's loop, custom loops and validation are such loops.
+//! Every loop passes two stations, its micro-batches and the update of the parameters, and has one
+//! of two drivers for them. [`rehearsing`] records all of it and throws it away. [`running`]
+//! records one micro-step at a time, compares it with the budget, and runs it; [`queue`] runs the
+//! update. burn's loop, custom loops and validation share both drivers.
 
 pub(crate) mod outputs;
 pub(crate) mod pieces;

@@ -212,7 +212,8 @@ impl fmt::Display for PlanReport {
             table.add_row(vec!["recomputed".to_owned(), recomputed.to_string()]);
         }
         if self.metrics_see_parts {
-            let parts = "see micro-batches: the output of the batch does not fit";
+            let parts =
+                "see micro-batches: the output of the batch does not fit, or is of too many";
             table.add_row(vec!["metrics".to_owned(), parts.to_owned()]);
         }
         if self.parked > Bytes::ZERO {

@@ -23,7 +23,8 @@ pub(crate) enum Joining {
     Asked,
     /// Those of burn's types, too.
     OfBurn,
-    /// As [`Asked`](Self::Asked), because a batch's output of burn's types does not fit.
+    /// As [`Asked`](Self::Asked), because a batch's output of burn's types does not fit, or is of
+    /// too many micro-batches.
     NoRoom,
 }
 

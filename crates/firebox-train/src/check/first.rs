@@ -78,7 +78,7 @@ where
         choice: &Choice,
         share: f64,
     ) -> Option<String> {
-        let host = Host::new();
+        let host = Host::new(false);
         let (tensors, _) = self.look(groups * size, true);
         let rows = Rows {
             tensors: &tensors,

@@ -25,8 +25,8 @@ use crate::splitter::Splitter;
 
 /// The total time that the host may compute.
 const TIME: Duration = Duration::from_secs(20);
-/// The most time of the first gradient. It is one of at least five, and would only be a delay if
-/// the others could not follow.
+/// The most time of the first gradient of the first check. It is one of at least five, and would
+/// only be a delay if the others could not follow.
 const FIRST: Duration = Duration::from_secs(4);
 /// The most bytes of parameters that are brought to the host.
 const MOST: Bytes = Bytes::gib(2);
@@ -37,20 +37,23 @@ pub(super) type Observe<'a> = dyn FnMut(&Trace, &Call, &dyn Fn(TensorIndex) -> T
 /// What all gradients of one check share.
 pub(crate) struct Host {
     begin: Instant,
+    /// Whether the next gradient is the first of the first check.
     is_first: Cell<bool>,
     /// The values of parameters and of all other tensors that do not belong to the batch.
     values: RefCell<HashMap<u64, TensorData>>,
 }
 
 impl Host {
-    /// Starts the time limit.
-    pub(crate) fn new() -> Self {
-        Self { begin: Instant::now(), is_first: Cell::new(true), values: RefCell::default() }
+    /// Starts the time limit, of the first check or of another one.
+    pub(crate) fn new(is_first: bool) -> Self {
+        let is_first = Cell::new(is_first);
+        Self { begin: Instant::now(), is_first, values: RefCell::default() }
     }
 
-    /// When the gradient that is computed next must be there.
+    /// When the gradient that is computed from now on must be there.
     fn deadline(&self) -> Instant {
-        self.begin + if self.is_first.get() { FIRST } else { TIME }
+        let end = self.begin + TIME;
+        if self.is_first.get() { end.min(Instant::now() + FIRST) } else { end }
     }
 
     /// The type in which the host computes what a device computes in `dtype`.

@@ -248,9 +248,12 @@ where
     }
 
     /// Checks on the batch's device, if the host cannot compute the step. Compares a micro-batch
-    /// with its halves: only the halves need kernels that training does not.
-    pub(crate) fn run_in_halves(&self, micro_batch: usize) -> Result<Outcome, TrainError> {
-        let (groups, size) = (2, (micro_batch / 2).max(1));
+    /// with its halves, so that few kernels are compiled and tuned for it. A sum is compared with
+    /// its thirds: two parts do not show whether each has the same penalty.
+    pub(crate) fn run_on_device(&self, micro_batch: usize) -> Result<Outcome, TrainError> {
+        let most = if self.reduction == LossReduction::Sum { GROUPS } else { 2 };
+        let groups = most.min(micro_batch.max(2));
+        let size = (micro_batch / groups).max(1);
         if self.items < groups * size {
             return Ok(Outcome::NotEstablished("there are too few items"));
         }
@@ -258,7 +261,7 @@ where
         let choice = candidates.first(groups * size);
         Ok(match self.compare(groups, size, &tensors, &choice)? {
             Outcome::Differs { by, .. } if by.is_infinite() => {
-                Outcome::NotEstablished("half of a micro-batch has no gradient")
+                Outcome::NotEstablished("a part of a micro-batch has no gradient")
             }
             outcome => outcome,
         })

@@ -3,8 +3,9 @@
 //! Two iterations are rehearsed, because an optimizer's state is created in the first step and
 //! alive from then on. Each has up to three micro-steps of each size. Later micro-steps repeat the
 //! third: the accumulated gradients exist, and the metrics hold the outputs of the previous
-//! micro-step. A batch of a shape that comes once in a while, such as the last one of an epoch, is
-//! rehearsed the same way it comes: as one iteration of a process that has trained before.
+//! micro-step. Where outputs are joined on a GPU, each has all micro-steps, up to 16. A batch of a
+//! shape that comes once in a while, such as the last one of an epoch, is rehearsed the same way it
+//! comes: as one iteration of a process that has trained before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -273,6 +273,7 @@ impl Means {
         &self,
         learner: &'a Learner<LC>,
         to_split: &ToSplit<'a, TrainBatch<LC>, S>,
+        is_first: bool,
     ) -> Check<'a, LC, S>
     where
         LC: LazyComponents,
@@ -295,7 +296,7 @@ impl Means {
             has_statistics: Cell::new(false),
             pool: self.pool.clone(),
             pages: Arc::default(),
-            host: (!self.memory.is_on_host()).then(Host::new),
+            host: (!self.memory.is_on_host()).then(|| Host::new(is_first)),
         }
     }
 
@@ -318,7 +319,7 @@ impl Means {
         known.later.is_new |= seen.is_new;
         let Some(around) = known.looks_around(seen, to_split.items) else { return Ok(()) };
         let begin = Instant::now();
-        let check = self.check(learner, to_split);
+        let check = self.check(learner, to_split, false);
         let outcome = in_full_precision(|| check.run_around(around))?;
         known.took = known.took.max(check.needed.get());
         let later = &mut known.later;
@@ -357,15 +358,16 @@ impl Means {
         if !known.asks(items, weight) {
             return Ok(Bytes::ZERO);
         }
-        let mut check = self.check(learner, to_split);
+        let mut check = self.check(learner, to_split, true);
+        known.on_device = false;
         let mut outcome = in_full_precision(|| check.run())?;
         if let (Outcome::NotCheckable(why), Some(_)) = (&outcome, check.host.take())
             && why != OF_STATISTICS
         {
             log::info!("whether batches may be split is asked on the device: {why}");
             known.on_device = true;
-            outcome = in_full_precision(|| check.run_in_halves(micro_batch))?;
-            // The halves opened pages that training does not need.
+            outcome = in_full_precision(|| check.run_on_device(micro_batch))?;
+            // Its parts opened pages that training does not need.
             if let Some(device) = learner.model().devices().first() {
                 give_back::<LC::Backend>(device);
             }
