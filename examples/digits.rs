@@ -200,6 +200,8 @@ fn main() -> anyhow::Result<()> {
         if let Some(path) = &options.trace {
             let trace = learner.trace(&batch)?;
             trace.save(path).with_context(|| format!("cannot write {}", path.display()))?;
+            let path = path.display();
+            println!("saved {path}: `firebox plan {path} --batch 4096 --card t4` plans it");
         }
         if options.plan_only {
             println!("{}", learner.plan(&batch)?);

@@ -197,6 +197,7 @@ fn compare(ops: &[Op], dry: &Dry<Vulkan>, device: &WgpuDevice) -> (Bytes, Bytes)
 }
 
 #[test]
+#[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
 fn random_programs_leave_in_use_what_was_predicted() {
     let device = WgpuDevice::default();
     let client = WgpuRuntime::client(&device);
