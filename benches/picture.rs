@@ -10,7 +10,6 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use burn::backend::{Autodiff, Flex};
@@ -19,12 +18,9 @@ use burn::data::dataset::InMemDataset;
 use burn::optim::AdamConfig;
 use burn::tensor::backend::Backend;
 use burn::train::SupervisedTraining;
-use burn::train::renderer::{
-    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
-    MetricsRendererTraining, ProgressType, TrainingProgress,
-};
 use firebox::{Bytes, Lazy, Learner};
 use firebox_testing::bench;
+use firebox_testing::bench::renderer::BatchEnds;
 use firebox_testing::zoo::{self, Numbered, Zoo};
 use peak_alloc::PeakAlloc;
 
@@ -45,32 +41,6 @@ const WARM_UP: usize = 3;
 const EVERY: Duration = Duration::from_micros(250);
 /// Points of a curve.
 const POINTS: usize = 400;
-
-/// Notes when the outputs of an optimizer step have arrived.
-struct Steps(Arc<Mutex<Vec<(usize, Instant)>>>);
-
-impl MetricsRendererTraining for Steps {
-    fn update_train(&mut self, _: MetricState) {}
-    fn update_valid(&mut self, _: MetricState) {}
-
-    fn render_train(&mut self, item: TrainingProgress, _: Vec<ProgressType>) {
-        let (step, mut steps) = (item.iteration.unwrap_or(0), self.0.lock().expect("not poisoned"));
-        steps.retain(|(known, _)| *known != step);
-        steps.push((step, Instant::now()));
-    }
-
-    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRendererEvaluation for Steps {
-    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
-    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRenderer for Steps {
-    fn manual_close(&mut self) {}
-    fn register_metric(&mut self, _: burn::train::metric::MetricDefinition) {}
-}
 
 /// What a run showed.
 struct Drawn {
@@ -98,10 +68,10 @@ fn run(budget: Bytes) -> anyhow::Result<Drawn> {
         DataLoaderBuilder::<Lazy<Flex>, _, _>::new(Numbered::<Model<Lazy<Flex>>>::default())
             .batch_size(ITEMS)
             .build(numbers(0));
-    let (steps, folder) = (Arc::new(Mutex::new(Vec::new())), tempfile::tempdir()?);
+    let (ends, folder) = (BatchEnds::default(), tempfile::tempdir()?);
     let training = SupervisedTraining::new(folder.path(), train, valid)
         .with_application_logger(None)
-        .renderer(Steps(steps.clone()))
+        .renderer(ends.renderer())
         .num_epochs(1);
     let learner = Learner::builder().auto_batch().memory(budget).quiet();
     let learner = learner.build(model, AdamConfig::new().init(), 1e-3);
@@ -123,8 +93,7 @@ fn run(budget: Bytes) -> anyhow::Result<Drawn> {
         sampler.join().expect("it does not panic");
         fitted
     })?;
-    let ends: Vec<Instant> =
-        steps.lock().expect("not poisoned").iter().map(|(_, end)| *end).collect();
+    let ends = ends.get();
     anyhow::ensure!(ends.len() == STEPS, "{} steps were seen", ends.len());
     let mut counted: Vec<(Duration, usize)> =
         (WARM_UP..STEPS).map(|step| (ends[step] - ends[step - 1], step)).collect();

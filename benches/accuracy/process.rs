@@ -11,14 +11,12 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{Adam, AdamConfig};
 use burn::record::CompactRecorder;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::train::metric::{AccuracyMetric, LossMetric, MetricDefinition};
-use burn::train::renderer::{
-    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
-    MetricsRendererTraining, ProgressType, TrainingProgress,
-};
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::renderer::TrainingProgress;
 use burn::train::{InferenceStep, LearningComponentsMarker, SupervisedTraining, TrainStep};
 use firebox::{Bytes, Learner, PlanReport};
 use firebox_dry::Dry;
+use firebox_testing::bench::renderer::OnOutput;
 use firebox_testing::machine;
 use firebox_testing::zoo::iterations::{parts, record, train};
 use firebox_testing::zoo::{self, Numbered, Zoo};
@@ -186,34 +184,16 @@ impl Found {
     }
 }
 
-/// A renderer that shows nothing. It resets the measured peak when the last epoch begins.
-struct Silent {
-    epoch: usize,
-}
-
-impl MetricsRendererTraining for Silent {
-    fn update_train(&mut self, _: MetricState) {}
-    fn update_valid(&mut self, _: MetricState) {}
-
-    fn render_train(&mut self, item: TrainingProgress, _: Vec<ProgressType>) {
+/// Forgets the peak of earlier epochs when the last one begins.
+fn last_epoch() -> impl FnMut(&TrainingProgress) + Send + Sync {
+    let mut before = 0;
+    move |item| {
         let epoch = item.global_progress.items_processed;
-        if epoch == item.global_progress.items_total && self.epoch != epoch {
+        if epoch == item.global_progress.items_total && before != epoch {
             machine::forget_peak();
         }
-        self.epoch = epoch;
+        before = epoch;
     }
-
-    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRendererEvaluation for Silent {
-    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
-    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRenderer for Silent {
-    fn manual_close(&mut self) {}
-    fn register_metric(&mut self, _: MetricDefinition) {}
 }
 
 fn dry_run<M: Subject>(items: usize) -> anyhow::Result<Bytes> {
@@ -269,7 +249,7 @@ fn fit<M: Subject>(case: &Case, setup: Setup) -> anyhow::Result<Predictions> {
         .build(numbers(valid_items));
     let mut training = SupervisedTraining::new(folder.path(), train, valid)
         .with_application_logger(None)
-        .renderer(Silent { epoch: 0 })
+        .renderer(OnOutput(last_epoch()))
         .num_epochs(setup.epochs());
     if !setup.no_checkpoints {
         training = training.with_file_checkpointer(CompactRecorder::new());

@@ -1,8 +1,6 @@
 //! Runs one training with the Learner in a child process and reports the memory it took.
 
-use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
@@ -14,16 +12,12 @@ use burn::optim::AdamConfig;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::metric::MetricDefinition;
-use burn::train::renderer::{
-    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
-    MetricsRendererTraining, ProgressType, TrainingProgress,
-};
 use burn::train::{InferenceStep, LearningComponentsMarker, SupervisedTraining, TrainStep};
 use clap::Args;
 use firebox::{
     Budget, Bytes, Fitted, Half, Lazy, LazyBackend, Learner, MicroBatch, Park, RecomputePolicy,
 };
+use firebox_testing::bench::renderer::BatchEnds;
 use firebox_testing::full_size::cnn::Cnn;
 use firebox_testing::full_size::gpt::Gpt;
 
@@ -135,7 +129,7 @@ impl Trial {
     }
 
     /// Training on two batches, and on those that are timed.
-    fn training<B, M>(&self, folder: &std::path::Path, steps: &Steps) -> Training<B, M>
+    fn training<B, M>(&self, folder: &std::path::Path, ends: &BatchEnds) -> Training<B, M>
     where
         B: AutodiffBackend<Device = Device>,
         M: TrainStep + AutodiffModule<B> + Display + 'static,
@@ -154,7 +148,7 @@ impl Trial {
             DataLoaderBuilder::new(FromNumbers).batch_size(1).build(numbers(1)),
         )
         .with_application_logger(None)
-        .renderer(steps.clone())
+        .renderer(ends.renderer())
         .num_epochs(1)
     }
 
@@ -167,12 +161,12 @@ impl Trial {
             + Batcher<real::Plain, usize, <M::InnerModule as InferenceStep>::Input>,
         I: Clone + Debug + Send + 'static,
     {
-        let (folder, steps) = (tempfile::tempdir()?, Steps::default());
-        let training = self.training::<Plain, M>(folder.path(), &steps);
+        let (folder, ends) = (tempfile::tempdir()?, BatchEnds::default());
+        let training = self.training::<Plain, M>(folder.path(), &ends);
         let adam = AdamConfig::new().init();
         training.launch(burn::train::Learner::new(model(device), adam, 1e-4));
         sync(device)?;
-        println!("measured: step_us={}", steps.median().as_micros());
+        println!("measured: step_us={}", median(&ends).as_micros());
         Ok(())
     }
 
@@ -209,9 +203,9 @@ impl Trial {
             println!("planned: micro_batch={micro_batch} predicted={}", predicted.get());
             return Ok(());
         }
-        let (folder, steps) = (tempfile::tempdir()?, Steps::default());
+        let (folder, ends) = (tempfile::tempdir()?, BatchEnds::default());
         let fitted: Fitted<M::InnerModule> =
-            learner().fit(self.training::<B, M>(folder.path(), &steps))?;
+            learner().fit(self.training::<B, M>(folder.path(), &ends))?;
         sync(device)?;
         let report = fitted.report.as_ref();
         let (micro_batch, predicted) =
@@ -227,48 +221,19 @@ impl Trial {
             predicted.get(),
             most.get(),
             number(reserved),
-            steps.median().as_micros(),
+            median(&ends).as_micros(),
         );
         Ok(())
     }
 }
 
-/// Notes when the output of each batch has reached the metrics.
-#[derive(Clone, Default)]
-struct Steps(Arc<Mutex<BTreeMap<usize, Instant>>>);
-
-impl Steps {
-    /// The median time from one batch to the next, from the third on: the first ones compile, tune
-    /// and are planned.
-    fn median(&self) -> Duration {
-        let ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let ends: Vec<Instant> = ends.values().copied().skip(2).collect();
-        let mut times: Vec<Duration> = ends.windows(2).map(|two| two[1] - two[0]).collect();
-        times.sort_unstable();
-        times.get(times.len() / 2).copied().unwrap_or_default()
-    }
-}
-
-impl MetricsRendererTraining for Steps {
-    fn update_train(&mut self, _: MetricState) {}
-    fn update_valid(&mut self, _: MetricState) {}
-
-    fn render_train(&mut self, progress: TrainingProgress, _: Vec<ProgressType>) {
-        let mut ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ends.insert(progress.iteration.unwrap_or_default(), Instant::now());
-    }
-
-    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRendererEvaluation for Steps {
-    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
-    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRenderer for Steps {
-    fn manual_close(&mut self) {}
-    fn register_metric(&mut self, _: MetricDefinition) {}
+/// The median time from one batch to the next, from the third on: the first ones compile, tune and
+/// are planned.
+fn median(ends: &BatchEnds) -> Duration {
+    let ends: Vec<Instant> = ends.get().into_iter().skip(2).collect();
+    let mut times: Vec<Duration> = ends.windows(2).map(|two| two[1] - two[0]).collect();
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
 fn sync(device: &Device) -> anyhow::Result<()> {

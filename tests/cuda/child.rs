@@ -16,10 +16,7 @@ use burn::optim::{Adam, AdamConfig, LearningRate, SimpleOptimizer};
 use burn::prelude::*;
 use burn::record::CompactRecorder;
 use burn::train::metric::{Adaptor, ItemLazy, LossInput, LossMetric};
-use burn::train::renderer::{
-    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
-    MetricsRendererTraining, ProgressType, TrainingProgress,
-};
+use burn::train::renderer::TrainingProgress;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use cubecl::cuda::CudaRuntime;
 use cubecl_runtime::config::cache::CacheConfig;
@@ -31,6 +28,7 @@ use firebox::{
 };
 use firebox_blank::Books;
 use firebox_pool::Control;
+use firebox_testing::bench::renderer::OnOutput;
 use firebox_testing::lengths;
 use firebox_testing::zoo::{self, Numbered, Zoo};
 use serde::{Deserialize, Serialize};
@@ -246,7 +244,7 @@ impl Job {
             LENGTHS_WIDTH,
             &lengths,
             budget,
-            Sampling,
+            OnOutput(sample),
             &Default::default(),
         );
         Ended {
@@ -279,7 +277,7 @@ impl Job {
         let mut training = SupervisedTraining::new(artifacts, train, valid)
             .metric_train_numeric(LossMetric::new())
             .with_application_logger(None)
-            .renderer(Sampling)
+            .renderer(OnOutput(sample))
             .num_epochs(self.epochs);
         if self.folder.is_some() {
             training = training.with_file_checkpointer(CompactRecorder::new());
@@ -437,32 +435,13 @@ fn samples() -> Vec<(u64, u64)> {
     TAKEN.lock().expect("no renderer panics").clone()
 }
 
-/// A renderer that shows nothing and samples the driver's books.
-struct Sampling;
-
-impl MetricsRendererTraining for Sampling {
-    fn update_train(&mut self, _: MetricState) {}
-    fn update_valid(&mut self, _: MetricState) {}
-
-    fn render_train(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {
-        let seen = SEEN.fetch_add(1, Relaxed);
-        if seen.is_multiple_of(SAMPLES.load(Relaxed))
-            && let Some(books) = Books::own()
-        {
-            let sample = (books.device(0).held(), books.pinned());
-            TAKEN.lock().expect("no renderer panics").push(sample);
-        }
+/// Samples the driver's books.
+fn sample(_: &TrainingProgress) {
+    let seen = SEEN.fetch_add(1, Relaxed);
+    if seen.is_multiple_of(SAMPLES.load(Relaxed))
+        && let Some(books) = Books::own()
+    {
+        let sample = (books.device(0).held(), books.pinned());
+        TAKEN.lock().expect("no renderer panics").push(sample);
     }
-
-    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRendererEvaluation for Sampling {
-    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
-    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRenderer for Sampling {
-    fn manual_close(&mut self) {}
-    fn register_metric(&mut self, _: burn::train::metric::MetricDefinition) {}
 }

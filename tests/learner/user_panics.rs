@@ -14,13 +14,11 @@ use burn::optim::lr_scheduler::LrScheduler;
 use burn::optim::{Adam, AdamConfig, LearningRate};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::metric::{Metric, MetricDefinition, MetricMetadata, MetricName, SerializedEntry};
-use burn::train::renderer::{
-    CliMetricsRenderer, EvaluationName, EvaluationProgress, MetricState, MetricsRenderer,
-    MetricsRendererEvaluation, MetricsRendererTraining, ProgressType, TrainingProgress,
-};
+use burn::train::metric::{Metric, MetricMetadata, MetricName, SerializedEntry};
+use burn::train::renderer::{CliMetricsRenderer, TrainingProgress};
 use burn::train::{LearningComponentsMarker, SupervisedTraining};
 use firebox::{Bytes, Learner, TrainError};
+use firebox_testing::bench::renderer::OnOutput;
 use firebox_testing::task::{
     Given, Net, Point, PointBatcher, Points, batch, points, random_state, weights,
 };
@@ -77,36 +75,6 @@ impl Metric for Tired {
     }
 
     fn clear(&mut self) {}
-}
-
-/// A renderer that shows only the first batches.
-struct Dim {
-    left: usize,
-}
-
-impl MetricsRendererTraining for Dim {
-    fn update_train(&mut self, _state: MetricState) {}
-
-    fn update_valid(&mut self, _state: MetricState) {}
-
-    fn render_train(&mut self, _item: TrainingProgress, _indicators: Vec<ProgressType>) {
-        assert!(self.left > 0, "{WORDS}");
-        self.left -= 1;
-    }
-
-    fn render_valid(&mut self, _item: TrainingProgress, _indicators: Vec<ProgressType>) {}
-}
-
-impl MetricsRendererEvaluation for Dim {
-    fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
-
-    fn render_test(&mut self, _item: EvaluationProgress, _indicators: Vec<ProgressType>) {}
-}
-
-impl MetricsRenderer for Dim {
-    fn manual_close(&mut self) {}
-
-    fn register_metric(&mut self, _definition: MetricDefinition) {}
 }
 
 /// A learning rate scheduler that knows only the first steps.
@@ -217,5 +185,10 @@ fn a_scheduler_that_panics() {
 fn a_renderer_that_panics() {
     let _lock = random_state();
     let training = on_points(DataLoaderBuilder::new(PointBatcher), (10, 0));
-    failure(1e-2, training.renderer(Dim { left: 1 }));
+    let mut left = 1;
+    let dim = move |_: &TrainingProgress| {
+        assert!(left > 0, "{WORDS}");
+        left -= 1;
+    };
+    failure(1e-2, training.renderer(OnOutput(dim)));
 }

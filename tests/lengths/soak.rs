@@ -4,45 +4,15 @@
 use std::sync::{Arc, Mutex};
 
 use burn::backend::Vulkan;
-use burn::train::metric::MetricDefinition;
-use burn::train::renderer::{
-    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
-    MetricsRendererTraining, ProgressType, TrainingProgress,
-};
+use burn::train::renderer::TrainingProgress;
 use firebox::{Bytes, DeviceMemory};
+use firebox_testing::bench::renderer::OnOutput;
 use firebox_testing::lengths::{Trained, trained};
 
 use crate::{B, WIDTH, give_back, run};
 
 /// Number of batches, one per optimizer step.
 const BATCHES: usize = 2_000;
-
-/// A renderer that samples the reserved bytes after each batch.
-#[derive(Clone, Default)]
-struct Sampling(Arc<Mutex<Vec<Bytes>>>);
-
-impl MetricsRendererTraining for Sampling {
-    fn update_train(&mut self, _: MetricState) {}
-    fn update_valid(&mut self, _: MetricState) {}
-
-    fn render_train(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {
-        let usage = <Vulkan as DeviceMemory>::pool_usage(&Default::default());
-        let reserved = usage.expect("the device has an allocator").reserved;
-        self.0.lock().expect("nobody panics with it").push(reserved);
-    }
-
-    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRendererEvaluation for Sampling {
-    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
-    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
-}
-
-impl MetricsRenderer for Sampling {
-    fn manual_close(&mut self) {}
-    fn register_metric(&mut self, _: MetricDefinition) {}
-}
 
 #[test]
 #[ignore = "takes half an hour"]
@@ -52,11 +22,18 @@ fn two_thousand_batches_of_twenty_lengths() {
     // Lengths from ten to two hundred, in an order without a pattern.
     let length = |batch: usize| 10 * (1 + batch * 7919 % 1013 % 20);
     let lengths: Vec<usize> = (0..BATCHES).map(length).collect();
-    let samples = Sampling::default();
+    // The reserved bytes after each batch.
+    let samples = Arc::new(Mutex::new(Vec::new()));
+    let taken = samples.clone();
+    let sample = move |_: &TrainingProgress| {
+        let usage = <Vulkan as DeviceMemory>::pool_usage(&Default::default());
+        let reserved = usage.expect("the device has an allocator").reserved;
+        taken.lock().expect("nobody panics with it").push(reserved);
+    };
     let Trained { predicted, measured, .. } =
-        trained::<B>(WIDTH, &lengths, budget, samples.clone(), &Default::default());
+        trained::<B>(WIDTH, &lengths, budget, OnOutput(sample), &Default::default());
     give_back();
-    let samples = samples.0.lock().expect("nobody panics with it");
+    let samples = samples.lock().expect("nobody panics with it");
     assert!(samples.len() >= BATCHES, "{} samples", samples.len());
     let (first, rest) = samples.split_at(samples.len() / 10);
     let most = |of: &[Bytes]| of.iter().copied().max().unwrap_or_default();

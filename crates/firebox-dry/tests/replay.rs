@@ -5,7 +5,6 @@ mod programs;
 
 use std::sync::Mutex;
 use std::thread;
-use std::time::Instant;
 
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -17,7 +16,7 @@ use firebox_dry::{Capability, Card, Cuda, Dry, DryRuntime, Lease, Target, Usage,
 use firebox_lazy::{Lazy, LazyBackend, StepRecorder};
 use firebox_trace::{Bytes, Category, Estimate, Mark, MemoryModel, Question, Step, Trace};
 
-use crate::programs::{Classifier, LargeLanguage, Task, train};
+use crate::programs::{Classifier, Task, train};
 
 type Fused<T> = Fusion<CubeBackend<DryRuntime<T>, f32, i32, u8>>;
 type Plain<T> = CubeBackend<DryRuntime<T>, f32, i32, u8>;
@@ -264,30 +263,4 @@ fn a_call_that_cannot_be_replayed_is_named() {
     assert_eq!(footprint.unaccounted, ["float_sort"]);
     assert_eq!(footprint.estimate, Estimate::Heuristic);
     assert!(footprint.peak > Bytes::mib(8));
-}
-
-/// `cargo test --release -p firebox-dry --test replay -- --ignored --nocapture`
-#[test]
-#[ignore = "measures time, which says little without `--release`"]
-fn time_of_replays() {
-    let _alone = DEVICES.lock();
-    type B = Autodiff<Lazy<Fused<Cuda>>>;
-    let properties = rtx_4090();
-    let model = Dry::<Fused<Cuda>>::new(properties.clone());
-    for items in [4, 8, 16, 5] {
-        let lease = Lease::<Cuda>::take(&properties).expect("a dry device");
-        let started = Instant::now();
-        let trace = programs::record::<Fused<Cuda>, LargeLanguage<B>>(items, lease.device());
-        let recorded = started.elapsed();
-        drop(lease);
-        let (started, replays) = (Instant::now(), model.replays());
-        let footprint = model.replay(&trace).expect("the trace runs");
-        println!(
-            "{items} items: {} calls, model made and recorded in {recorded:?}; {} replays in {:?}; {}",
-            trace.calls().count(),
-            model.replays() - replays,
-            started.elapsed(),
-            footprint.peak,
-        );
-    }
 }

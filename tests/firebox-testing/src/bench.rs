@@ -1,6 +1,7 @@
 //! What benches share: the facts of the machine, whether a run measures at all, and timing.
 
 pub mod paired;
+pub mod renderer;
 pub mod turn;
 
 use std::fs;

@@ -140,34 +140,6 @@ impl<B: Backend> Task<B> for Language<B> {
     }
 }
 
-/// The language model with twelve layers, 768 wide, on texts of 256 tokens.
-#[derive(Module, Debug)]
-pub struct LargeLanguage<B: Backend> {
-    embedding: Embedding<B>,
-    encoder: TransformerEncoder<B>,
-    output: Linear<B>,
-}
-
-impl<B: Backend> Task<B> for LargeLanguage<B> {
-    fn new(device: &B::Device) -> Self {
-        let encoder = TransformerEncoderConfig::new(768, 3072, 12, 12).with_dropout(0.1);
-        let model = Self {
-            embedding: EmbeddingConfig::new(8192, 768).init(device),
-            encoder: encoder.init(device),
-            output: LinearConfig::new(768, 8192).init(device),
-        };
-        initialize::<B, _>(&model);
-        model
-    }
-
-    fn loss(&self, items: usize, device: &B::Device) -> Tensor<B, 1> {
-        let text = integers::<B, 2>([items, 256], device);
-        let embedded = self.embedding.forward(text);
-        let encoded = self.encoder.forward(TransformerEncoderInput::new(embedded));
-        cross_entropy(self.output.forward(encoded).flatten::<2>(0, 1), device)
-    }
-}
-
 /// Three linear layers.
 #[derive(Module, Debug)]
 pub struct Perceptron<B: Backend> {
