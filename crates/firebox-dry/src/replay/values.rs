@@ -49,7 +49,8 @@ pub struct HostValues<'a> {
 }
 
 impl HostValues<'_> {
-    /// Computes `trace` on Flex, with draws from Flex's generator, and returns the tensors `wanted`, which must be alive at its end.
+    /// Computes `trace` on Flex, with draws from Flex's generator, and returns the tensors
+    /// `wanted`, which must be alive at its end.
     ///
     /// # Errors
     ///
