@@ -80,13 +80,8 @@ pub fn plan(options: &PlanOptions) -> anyhow::Result<Outcome> {
     }
     println!("{} of {}, a batch of {batch} items:", about(&trace), path.display());
     println!("{}", plans_table(&found));
-    for (target, plan, advice) in &found {
-        if let Err(message) = plan {
-            println!("{}: {message}", target.name);
-        }
-        for advice in advice {
-            println!("{}: {advice}", target.name);
-        }
+    for (text, devices) in &by_text(&found) {
+        println!("{}: {text}", devices.join(", "));
     }
     Ok(outcome)
 }
@@ -98,6 +93,21 @@ pub fn about(trace: &SavedTrace) -> String {
 }
 
 type Found<'a> = (&'a Target, Result<PlanReport, String>, Vec<Advice>);
+
+/// What there is to say, and of which devices.
+fn by_text<'a>(found: &'a [Found<'_>]) -> Vec<(String, Vec<&'a str>)> {
+    let mut said: Vec<(String, Vec<&str>)> = Vec::new();
+    for (target, plan, advice) in found {
+        let texts = plan.as_ref().err().cloned().into_iter();
+        for text in texts.chain(advice.iter().map(ToString::to_string)) {
+            match said.iter_mut().find(|(known, _)| *known == text) {
+                Some((_, devices)) => devices.push(&target.name),
+                None => said.push((text, vec![&target.name])),
+            }
+        }
+    }
+    said
+}
 
 fn plans_table(found: &[Found<'_>]) -> Table {
     let heads = ["device", "budget", "micro-batches", "peak", "in use", "estimate"];

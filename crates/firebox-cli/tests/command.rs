@@ -92,6 +92,8 @@ fn a_plan_as_json_and_what_does_not_fit() {
     assert_eq!(none["plans"][0]["fits"], false);
     let message = none["plans"][0]["message"].as_str().expect("a text");
     assert!(message.contains("one item needs"), "{message}");
+    let none = text(&firebox("plan mlp.trace --batch 4096 --memory 20KiB"), 3);
+    assert_eq!(none.matches("one item needs").count(), 1, "once for all cards: {none}");
 }
 
 #[test]
