@@ -316,7 +316,7 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
         // On a loader thread the session computes it when it needs it.
         if self.node.deferred().is_some()
             && streams::current_worker().is_none()
-            && !session::with::<B, _>(|session| session.looks).unwrap_or(false)
+            && !session::with::<B, _>(|session| session.options.looks).unwrap_or(false)
         {
             drop(self.clone().forced());
         }

@@ -6,10 +6,11 @@ use std::marker::PhantomData;
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Bool, DType, Int, Tensor};
+use burn::tensor::{DType, Tensor};
 use firebox_lazy::{LazyBackend, is_rehearsal};
 use firebox_trace::{Bytes, Category};
 
+use crate::parameters::parameters;
 use crate::planner::labels::label_gradients;
 use crate::reduction::LossReduction;
 
@@ -221,42 +222,8 @@ fn summed_in(dtype: DType) -> DType {
 
 /// The bytes of a sum of the gradients of all parameters.
 pub(crate) fn summed_bytes<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Bytes {
-    struct Count(u64);
-
-    impl<B: Backend> ModuleVisitor<B> for Count {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let tensor = param.val();
-            let size = summed_in(tensor.dtype()).size();
-            self.0 += (tensor.shape().num_elements() * size) as u64;
-        }
-    }
-
-    let mut count = Count(0);
-    model.visit(&mut count);
-    Bytes::new(count.0)
-}
-
-/// Whether a module has untrained tensors. Its running statistics, if any, are among these.
-pub(crate) fn has_untrained<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> bool {
-    struct Untrained(bool);
-
-    impl<B: Backend> ModuleVisitor<B> for Untrained {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.0 |= !param.is_require_grad();
-        }
-
-        fn visit_int<const D: usize>(&mut self, _param: &Param<Tensor<B, D, Int>>) {
-            self.0 = true;
-        }
-
-        fn visit_bool<const D: usize>(&mut self, _param: &Param<Tensor<B, D, Bool>>) {
-            self.0 = true;
-        }
-    }
-
-    let mut untrained = Untrained(false);
-    model.visit(&mut untrained);
-    untrained.0
+    let floats = parameters(model).into_iter().filter(|parameter| parameter.dtype.is_float());
+    floats.map(|parameter| parameter.bytes_in(summed_in(parameter.dtype))).sum()
 }
 
 /// The model with leaves of its own, for a rehearsal: a backward pass removes the leaves that it

@@ -37,7 +37,7 @@ use crate::report::{MemoryUse, PlanReport};
 use crate::run::checkpoints::unreadable_checkpoint;
 use crate::run::strategy::{AutoBatch, Outcome};
 use crate::saved::SavedPlanner;
-use crate::settings::{Later, Settings};
+use crate::settings::{Later, Settings, Telling};
 use crate::splitter::Splitter;
 use crate::whole::Joining;
 
@@ -49,9 +49,10 @@ fn burns_dashboard_shows() -> bool {
 /// The settings of a run, with where it is shown.
 fn for_fit(settings: Settings) -> Settings {
     let (settings, dashboard) = (settings.of_rank(), burns_dashboard_shows());
-    let screen = (settings.progress && !dashboard).then(Screen::new);
+    let screen = (settings.telling.progress && !dashboard).then(Screen::new);
     let later = (dashboard && std::io::stderr().is_terminal()).then(Later::default);
-    Settings { metrics: Metrics::default(), screen, later, ..settings }
+    let telling = Telling { metrics: Metrics::default(), screen, later, ..settings.telling };
+    Settings { telling, ..settings }
 }
 
 /// Trains a model on batches of any size, in micro-batches that fit into memory.
@@ -73,6 +74,7 @@ impl Learner<(), (), (), (), (), ()> {
     pub fn builder() -> LearnerBuilder<Unset, Unset> {
         LearnerBuilder {
             settings: Settings::default(),
+            sees_parts: false,
             train_splitter: Unset,
             valid_splitter: Unset,
         }
@@ -168,13 +170,14 @@ where
                 rehearse_training(&learner, splitter, batch, split, course, join, recorder)
             });
             if !recorder.refuses_reads() {
-                give_back::<B>(&self.model.devices()[0]);
+                give_back::<B::Base>(&self.model.devices()[0]);
             }
             rehearsed
         };
         let joining = joins.wanted::<M::Output>();
         let planned = planner.plan_alone(Shape::of_items(items), joining, rehearse)?;
-        let quiet = Settings { quiet: true, ..settings.clone() };
+        let mut quiet = settings.clone();
+        quiet.telling.quiet = true;
         Ok(quiet.report::<B, _>(&self.model, planner.budget(), (Phase::Training, &planned), &[]))
     }
 
@@ -195,7 +198,7 @@ where
         let learner = self.learner();
         let settle = |recorder: &StepRecorder| {
             if !recorder.refuses_reads() {
-                give_back::<B>(&self.model.devices()[0]);
+                give_back::<B::Base>(&self.model.devices()[0]);
             }
         };
         let batch = (&self.builder.train_splitter, batch);
@@ -266,10 +269,10 @@ where
         let others = make_ready::<B, _>(&self.model)
             .map_err(|cause| FitError::new(conclude(cause), None))?;
         let outcome = Arc::new(Mutex::new(Outcome::default()));
-        let LearnerBuilder { settings, train_splitter, valid_splitter } = self.builder;
+        let LearnerBuilder { settings, train_splitter, valid_splitter, .. } = self.builder;
         let settings = Settings { others, ..for_fit(settings) };
         // The latter is dropped after what holds burn's renderer.
-        let (screen, later) = (settings.screen.clone(), settings.later.clone());
+        let (screen, later) = (settings.telling.screen.clone(), settings.telling.later.clone());
         let training = with_ranks(training, &settings);
         let states = settings.states.clone();
         let strategy = AutoBatch {

@@ -9,6 +9,7 @@ mod ready;
 mod settings;
 
 mod on_gradients;
+mod parameters;
 mod park;
 mod ranks;
 mod run;

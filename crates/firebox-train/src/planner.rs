@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use burn_backend::DType;
-use firebox_lazy::remember_calls_within;
 use firebox_plan::{Plan, Sizing};
 use firebox_recompute::{Program, Rates};
 use firebox_trace::{Bytes, MemoryModel, Nonlinear, StructuralHash, TensorInfo};
@@ -22,6 +21,7 @@ use crate::planner::parked::Parks;
 use crate::planner::recompute::RecomputePolicy;
 use crate::planner::rehearsal::Iterations;
 use crate::planner::rehearsed::Rehearsed;
+use crate::planner::room::Room;
 use crate::planner::shape::Shape;
 use crate::planner::speed::Speed;
 use crate::whole::Joining;
@@ -40,6 +40,7 @@ mod recorders;
 pub(crate) mod rehearsal;
 pub(crate) mod rehearsed;
 mod remedy;
+pub(crate) mod room;
 mod search;
 pub(crate) mod shape;
 pub(crate) mod speed;
@@ -58,74 +59,71 @@ const AT_ONCE: usize = 2;
 /// How many programs that compute tensors again are kept.
 const PROGRAMS: usize = 8;
 
-/// The share of the budget that recording may use to remember calls of other shapes.
-const MOST_REMEMBERED: f64 = 1.0 / 16.0;
-
 /// The plans, and what they were made from.
 pub(crate) struct Planner {
     memory: Arc<dyn MemoryModel>,
-    budget: Bytes,
-    /// The share of the budget that a plan may use. Less than one once more was measured than
-    /// predicted.
-    share: f64,
-    sizing: Sizing,
+    room: Room,
+    choices: Choices,
     overhead: Overhead,
+    /// The pool that training uses, if it is firebox's.
+    pool: Option<Arc<TrainingPool>>,
+    plans: Plans,
+    structures: Structures,
+    ledger: Ledger,
+    step: KnownOfStep,
+    /// What the process takes of the host's memory, if the budget is host memory.
+    growth: Option<Growth>,
+}
+
+/// How batches may be made to fit.
+struct Choices {
+    sizing: Sizing,
     /// When passes compute tensors again, and how the device computes.
     recompute: RecomputePolicy,
     speed: Speed,
-    /// Whether the optimizer's state is outside of the device between steps, and what of it.
+    /// Whether the optimizer's state is outside of the device between steps.
     parks: Parks,
-    parked: Vec<TensorInfo>,
     /// Whether batches are split although that changes the statistics that a model normalizes by.
     splits_statistics: bool,
     /// Whether training batches must not be split.
     stays_whole: bool,
-    /// The pool that training uses, if it is firebox's.
-    pool: Option<Arc<TrainingPool>>,
-    plans: HashMap<(Phase, Shape), Planned>,
-    /// The most memory predicted for the run: that of a plan, or of a rehearsal that runs parts of
-    /// a step.
-    predicted: Bytes,
+}
+
+/// The plans, and how batches are told apart.
+struct Plans {
+    made: HashMap<(Phase, Shape), Planned>,
     /// The plan whose pages are open, where the allocator keeps them.
     open: Option<(Phase, Shape)>,
     /// Whether batches are cut to learn their shapes.
     looks_at_shapes: bool,
-    /// The most memory that recording may use to remember calls of other shapes.
-    remembers: Bytes,
     /// The bytes of the current batch, where they are needed.
     batch: Bytes,
     /// The bytes of batches that outgrew their plan, by their number of items.
     outgrown: HashMap<(Phase, usize), BTreeSet<Bytes>>,
-    /// What micro-steps of known structures need in addition to what is held.
+}
+
+/// The structures of micro-steps that have run.
+#[derive(Default)]
+struct Structures {
+    /// What they need in addition to what is held.
     known: HashMap<Known, Admitted>,
     /// Those of them that have a program, the oldest first.
     programs: VecDeque<Known>,
     /// What micro-steps need up to a value they read, by the structure of the operations before it.
     prefixes: Arc<Mutex<HashMap<StructuralHash, Bytes>>>,
-    /// The optimizer's state. Validation does not use it, but it is alive meanwhile.
-    optimizer_state: Vec<TensorInfo>,
-    /// What updates of the parameters have left.
-    ledger: Ledger,
-    /// The parameters for which an optimizer brings state along from an earlier run, until it is
-    /// known how much.
-    brought: Vec<(String, Bytes)>,
+    /// Whether a training step was another program than those of earlier batches like it.
+    has_new: bool,
+}
+
+/// What rehearsals and micro-steps have shown of the user's step.
+#[derive(Default)]
+struct KnownOfStep {
     /// The paths of the model's running statistics.
     running_state: BTreeSet<String>,
     /// What the training step makes of its gradients, if that is nothing linear.
     nonlinear: Option<Nonlinear>,
-    /// Whether a training step was another program than those of earlier batches like it.
-    has_new_structure: bool,
     /// Whether the model is known to read values while it runs.
     reads: bool,
-    /// What threads keep permanently after what has run so far, and how much of it the current
-    /// batch's `held` includes.
-    kept: Arc<AtomicU64>,
-    kept_in_held: Bytes,
-    /// What the process takes of the host's memory, if the budget is host memory.
-    growth: Option<Growth>,
-    /// The most bytes that a rehearsal needed. Counts rehearsals on the host, and those that ran
-    /// parts of a step to read values.
-    rehearsed: Arc<AtomicU64>,
 }
 
 /// A plan for batches of one shape.
@@ -194,51 +192,35 @@ pub struct PlanningCost {
     pub operations: usize,
 }
 
-impl Drop for Planner {
-    /// Lifts the limit on remembered calls: it was computed from this run's plans.
-    fn drop(&mut self) {
-        remember_calls_within(Bytes::MAX);
-    }
-}
-
 impl Planner {
     /// A planner without any plans.
     pub(crate) fn new(memory: Arc<dyn MemoryModel>, budget: Bytes, sizing: Sizing) -> Self {
-        let speed = Speed::of(&*memory, None);
-        Self {
-            memory,
-            budget,
-            share: 1.0,
+        let choices = Choices {
             sizing,
-            overhead: Overhead::default(),
             recompute: RecomputePolicy::never(),
-            speed,
+            speed: Speed::of(&*memory, None),
             parks: Parks::Never,
-            parked: Vec::new(),
             splits_statistics: false,
             stays_whole: false,
-            pool: None,
-            plans: HashMap::new(),
-            predicted: Bytes::ZERO,
+        };
+        let plans = Plans {
+            made: HashMap::new(),
             open: None,
             looks_at_shapes: true,
-            remembers: Bytes::ZERO,
             batch: Bytes::ZERO,
             outgrown: HashMap::new(),
-            known: HashMap::new(),
-            programs: VecDeque::new(),
-            prefixes: Arc::default(),
-            optimizer_state: Vec::new(),
+        };
+        Self {
+            memory,
+            room: Room::new(budget),
+            choices,
+            overhead: Overhead::default(),
+            pool: None,
+            plans,
+            structures: Structures::default(),
             ledger: Ledger::default(),
-            brought: Vec::new(),
-            running_state: BTreeSet::new(),
-            nonlinear: None,
-            has_new_structure: false,
-            reads: false,
-            kept: Arc::default(),
-            kept_in_held: Bytes::ZERO,
+            step: KnownOfStep::default(),
             growth: None,
-            rehearsed: Arc::default(),
         }
     }
 
@@ -251,60 +233,60 @@ impl Planner {
     /// Computes tensors again where the policy says so. Batches of models with running statistics
     /// are then rather kept whole, unless those may be split.
     pub(crate) fn recomputing(mut self, policy: RecomputePolicy, splits_statistics: bool) -> Self {
-        self.recompute = policy;
-        self.splits_statistics = splits_statistics;
+        self.choices.recompute = policy;
+        self.choices.splits_statistics = splits_statistics;
         self
     }
 
     /// Plans with the optimizer's state parked, or says what that would save.
     pub(crate) fn parking(mut self, parks: Parks) -> Self {
-        self.parks = parks;
+        self.choices.parks = parks;
         self
     }
 
     /// Whether the optimizer's state is parked.
     pub(crate) fn parks(&self) -> bool {
-        self.parks == Parks::Does
+        self.choices.parks == Parks::Does
     }
 
     /// What is parked between optimizer steps.
     pub(crate) fn parked(&self) -> Bytes {
-        self.parked.iter().map(TensorInfo::bytes).sum()
+        self.ledger.parked.iter().map(TensorInfo::bytes).sum()
     }
 
     /// Takes these for the device's rates, if they are known.
     pub(crate) fn with_rates(mut self, rates: Option<Rates>) -> Self {
-        self.speed.rates = rates.unwrap_or(self.speed.rates);
+        self.choices.speed.rates = rates.unwrap_or(self.choices.speed.rates);
         self
     }
 
     /// Packs masks in booleans of this type.
     pub(crate) fn with_bools(mut self, dtype: DType) -> Self {
-        self.speed.bools = Some(dtype);
+        self.choices.speed.bools = Some(dtype);
         self
     }
 
     /// How batches may be cut.
     fn sizing(&self, phase: Phase) -> Sizing {
-        match self.stays_whole && phase == Phase::Training {
+        match self.choices.stays_whole && phase == Phase::Training {
             true => Sizing::Whole,
-            false => self.sizing,
+            false => self.choices.sizing,
         }
     }
 
     /// Whether the user has asked for batches that are never split.
     pub(crate) fn is_never_split(&self) -> bool {
-        self.sizing == Sizing::Whole
+        self.choices.sizing == Sizing::Whole
     }
 
     /// Plans every training batch whole from now on. False if the user has chosen the size of
     /// micro-batches, or nothing may be recomputed.
     pub(crate) fn keep_whole(&mut self) -> bool {
-        let is_free = !matches!(self.sizing, Sizing::Fixed(_) | Sizing::Whole);
-        let may = is_free && self.recompute.if_allowed().is_some();
+        let is_free = !matches!(self.choices.sizing, Sizing::Fixed(_) | Sizing::Whole);
+        let may = is_free && self.choices.recompute.if_allowed().is_some();
         if may {
-            self.stays_whole = true;
-            self.plans.retain(|(phase, _), _| *phase != Phase::Training);
+            self.choices.stays_whole = true;
+            self.plans.made.retain(|(phase, _), _| *phase != Phase::Training);
         }
         may
     }
@@ -316,13 +298,13 @@ impl Planner {
 
     /// The plan for batches of this shape, if it exists.
     fn planned(&self, phase: Phase, shape: Shape) -> Option<&Planned> {
-        self.plans.get(&(phase, shape))
+        self.plans.made.get(&(phase, shape))
     }
 
     /// Tells the planner that batches of a phase have run to their end, including the optimizer
     /// step.
     pub(crate) fn has_run(&mut self, phase: Phase) {
-        let plans = self.plans.iter_mut().filter(|((of, _), _)| *of == phase);
+        let plans = self.plans.made.iter_mut().filter(|((of, _), _)| *of == phase);
         plans.for_each(|(_, planned)| planned.tuning.has_run());
     }
 
@@ -333,17 +315,17 @@ impl Planner {
 
     /// What training may use.
     pub(crate) fn budget(&self) -> Bytes {
-        self.budget
+        self.room.budget
     }
 
     /// The most memory predicted for the run so far.
     pub(crate) fn predicted(&self) -> Bytes {
-        self.predicted
+        self.room.predicted()
     }
 
     /// Raises the prediction for the run to at least `needed`.
     pub(crate) fn predict(&mut self, needed: Bytes) {
-        self.predicted = self.predicted.max(needed);
+        self.room.predict(needed);
     }
 
     /// Plans pages on firebox's pool from now on.
@@ -357,34 +339,34 @@ impl Planner {
 
     /// Notes what threads keep permanently before anything has run.
     pub(crate) fn keep_for_threads(&self, bytes: Bytes) {
-        self.kept.fetch_max(bytes.get(), Relaxed);
+        self.ledger.kept.fetch_max(bytes.get(), Relaxed);
     }
 
     /// What threads keep permanently after what has run so far. Whoever runs something outside of
     /// the plans raises it.
     pub(crate) fn kept_by_threads(&self) -> &Arc<AtomicU64> {
-        &self.kept
+        &self.ledger.kept
     }
 
     /// Whether the model is known to have running statistics.
     pub(crate) fn has_running_state(&self) -> bool {
-        !self.running_state.is_empty()
+        !self.step.running_state.is_empty()
     }
 
     /// What the training step makes of its gradients, if that is nothing linear.
     pub(crate) fn nonlinear(&self) -> Option<&Nonlinear> {
-        self.nonlinear.as_ref()
+        self.step.nonlinear.as_ref()
     }
 
     /// Whether a training step was another program than those of earlier batches like it, since
     /// this was asked last.
     pub(crate) fn takes_new_structure(&mut self) -> bool {
-        std::mem::take(&mut self.has_new_structure)
+        std::mem::take(&mut self.structures.has_new)
     }
 
     /// Notes that the optimizer brings state along from an earlier run, for these parameters.
     pub(crate) fn bringing(mut self, parameters: Vec<(String, Bytes)>) -> Self {
-        self.brought = parameters;
+        self.ledger.brought = parameters;
         self
     }
 
@@ -395,7 +377,7 @@ impl Planner {
 
     /// Notes the paths of running statistics.
     pub(crate) fn add_running_state(&mut self, paths: Vec<String>) {
-        self.running_state.extend(paths);
+        self.step.running_state.extend(paths);
     }
 
     /// What the process has grown by, if the budget is host memory and the system tells.
@@ -405,12 +387,12 @@ impl Planner {
 
     /// Whether planning ran parts of steps, and thereby opened pages.
     pub(crate) fn has_run_steps(&self) -> bool {
-        self.reads
+        self.step.reads
     }
 
     /// Limits later plans to this share of the budget: the predicted memory divided by the measured
     /// memory.
     pub(crate) fn be_cautious(&mut self, share: f64) {
-        self.share = self.share.min(share);
+        self.room.limit(share);
     }
 }

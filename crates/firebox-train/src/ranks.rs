@@ -10,6 +10,7 @@ pub(crate) mod quiet;
 pub(crate) mod start;
 
 use firebox_ranks::{RankError, Ranks};
+use firebox_trace::Bytes;
 use serde::{Deserialize, Serialize};
 
 use self::metrics::Sums;
@@ -25,6 +26,8 @@ pub(crate) struct Team {
     fold: u64,
     /// Plans that rank 0 has not been told of.
     pub(crate) plans: Vec<String>,
+    /// What an exchange takes of the device's memory.
+    pub(crate) exchange: Bytes,
 }
 
 /// Why training stops before its end.
@@ -69,7 +72,7 @@ struct Said {
 
 impl Team {
     pub(crate) fn new(ranks: Ranks) -> Self {
-        Self { ranks, stop: None, fold: 0, plans: Vec::new() }
+        Self { ranks, stop: None, fold: 0, plans: Vec::new(), exchange: Bytes::ZERO }
     }
 
     pub(crate) fn is_root(&self) -> bool {

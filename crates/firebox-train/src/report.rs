@@ -69,8 +69,8 @@ pub struct PlanReport {
 impl PlanReport {
     pub(crate) fn new(device: String, budget: Bytes, phase: Phase, planned: &Planned) -> Self {
         let Planned { plan, rehearsed, joining, cost, .. } = planned;
-        let parked: Bytes = rehearsed.parked.iter().map(TensorInfo::bytes).sum();
-        let on_device: Bytes = rehearsed.optimizer_state.iter().map(TensorInfo::bytes).sum();
+        let parked: Bytes = rehearsed.state.parked.iter().map(TensorInfo::bytes).sum();
+        let on_device: Bytes = rehearsed.state.on_device.iter().map(TensorInfo::bytes).sum();
         Self {
             device,
             phase,
@@ -88,7 +88,7 @@ impl PlanReport {
             overhead: rehearsed.overhead,
             paging: rehearsed.footprint.paging.clone(),
             unaccounted: rehearsed.footprint.unaccounted.clone(),
-            running_state: rehearsed.running_state.clone(),
+            running_state: rehearsed.of_step.running_state.clone(),
             pools_statistics: false,
             metrics_see_parts: *joining == Joining::NoRoom,
             cost: *cost,

@@ -14,6 +14,7 @@ use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
 
 use crate::components::{LazyComponents, TrainBatch};
 use crate::error::{Phase, TrainError};
+use crate::parameters::parameter_bytes;
 use crate::planner::Planner;
 use crate::planner::largest::{largest, largest_from};
 use crate::planner::overhead::Overhead;
@@ -23,7 +24,7 @@ use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::planner::speed::Speed;
 use crate::report::PlanReport;
-use crate::settings::{Settings, parameter_bytes};
+use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::whole::Joining;
 

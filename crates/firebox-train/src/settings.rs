@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::backend::Backend;
-use burn::tensor::{Bool, Int, Tensor};
 use burn_backend::{BoolStore, DType, Element};
 use firebox_lazy::{HiddenStates, LazyBackend};
 use firebox_plan::{Budget, MemoryInfo, Sizing};
@@ -18,6 +17,7 @@ use firebox_trace::{Bytes, Difference};
 use crate::check::Coupling;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
+use crate::parameters::{parameter_bytes, trained_parameters};
 use crate::park::{Park, Parking};
 use crate::planner::growth::Growth;
 use crate::planner::ledger::Left;
@@ -35,29 +35,44 @@ use crate::whole::Joins;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) budget: Budget,
+    /// Whether exceeding the budget is an error.
+    pub(crate) is_strict: bool,
+    pub(crate) fitting: Fitting,
+    pub(crate) reduction: LossReduction,
+    /// Couplings that do not prevent a split.
+    pub(crate) accepted: Vec<Coupling>,
+    /// The momentum for pooling the running statistics of batch normalizations over a batch, if the
+    /// user asked for it.
+    pub(crate) pools_statistics: Option<f64>,
+    /// How to join the outputs of a batch for the metrics.
+    pub(crate) joins: Joins,
+    /// The seed of each epoch's random numbers, if the user set one.
+    pub(crate) seed: Option<u64>,
+    /// State that steps keep outside of the model.
+    pub(crate) states: HiddenStates,
+    /// What the device's allocator holds for other tensors of the program, such as a data set on
+    /// the device or another model.
+    pub(crate) others: OtherTensors,
+    /// The processes that train together, if there are several.
+    pub(crate) ranks: Option<Ranks>,
+    pub(crate) telling: Telling,
+}
+
+/// How batches are made to fit.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fitting {
     pub(crate) sizing: Sizing,
     /// When tensors are recomputed.
     pub(crate) recompute: RecomputePolicy,
     pub(crate) rates: Option<Rates>,
     /// Where the optimizer's state is between steps, if not on the device.
     pub(crate) park: Option<Park>,
-    pub(crate) reduction: LossReduction,
+}
+
+/// What a run says, and who can stop it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Telling {
     pub(crate) quiet: bool,
-    /// The momentum for pooling the running statistics of batch normalizations over a batch, if the
-    /// user asked for it.
-    pub(crate) pools_statistics: Option<f64>,
-    /// Whether exceeding the budget is an error.
-    pub(crate) is_strict: bool,
-    /// The seed of each epoch's random numbers, if the user set one.
-    pub(crate) seed: Option<u64>,
-    /// How to join the outputs of a batch for the metrics, and whether only where the user asked
-    /// for it.
-    pub(crate) joins: Joins,
-    pub(crate) sees_parts: bool,
-    /// State that steps keep outside of the model.
-    pub(crate) states: HiddenStates,
-    /// Whether ctrl-c ends training after the running optimizer step.
-    pub(crate) stops_on_ctrl_c: bool,
     /// Whether the user asked to see the run.
     pub(crate) progress: bool,
     /// Where the run is shown.
@@ -68,17 +83,12 @@ pub(crate) struct Settings {
     pub(crate) trace_path: Option<PathBuf>,
     /// Where a line is written for each step.
     pub(crate) log_path: Option<PathBuf>,
-    /// The processes that train together, if there are several.
-    pub(crate) ranks: Option<Ranks>,
     /// Where the metrics of all ranks are written.
     pub(crate) metrics_directory: Option<PathBuf>,
     /// The metrics of this rank, and at rank 0 those of all.
     pub(crate) metrics: Metrics,
-    /// Couplings that do not prevent a split.
-    pub(crate) accepted: Vec<Coupling>,
-    /// What the device's allocator holds for other tensors of the program, such as a data set on
-    /// the device or another model.
-    pub(crate) others: OtherTensors,
+    /// Whether ctrl-c ends training after the running optimizer step.
+    pub(crate) stops_on_ctrl_c: bool,
 }
 
 impl Settings {
@@ -86,7 +96,9 @@ impl Settings {
     pub(crate) fn of_rank(self) -> Self {
         match &self.ranks {
             Some(ranks) if !ranks.is_root() => {
-                Self { quiet: true, progress: false, log_path: None, trace_path: None, ..self }
+                let quiet =
+                    Telling { quiet: true, progress: false, log_path: None, ..self.telling };
+                Self { telling: Telling { trace_path: None, ..quiet }, ..self }
             }
             _ => self,
         }
@@ -102,10 +114,10 @@ impl Settings {
         let device = &model.devices()[0];
         let memory = B::Base::memory_model(device);
         let growth = memory.is_on_host().then(|| Growth::begin(parameter_bytes::<B, M>(model)));
-        let planner = Planner::new(memory, budget, self.sizing);
-        let planner = planner.recomputing(self.recompute, self.pools_statistics.is_some());
+        let planner = Planner::new(memory, budget, self.fitting.sizing);
+        let planner = planner.recomputing(self.fitting.recompute, self.pools_statistics.is_some());
         let planner = planner
-            .with_rates(self.rates.or_else(|| B::Base::rates(device)))
+            .with_rates(self.fitting.rates.or_else(|| B::Base::rates(device)))
             .with_bools(bools::<B::Base>());
         Ok(planner.measuring(growth.flatten()))
     }
@@ -113,7 +125,7 @@ impl Settings {
     /// Whether the Learner parks the optimizer's state, on a device whose memory is the host's or
     /// not.
     pub(crate) fn parks(&self, is_on_host: bool) -> Parks {
-        match &self.park {
+        match &self.fitting.park {
             None => Parks::Could,
             Some(Park::Host) if is_on_host => Parks::Could,
             Some(_) => Parks::Does,
@@ -126,7 +138,7 @@ impl Settings {
     ///
     /// If no file can be made.
     pub(crate) fn open_parking(&self, parks: bool) -> Result<Option<Parking>, TrainError> {
-        let Some(park) = &self.park else { return Ok(None) };
+        let Some(park) = &self.fitting.park else { return Ok(None) };
         if !parks {
             self.warn(
                 "the optimizer's state is in host memory already, as everything is on this device: `Park::Host` changes \
@@ -193,7 +205,9 @@ impl Settings {
         {
             self.warn(&warning);
         }
-        if let Some(counts) = planned.rehearsed.counts.as_ref().filter(|_| earlier.is_empty()) {
+        if let Some(counts) =
+            planned.rehearsed.of_step.counts.as_ref().filter(|_| earlier.is_empty())
+        {
             self.warn_of_counting(counts);
         }
         report
@@ -222,12 +236,12 @@ impl Settings {
         let warning = (level == log::Level::Warn).then(|| format!("warning: {text}"));
         let text = warning.as_deref().unwrap_or(text);
         let rank = self.ranks.as_ref().map_or(0, Ranks::rank);
-        match &self.screen {
+        match &self.telling.screen {
             // Other ranks than the first only warn.
             _ if rank > 0 && level == log::Level::Warn => eprintln!("rank {rank}: {text}"),
-            _ if self.quiet => {}
+            _ if self.telling.quiet => {}
             Some(screen) => screen.write(text),
-            None => match &self.later {
+            None => match &self.telling.later {
                 Some(later) => later.add(text),
                 None => eprintln!("{text}"),
             },
@@ -265,41 +279,10 @@ fn bools<B: Backend>() -> DType {
     DType::Bool(store)
 }
 
-/// The paths and bytes of the parameters that are trained.
-pub(crate) fn trained_parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<(String, Bytes)> {
-    #[derive(Default)]
-    struct Trained {
-        path: Vec<String>,
-        found: Vec<(String, Bytes)>,
-    }
-
-    impl<B: Backend> ModuleVisitor<B> for Trained {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if param.is_require_grad() {
-                let tensor = param.val();
-                let bytes = Bytes::of_elements(&tensor.shape(), tensor.dtype());
-                self.found.push((self.path.join("."), bytes));
-            }
-        }
-
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.to_owned());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
-    }
-
-    let mut trained = Trained::default();
-    model.visit(&mut trained);
-    trained.found
-}
-
 /// What parameters that a plan's rehearsal does not change would add with their first gradient.
 /// `None` if there are none.
 fn may_add<B: LazyBackend, M: Module<B>>(model: &M, planned: &Planned) -> Option<Bytes> {
-    let left = &planned.rehearsed.left;
+    let left = &planned.rehearsed.of_step.left;
     let changed: BTreeSet<&str> = left.iter().flat_map(Left::paths).collect();
     let others = trained_parameters::<B, M>(model).into_iter();
     let others = others.filter(|(path, _)| !changed.contains(path.as_str()));
@@ -314,30 +297,4 @@ fn may_add<B: LazyBackend, M: Module<B>>(model: &M, planned: &Planned) -> Option
 fn backend_name<B: LazyBackend, M: Module<B>>(model: &M) -> String {
     let device = model.devices()[0].clone();
     <B::Base as Backend>::name(&device)
-}
-
-/// The bytes of a module's parameters and running statistics.
-pub(crate) fn parameter_bytes<B: Backend, M: Module<B>>(module: &M) -> Bytes {
-    struct Count(u64);
-
-    impl<B: Backend> ModuleVisitor<B> for Count {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let tensor = param.val();
-            self.0 += (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
-        }
-
-        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
-            let tensor = param.val();
-            self.0 += (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
-        }
-
-        fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
-            let tensor = param.val();
-            self.0 += (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
-        }
-    }
-
-    let mut count = Count(0);
-    module.visit(&mut count);
-    Bytes::new(count.0)
 }

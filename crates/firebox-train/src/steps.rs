@@ -17,24 +17,23 @@ use burn::data::dataloader::DataLoader;
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use firebox_lazy::{
-    LazyBackend, LoaderGate, LoaderGuard, Rehearsal, StepRecorder, TrainingGuard, mark, rehearse,
-    restore,
+    LazyBackend, LoaderGate, LoaderGuard, Rehearsal, StepRecorder, mark, rehearse, restore,
 };
 use firebox_plan::Split;
 use firebox_trace::{Bytes, Mark};
 
 use crate::clock::{Clock, set_clock};
 use crate::device::DeviceMemory;
-use crate::device::own_pool::TrainingPool;
 use crate::device::panics::Listener;
-use crate::device::watch::Watch;
 use crate::error::{During, Phase, TrainError};
-use crate::gradients::{has_untrained, with_own_leaves};
+use crate::gradients::with_own_leaves;
+use crate::iteration::on_device::OnDevice;
 use crate::iteration::pieces::representative;
-use crate::iteration::queue::{Queue, give_back};
+use crate::iteration::queue::give_back;
 use crate::iteration::rehearsing::Rehearsing;
 use crate::learner::LearnerBuilder;
 use crate::loss_scale::LossScale;
+use crate::parameters::has_untrained;
 use crate::park::Parking;
 use crate::planner::labels::{label_by_lifetime, label_parameters, retire_what_is_replaced};
 use crate::planner::overhead::Overhead;
@@ -131,30 +130,38 @@ where
     settings: Settings,
     splitter: S,
     planner: Planner,
-    device: B::Device,
-    training: Option<TrainingGuard>,
+    on: OnDevice<B::Base>,
     gate: Arc<LoaderGuard>,
     /// What a loader thread may have prepared before it must wait, and the items of the loader.
     loader_limit: Bytes,
     loader_items: Arc<AtomicUsize>,
-    pool: Option<Arc<TrainingPool>>,
-    watch: Watch<B::Base>,
-    latest: Option<Shape>,
-    /// How many more batches to compare with a prediction.
-    unmeasured: usize,
-    has_stepped: bool,
+    position: Position,
     keeps_statistics: bool,
-    /// Where the optimizers' state is between updates, if not on the device.
-    parking: Option<Parking>,
-    /// What was parked before the first step.
-    there: Bytes,
+    /// Where the optimizers' state is between updates, if not on the device, and what was there
+    /// before the first step.
+    parking: Option<(Parking, Bytes)>,
+    records: Records,
+    _listener: Listener,
+    _model: std::marker::PhantomData<fn() -> M>,
+}
+
+/// How far the loop has come.
+struct Position {
+    /// The number of steps that have ended.
+    ended: usize,
+    /// The shape of the latest batch.
+    latest: Option<Shape>,
+    /// Whether there was an update.
+    has_stepped: bool,
+}
+
+/// What is written down of the loop.
+struct Records {
     plans: Vec<PlanReport>,
     memory: MemoryUse,
     log: StepLog,
-    /// The number of steps that have ended.
-    ended: usize,
-    _listener: Listener,
-    _model: std::marker::PhantomData<fn() -> M>,
+    /// How many more batches to compare with a prediction.
+    unmeasured: usize,
 }
 
 impl<ST, SV> LearnerBuilder<ST, SV> {
@@ -195,36 +202,29 @@ where
         let parks = settings.parks(planner.memory().is_on_host());
         let mut planner = planner.parking(parks);
         let parking = settings.open_parking(planner.parks())?;
-        let pool = B::Base::own_pool(&device).map(|pool| {
-            let of = device.clone();
-            let drain = move || B::Base::drain(&of);
-            Arc::new(TrainingPool::begin(pool, drain, others))
-        });
-        if let Some(pool) = &pool {
+        let on = OnDevice::begin(device, others);
+        if let Some(pool) = &on.pool {
             pool.limit(planner.budget());
             planner.use_pool(pool);
         }
+        let records = Records {
+            plans: Vec::new(),
+            memory: MemoryUse::default(),
+            log: StepLog::open(settings.telling.log_path.as_deref())?,
+            unmeasured: 0,
+        };
         Ok(Self {
             splitter,
             planner,
-            training: B::Base::FUSES.then(TrainingGuard::enter::<B::Base>),
+            on,
             gate: Arc::new(LoaderGate::enter()),
             loader_limit: Bytes::ZERO,
             loader_items: Arc::default(),
-            pool,
-            watch: Watch::new(device.clone()),
-            latest: None,
-            unmeasured: 0,
-            has_stepped: false,
+            position: Position { ended: 0, latest: None, has_stepped: false },
             keeps_statistics: has_untrained::<B, _>(model),
-            parking,
-            there: Bytes::ZERO,
-            plans: Vec::new(),
-            memory: MemoryUse::default(),
-            log: StepLog::open(settings.log_path.as_deref())?,
-            ended: 0,
+            parking: parking.map(|parking| (parking, Bytes::ZERO)),
+            records,
             settings,
-            device,
             _listener: Listener::of_all(),
             _model: std::marker::PhantomData,
         })
@@ -258,7 +258,7 @@ where
     {
         let states = self.settings.states.clone();
         let result = states.kept(|| self.run(model, optim, batch, &mut step));
-        result.map_err(|error| self.watch.explain(error))
+        result.map_err(|error| self.on.watch.explain(error))
     }
 
     /// The batches of a loader, for training or for validation. Its threads prepare no more ahead
@@ -268,7 +268,7 @@ where
     /// Until the first batch was planned, they prepare no more than the loop waits for.
     pub fn batches<'a, L: Backend, I>(&self, loader: &'a dyn DataLoader<L, I>) -> Batches<'a, I> {
         self.loader_items.store(loader.num_items(), Ordering::Relaxed);
-        if self.plans.is_empty() {
+        if self.records.plans.is_empty() {
             self.gate.limit(Bytes::new(1));
         }
         Batches::start(loader, self.gate.clone())
@@ -277,17 +277,17 @@ where
     /// Continues a training of which `steps` steps were made before: the
     /// [clock](crate::clock) goes on from there.
     pub fn continue_after(&mut self, steps: usize) {
-        self.ended = steps;
+        self.position.ended = steps;
     }
 
     /// The plans so far, in the order they were made.
     pub fn plans(&self) -> &[PlanReport] {
-        &self.plans
+        &self.records.plans
     }
 
     /// The memory predicted and measured so far. Measured after the first batches of each plan.
     pub fn memory(&self) -> MemoryUse {
-        self.memory
+        self.records.memory
     }
 
     /// The most memory predicted for any step so far, including that which is about to run.
@@ -319,39 +319,38 @@ where
         if BatchWeight::new(weight, items, self.settings.reduction)?.is_nothing() {
             return Err(TrainError::Weight { weight });
         }
-        let step_number = self.ended + 1;
+        let step_number = self.position.ended + 1;
         set_clock(Clock { step: step_number, batch: step_number, ..Clock::BEGIN });
         let prepared = self.prepare(model, optim, (batch, items, weight), step)?;
-        self.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
+        self.on.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
         let running = Running {
             planner: &mut self.planner,
             settings: &self.settings,
-            queue: Queue { training: self.training.as_ref(), device: &self.device },
-            watch: &mut self.watch,
-            pool: self.pool.as_deref(),
+            on: &mut self.on,
             keeps_statistics: self.keeps_statistics,
-            parking: self.parking.as_ref(),
+            parking: self.parking.as_ref().map(|(parking, _)| parking),
             prepared,
         };
         let micro_batches = running.prepared.plan.len();
         let mut parts = MicroBatches::running(&self.splitter, (batch, items, weight), running);
         let result = catch_unwind(AssertUnwindSafe(|| step(model, optim, &mut parts)));
         let Since { start, has_updated } = parts.since();
-        self.has_stepped |= has_updated;
-        let result = result.unwrap_or_else(|panic| Err(self.watch.panicked(&*panic)));
+        self.position.has_stepped |= has_updated;
+        let result = result.unwrap_or_else(|panic| Err(self.on.watch.panicked(&*panic)));
         if let (Err(_), Some(start)) = (&result, start)
             && let Err(error) = restore::<B, _>(model, start)
         {
             log::error!("the running statistics are those of a part of a batch: {error}");
         }
         let result = result?;
-        self.watch.heard_nothing()?;
+        self.on.watch.heard_nothing()?;
         self.planner.has_run(Phase::Training);
-        self.ended += 1;
-        self.log.add(items, micro_batches);
-        let Self { device, planner, settings, log, .. } = self;
-        let iteration = self.ended;
-        log.end(|| StepUse { iteration, ..step_use::<B::Base>(device, planner, settings) })?;
+        self.position.ended += 1;
+        self.records.log.add(items, micro_batches);
+        let Self { on, planner, settings, records, .. } = self;
+        let iteration = self.position.ended;
+        let mut used = || step_use::<B::Base>(on.device(), planner, settings);
+        records.log.end(|| StepUse { iteration, ..used() })?;
         self.measure()?;
         Ok(result)
     }
@@ -370,10 +369,10 @@ where
     {
         let (splitter, phase) = (&self.splitter, Phase::Training);
         let shape = Shape::of::<B, _, _>(phase, batch, items, splitter, &mut self.planner);
-        let again = self.latest == Some(shape);
+        let again = self.position.latest == Some(shape);
         let to_run = BatchToRun { phase, shape, again, joining: Joining::Asked };
-        let (pages, has_stepped) = (!self.planner.memory().is_on_host(), self.has_stepped);
-        let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
+        let (pages, has_stepped) = (!self.planner.memory().is_on_host(), self.position.has_stepped);
+        let queue = &self.on.queue;
         let overhead = self.overhead(items);
         let rehearse =
             |split: Split, (iterations, _): (Iterations, Joining), recorder: &StepRecorder| {
@@ -393,11 +392,12 @@ where
             };
         let prepared = self.planner.prepare(&to_run, || overhead, rehearse)?;
         // Later the state is there.
-        if let Some(parking) = self.parking.as_ref().filter(|_| self.latest.is_none()) {
-            parking.has_room_for(self.planner.parked() - self.there, 1)?;
+        let is_first = self.position.latest.is_none();
+        if let Some((parking, there)) = self.parking.as_ref().filter(|_| is_first) {
+            parking.has_room_for(self.planner.parked() - *there, 1)?;
         }
-        self.latest = Some(shape);
-        if let (Some(pool), Some(_)) = (&self.pool, &prepared.made) {
+        self.position.latest = Some(shape);
+        if let (Some(pool), Some(_)) = (&self.on.pool, &prepared.made) {
             // A part of an update may have run while planning.
             pool.lasting(false);
         }
@@ -425,13 +425,14 @@ where
         V: Module<C>,
     {
         if let Some(planned) = &prepared.made {
-            self.unmeasured = MEASURED_BATCHES;
+            self.records.unmeasured = MEASURED_BATCHES;
             if self.planner.has_run_steps() {
-                give_back::<B>(&self.device);
+                give_back::<B::Base>(self.on.device());
             }
             let budget = self.planner.budget();
-            let report = self.settings.report::<C, _>(model, budget, (phase, planned), &self.plans);
-            self.plans.push(report);
+            let report =
+                self.settings.report::<C, _>(model, budget, (phase, planned), &self.records.plans);
+            self.records.plans.push(report);
             self.loader_limit = planned.rehearsed.loader_limit;
             // A loader that is read in another way would wait for ever.
             let is_read = self.loader_items.load(Ordering::Relaxed) > 0;
@@ -439,18 +440,18 @@ where
             self.gate.limit(if is_limited { self.loader_limit } else { Bytes::MAX });
         }
         if prepared.admission == Admission::RunsOnceGivenBack {
-            self.unmeasured = self.unmeasured.max(1);
+            self.records.unmeasured = self.records.unmeasured.max(1);
         }
-        let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
-        queue.make_room(&mut self.planner, self.pool.as_deref(), prepared)
+        let queue = &self.on.queue;
+        queue.make_room(&mut self.planner, self.on.pool.as_deref(), prepared)
     }
 
     /// Compares the first batches of each plan with its prediction.
     fn measure(&mut self) -> Result<(), TrainError> {
-        let Self { device, planner, settings, memory, .. } = self;
-        if self.unmeasured > 0 {
-            self.unmeasured -= 1;
-            measure::<B::Base>(device, planner, settings, memory)?;
+        let Self { on, planner, settings, records, .. } = self;
+        if records.unmeasured > 0 {
+            records.unmeasured -= 1;
+            measure::<B::Base>(on.device(), planner, settings, &mut records.memory)?;
         }
         Ok(())
     }

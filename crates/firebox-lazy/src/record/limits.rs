@@ -8,7 +8,7 @@ use firebox_trace::{Bytes, Description, OpIndex, Step, Trace};
 use crate::kind::Kind;
 use crate::record::recorder::RecordError;
 use crate::record::rehearsing::read_is_refused;
-use crate::record::session::Session;
+use crate::record::session::{Limits, Session};
 use crate::tensor::LazyTensor;
 use crate::threads::progress;
 
@@ -64,12 +64,12 @@ impl<B: Backend> Session<B> {
     /// Reads a tensor of the session by running what has been recorded so far. `None` if the read
     /// is refused.
     pub(crate) fn read<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> Option<K::Primitive> {
-        if self.refused.is_some() {
+        if self.limits.refused.is_some() {
             self.unwind_if_impatient();
             return None;
         }
         // Computing a footprint takes time during which the program is not standing still.
-        let limit = self.read_limit.clone();
+        let limit = self.options.read_limit.clone();
         let refused = limit.and_then(|limit| progress::running(|| limit.refuses(&self.trace)));
         if let Some((needed, budget)) = refused {
             self.refuse_read(needed, budget);
@@ -78,7 +78,7 @@ impl<B: Backend> Session<B> {
         progress::running(|| self.run());
         let used = self.take(tensor);
         self.trace.steps.push(Step::Read(used));
-        self.ran = self.trace.steps.len();
+        self.program.ran = self.trace.steps.len();
         Some(K::restore(self.values.fetch(used)))
     }
 
@@ -88,22 +88,22 @@ impl<B: Backend> Session<B> {
     /// Nothing it records will run, and it can [tell](crate::is_rehearsal).
     pub(crate) fn refuse_read(&mut self, needed: Bytes, budget: Bytes) {
         let at = OpIndex(self.trace.steps.len() as u32);
-        self.refused = Some(RecordError::ReadTooLarge { at, needed, budget });
+        self.limits.refused = Some(RecordError::ReadTooLarge { at, needed, budget });
         read_is_refused();
         self.unwind_if_impatient();
     }
 
     /// A program that reads zeros over and over may be waiting for another value and is unwound.
     fn unwind_if_impatient(&mut self) {
-        self.refusals += 1;
-        if self.refusals > PATIENCE {
+        self.limits.refusals += 1;
+        if self.limits.refusals > PATIENCE {
             self.unwind_refused();
         }
     }
 
     /// Unwinds if a read gave zeros.
     pub(crate) fn unwind_refused(&self) {
-        if let Some(error) = &self.refused {
+        if let Some(error) = &self.limits.refused {
             Refused::unwind(error.clone());
         }
     }
@@ -111,13 +111,13 @@ impl<B: Backend> Session<B> {
     /// Unwinds if the recording takes more host memory than allowed. A recording whose existing
     /// tensors alone exceed the limit goes on, because it did not cause that.
     pub(crate) fn refuse_long_recording(&mut self) {
-        self.calls += 1;
-        if let Some(budget) = self.host_limit
-            && self.calls.is_multiple_of(LOOK)
+        self.limits.calls += 1;
+        let Limits { calls, existing, .. } = self.limits;
+        if let Some(budget) = self.options.host_limit
+            && calls.is_multiple_of(LOOK)
         {
-            let (calls, needed) =
-                (self.calls, self.existing + of_rehearsal(&self.trace, self.calls));
-            if needed > budget && self.existing <= budget {
+            let needed = existing + of_rehearsal(&self.trace, calls);
+            if needed > budget && existing <= budget {
                 Refused::unwind(RecordError::TooLong { calls, needed, budget });
             }
         }

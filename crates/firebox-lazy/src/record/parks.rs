@@ -34,13 +34,13 @@ impl<B: Backend> Session<B> {
             frame.store(0, K::erase(K::from_data(parked.fetch(), &device)));
         })));
         push(&mut self.trace.steps, Step::Upload { output, host: Bytes::ZERO });
-        self.brought.push(output);
+        self.parks.brought.push(output);
         output
     }
 
     /// Parks what is due behind step `at`, and ends what was brought back until then.
     pub(crate) fn park_behind(&mut self, at: usize) {
-        let Some(parking) = &mut self.parking else { return };
+        let Some(parking) = &mut self.parks.parking else { return };
         while let Some((_, tensor)) = parking.due.pop_if(|(due, _)| *due <= at) {
             let waiting = self.born[tensor.0 as usize].take();
             let Some(value) = self.values.remove(tensor) else { continue };
@@ -92,7 +92,7 @@ impl<B: Backend, T> Recording<B, T> {
         keep: impl Fn(TensorData) -> Arc<dyn Parked> + 'static,
     ) {
         let Some((_, session)) = &mut self.parts else { return };
-        if session.rewriting.is_some() {
+        if session.program.rewriting.is_some() {
             return;
         }
         let last = session.trace.last_uses(0..session.trace.steps.len());
@@ -100,10 +100,10 @@ impl<B: Backend, T> Recording<B, T> {
             let info = session.trace.tensor(**tensor);
             !matches!(info.dtype, DType::QFloat(_))
         };
-        let tensors = tensors.iter().filter(is_plain).chain(&session.brought);
+        let tensors = tensors.iter().filter(is_plain).chain(&session.parks.brought);
         let mut due: Vec<(usize, TensorIndex)> =
             tensors.filter_map(|tensor| Some((last.get(tensor)?.0 as usize, *tensor))).collect();
         due.sort_unstable_by(|one, other| other.cmp(one));
-        session.parking = Some(Parking { keep: Rc::new(keep), due });
+        session.parks.parking = Some(Parking { keep: Rc::new(keep), due });
     }
 }

@@ -49,7 +49,7 @@ impl StepRecorder {
         let session = session::take::<B>();
         // After a refused read the program computes with zeros. What it does then, even a panic,
         // means nothing.
-        if let Some(refused) = session.refused.clone() {
+        if let Some(refused) = session.limits.refused.clone() {
             session.end(Stage::Failed);
             return Err(refused);
         }
@@ -88,7 +88,8 @@ impl<B: Backend> Session<B> {
     /// The value of a tensor that nothing has used up: one that existed before the session, or host
     /// data that was kept.
     pub(crate) fn value_of(&self, tensor: TensorIndex) -> Option<TensorData> {
-        if let Some(data) = self.uploads.as_ref().and_then(|uploads| uploads.get(&tensor)) {
+        if let Some(data) = self.described.uploads.as_ref().and_then(|uploads| uploads.get(&tensor))
+        {
             return Some(data.clone());
         }
         values_of(self.values.get(tensor)?.clone())
@@ -306,7 +307,7 @@ pub fn index_in_trace<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>) -> Opti
 pub fn mark<B: Backend>(mark: impl Into<Mark>) {
     let mark = mark.into();
     session::with::<B, _>(|session| {
-        if let Some(AtMarks(pass)) = session.at_marks.clone() {
+        if let Some(AtMarks(pass)) = session.options.at_marks.clone() {
             let mark = mark.clone();
             session.push_effect(move |_| pass(&mark));
         }

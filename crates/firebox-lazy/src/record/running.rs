@@ -25,11 +25,11 @@ impl<B: Backend, T> Recording<B, T> {
         drain: impl Fn() + Send + Sync + 'static,
     ) -> bool {
         let Some((_, session)) = &mut self.parts else { return false };
-        let is_free = session.ran == 0 && session.parking.is_none();
+        let is_free = session.program.ran == 0 && session.parks.parking.is_none();
         let can_run = is_free && program.is_of(&session.trace);
         if can_run {
             let program = program.clone();
-            session.rewriting = Some(Rewriting { program, drain: Arc::new(drain) });
+            session.program.rewriting = Some(Rewriting { program, drain: Arc::new(drain) });
         }
         can_run
     }
@@ -43,22 +43,22 @@ impl<B: Backend> Session<B> {
 
     /// Runs all steps that have not run yet. Calls `done` after each that does something.
     pub(crate) fn run_observed(&mut self, done: &mut dyn FnMut(OpIndex)) {
-        if self.never_runs {
+        if self.options.never_runs {
             return;
         }
         let _turn = TrainingTurn::take();
-        if let Some(rewriting) = self.rewriting.take() {
-            rewriting.run(std::mem::take(&mut self.program), &mut self.values, done);
-            self.ran = self.trace.steps.len();
+        if let Some(rewriting) = self.program.rewriting.take() {
+            rewriting.run(std::mem::take(&mut self.program.instructions), &mut self.values, done);
+            self.program.ran = self.trace.steps.len();
             return;
         }
-        let mut program = std::mem::take(&mut self.program).into_iter().peekable();
+        let mut program = std::mem::take(&mut self.program.instructions).into_iter().peekable();
         // What was last used before a read.
-        if let Some(last) = self.ran.checked_sub(1) {
+        if let Some(last) = self.program.ran.checked_sub(1) {
             self.park_behind(last);
         }
         // Effects may come after the last step.
-        for at in self.ran..=self.trace.steps.len() {
+        for at in self.program.ran..=self.trace.steps.len() {
             let step = self.trace.steps.get(at);
             while let Some((_, instruction)) = program.next_if(|(of, _)| of.0 as usize <= at) {
                 handover::tick();
@@ -75,6 +75,6 @@ impl<B: Backend> Session<B> {
             done(OpIndex(at as u32));
         }
         self.park_behind(usize::MAX);
-        self.ran = self.trace.steps.len();
+        self.program.ran = self.trace.steps.len();
     }
 }

@@ -21,10 +21,10 @@ use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::kind::Kind;
 use crate::record::draws::{Draws, Generator};
-use crate::record::inputs::{Rows, select_rows};
+use crate::record::inputs::select_rows;
 use crate::record::known::{self, Form, Known};
 use crate::record::parking::Parking;
-use crate::record::recorder::{AtMarks, ReadLimit, RecordError, StepRecorder};
+use crate::record::recorder::{RecordError, StepRecorder};
 use crate::record::rewriting::Rewriting;
 use crate::record::values::{Frame, Instruction, Values, push};
 use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
@@ -48,7 +48,7 @@ pub fn is_recording() -> bool {
 
 /// Whether random numbers are recorded as one number each.
 pub(crate) fn draws_are_fixed<B: Backend>() -> bool {
-    with::<B, _>(|session| session.draws_are_fixed).unwrap_or(false)
+    with::<B, _>(|session| session.options.draws == Draws::Fixed).unwrap_or(false)
 }
 
 /// The number of the latest recording that this thread ran to its end. Zero if there is none.
@@ -106,28 +106,28 @@ pub(crate) type Deed<B> = (Option<Step>, Instruction<B>);
 /// A recording in progress or at its end.
 pub(crate) struct Session<B: Backend> {
     pub(crate) id: u64,
+    pub(crate) options: StepRecorder,
     pub(crate) ticket: Arc<Ticket>,
     pub(crate) trace: Trace,
-    /// The tensor types used so far, so that equal types are stored once.
-    types: FxHashSet<Arc<TensorType>>,
-    /// The instructions to run, in order, each with its step in the trace. An effect has the step
-    /// that comes after it.
-    pub(crate) program: Vec<(OpIndex, Instruction<B>)>,
-    /// How many steps have run.
-    pub(crate) ran: usize,
-    /// What runs instead of the recorded steps.
-    pub(crate) rewriting: Option<Rewriting>,
+    pub(crate) described: Described,
+    pub(crate) program: Steps<B>,
     pub(crate) values: Values<B>,
-    /// What is parked while the session runs.
-    pub(crate) parking: Option<Parking>,
-    /// What was parked and is uploaded.
-    pub(crate) brought: Vec<TensorIndex>,
+    pub(crate) parks: Parks,
     /// Tensors that existed before the session, by the id of their node. Needed where another
     /// thread's recording has met the same tensor since.
     pub(crate) met: FxHashMap<u64, TensorIndex>,
     /// The tensors that wait for their values. An entry is cleared when its tensor ends, because a
     /// weak pointer keeps the memory of its target allocated.
     pub(crate) born: Vec<Option<Weak<dyn Settle<B>>>>,
+    pub(crate) limits: Limits,
+    pub(crate) loading: Loading<B>,
+}
+
+/// What is known of calls while they are described.
+#[derive(Default)]
+pub(crate) struct Described {
+    /// The tensor types used so far, so that equal types are stored once.
+    types: FxHashSet<Arc<TensorType>>,
     /// The description of the call being recorded, and the next number in it.
     operations: Vec<OperationIr>,
     next_local: u64,
@@ -135,27 +135,45 @@ pub(crate) struct Session<B: Backend> {
     known: FxHashMap<u64, Vec<DescriptionIndex>>,
     /// The descriptions of known calls, by signature.
     known_calls: FxHashMap<u64, (DescriptionIndex, Arc<Known>)>,
-    pub(crate) read_limit: Option<ReadLimit>,
-    pub(crate) at_marks: Option<AtMarks>,
-    /// Why the recording must not run, and how many reads were refused for that reason.
-    pub(crate) refused: Option<RecordError>,
-    pub(crate) refusals: usize,
-    pub(crate) host_limit: Option<Bytes>,
-    /// The calls so far, and the bytes of the tensors that existed before the session.
-    pub(crate) calls: usize,
-    pub(crate) existing: Bytes,
-    /// See the fields of [`StepRecorder`].
-    pub(crate) looks: bool,
-    pub(crate) never_runs: bool,
-    draws_are_fixed: bool,
-    salvage: bool,
-    rows: Option<Arc<Rows>>,
     /// Host data that became tensors. `None` if it is not kept.
     pub(crate) uploads: Option<FxHashMap<TensorIndex, TensorData>>,
     /// The host data of the call being described, by its numbers in the description.
-    described_data: Vec<(u64, TensorData)>,
-    /// If the session holds one deferred call of a loader thread: the call, the tensors it takes,
-    /// and the bytes of its host data.
+    data: Vec<(u64, TensorData)>,
+}
+
+/// What runs.
+pub(crate) struct Steps<B: Backend> {
+    /// The instructions to run, in order, each with its step in the trace. An effect has the step
+    /// that comes after it.
+    pub(crate) instructions: Vec<(OpIndex, Instruction<B>)>,
+    /// How many steps have run.
+    pub(crate) ran: usize,
+    /// What runs instead of the recorded steps.
+    pub(crate) rewriting: Option<Rewriting>,
+}
+
+/// What is parked while a session runs, and what was parked before.
+#[derive(Default)]
+pub(crate) struct Parks {
+    pub(crate) parking: Option<Parking>,
+    /// What was parked and is uploaded.
+    pub(crate) brought: Vec<TensorIndex>,
+}
+
+/// What a recording is held to.
+#[derive(Default)]
+pub(crate) struct Limits {
+    /// Why the recording must not run, and how many reads were refused for that reason.
+    pub(crate) refused: Option<RecordError>,
+    pub(crate) refusals: usize,
+    /// The calls so far, and the bytes of the tensors that existed before the session.
+    pub(crate) calls: usize,
+    pub(crate) existing: Bytes,
+}
+
+/// If a session holds one deferred call of a loader thread: the call, the tensors it takes, and the
+/// bytes of its host data.
+pub(crate) struct Loading<B: Backend> {
     pub(crate) deferred: Option<Arc<Deferred<B>>>,
     pub(crate) awaited: Vec<(TensorIndex, Arc<dyn Awaited<B>>)>,
     pub(crate) uploaded: Bytes,
@@ -166,50 +184,29 @@ impl<B: Backend> Session<B> {
         if !options.glances {
             known::begin();
         }
-        let substitute = Generator::of(options.draws);
+        let uploads = options.keeps_uploads.then(FxHashMap::default);
         Self {
             id: NEXT_SESSION.fetch_add(1, Ordering::Relaxed),
+            options: options.clone(),
             ticket: Ticket::new(),
             trace: Trace::default(),
-            types: FxHashSet::default(),
-            program: Vec::new(),
-            ran: 0,
-            rewriting: None,
-            values: Values::drawing_from(substitute),
-            parking: None,
-            brought: Vec::new(),
+            described: Described { uploads, ..Described::default() },
+            program: Steps { instructions: Vec::new(), ran: 0, rewriting: None },
+            values: Values::drawing_from(Generator::of(options.draws)),
+            parks: Parks::default(),
             met: FxHashMap::default(),
             born: Vec::new(),
-            operations: Vec::new(),
-            next_local: 0,
-            known: FxHashMap::default(),
-            known_calls: FxHashMap::default(),
-            read_limit: options.read_limit.clone(),
-            at_marks: options.at_marks.clone(),
-            refused: None,
-            refusals: 0,
-            host_limit: options.host_limit,
-            calls: 0,
-            existing: Bytes::ZERO,
-            looks: options.looks,
-            never_runs: options.never_runs,
-            draws_are_fixed: options.draws == Draws::Fixed,
-            salvage: options.salvage,
-            rows: options.rows.clone(),
-            uploads: options.keeps_uploads.then(FxHashMap::default),
-            described_data: Vec::new(),
-            deferred: None,
-            awaited: Vec::new(),
-            uploaded: Bytes::ZERO,
+            limits: Limits::default(),
+            loading: Loading { deferred: None, awaited: Vec::new(), uploaded: Bytes::ZERO },
         }
     }
 
     pub(crate) fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
         let index = TensorIndex(self.trace.tensors.len() as u32);
         let ty = TensorType { shape, dtype };
-        let ty = self.types.get(&ty).cloned().unwrap_or_else(|| {
+        let ty = self.described.types.get(&ty).cloned().unwrap_or_else(|| {
             let new = Arc::new(ty);
-            self.types.insert(new.clone());
+            self.described.types.insert(new.clone());
             new
         });
         push(&mut self.trace.tensors, TensorInfo::new(ty, origin));
@@ -228,7 +225,7 @@ impl<B: Backend> Session<B> {
             return *index;
         }
         // A deferred call gets its value when it is made.
-        if let Some(parked) = tensor.node.parked().filter(|_| self.deferred.is_none()) {
+        if let Some(parked) = tensor.node.parked().filter(|_| self.loading.deferred.is_none()) {
             let index = self.bring_back(tensor, parked.clone());
             self.met.insert(tensor.node.id(), index);
             tensor.node.enter(self.id, index);
@@ -237,12 +234,12 @@ impl<B: Backend> Session<B> {
         let index = self.add(tensor.shape(), tensor.dtype(), Origin::Existing);
         let info = &mut self.trace.tensors[index.0 as usize];
         info.prepared = tensor.is_prepared();
-        self.existing += info.bytes();
-        let looks = (self.salvage || self.looks) && tensor.is_promise();
-        let has_none = self.deferred.is_some() || looks;
+        self.limits.existing += info.bytes();
+        let looks = (self.options.salvage || self.options.looks) && tensor.is_promise();
+        let has_none = self.loading.deferred.is_some() || looks;
         if !has_none {
             let value = K::erase(tensor.value());
-            let rows = self.rows.as_ref().and_then(|rows| rows.get(&tensor.node.id()));
+            let rows = self.options.rows.as_ref().and_then(|rows| rows.get(&tensor.node.id()));
             self.values.store(
                 index,
                 match rows {
@@ -259,7 +256,7 @@ impl<B: Backend> Session<B> {
     /// Takes a tensor as an argument of a call.
     pub(crate) fn take<K: Kind<B>>(&mut self, tensor: LazyTensor<B, K>) -> Use {
         let index = self.meet(&tensor);
-        if self.deferred.is_some() {
+        if self.loading.deferred.is_some() {
             return Use { tensor: index, last: self.wait_for(index, tensor.node) };
         }
         match Arc::try_unwrap(tensor.node) {
@@ -280,39 +277,39 @@ impl<B: Backend> Session<B> {
 
     /// Starts the description of a call. Its `inputs` inputs get the first numbers.
     pub(crate) fn open_call(&mut self, inputs: usize) {
-        self.operations.clear();
-        self.next_local = inputs as u64;
+        self.described.operations.clear();
+        self.described.next_local = inputs as u64;
     }
 
     /// The next free number in the description.
     pub(crate) fn next_local(&mut self) -> TensorId {
-        self.next_local += 1;
-        TensorId::new(self.next_local - 1)
+        self.described.next_local += 1;
+        TensorId::new(self.described.next_local - 1)
     }
 
     /// Adds an operation to the description of the current call.
     pub(crate) fn describe(&mut self, operation: OperationIr) {
-        self.operations.push(operation);
+        self.described.operations.push(operation);
     }
 
     /// Ends the description of a call. `outputs` are the numbers of its results.
     pub(crate) fn close_call(&mut self, outputs: Vec<u64>) -> DescriptionIndex {
-        let operations = self.operations.drain(..).collect();
+        let operations = self.described.operations.drain(..).collect();
         let description = Description { operations, outputs, workspace: None };
         self.share(description)
     }
 
     /// Keeps host data that the call turns into a tensor, if uploads are kept.
     pub(crate) fn keep_described(&mut self, local: TensorId, data: &TensorData) {
-        if self.uploads.is_some() {
-            self.described_data.push((local.value(), data.clone()));
+        if self.described.uploads.is_some() {
+            self.described.data.push((local.value(), data.clone()));
         }
     }
 
     /// Maps the results of the described call to tensors of the trace.
     pub(crate) fn place_described(&mut self, locals: &[u64], outputs: &[TensorIndex]) {
-        let Some(uploads) = &mut self.uploads else { return };
-        for (local, data) in self.described_data.drain(..) {
+        let Some(uploads) = &mut self.described.uploads else { return };
+        for (local, data) in self.described.data.drain(..) {
             let output = locals.iter().position(|output| *output == local);
             if let Some(output) = output.and_then(|at| outputs.get(at)) {
                 uploads.insert(*output, data);
@@ -325,7 +322,7 @@ impl<B: Backend> Session<B> {
         let mut hasher = FxHasher::default();
         description.operations.hash(&mut hasher);
         description.workspace.hash(&mut hasher);
-        let alike = self.known.entry(hasher.finish()).or_default();
+        let alike = self.described.known.entry(hasher.finish()).or_default();
         let descriptions = &mut self.trace.descriptions;
         for index in alike.iter() {
             if descriptions[index.0 as usize] == description {
@@ -341,15 +338,15 @@ impl<B: Backend> Session<B> {
     /// A call described before, in this session or in another one of this thread.
     pub(crate) fn known_call(&mut self, signature: u64) -> Option<(DescriptionIndex, Arc<Known>)> {
         // Known calls carry no host data.
-        if self.uploads.is_some() {
+        if self.described.uploads.is_some() {
             return None;
         }
-        if let Some(found) = self.known_calls.get(&signature) {
+        if let Some(found) = self.described.known_calls.get(&signature) {
             return Some(found.clone());
         }
         let known = known::find(signature)?;
         let description = self.share(known.description.clone());
-        self.known_calls.insert(signature, (description, known.clone()));
+        self.described.known_calls.insert(signature, (description, known.clone()));
         Some((description, known))
     }
 
@@ -359,7 +356,7 @@ impl<B: Backend> Session<B> {
         description: DescriptionIndex,
         call: Arc<Known>,
     ) {
-        self.known_calls.insert(signature, (description, call.clone()));
+        self.described.known_calls.insert(signature, (description, call.clone()));
         known::remember(signature, call);
     }
 
@@ -384,7 +381,7 @@ impl<B: Backend> Session<B> {
     pub(crate) fn push_call(&mut self, call: Call, instruction: Instruction<B>) {
         self.instruct(instruction);
         push(&mut self.trace.steps, Step::Call(Box::new(call)));
-        if self.deferred.is_none() {
+        if self.loading.deferred.is_none() {
             progress::tick();
         }
         self.refuse_long_recording();
@@ -397,8 +394,8 @@ impl<B: Backend> Session<B> {
 
     /// Appends the instruction for the next step of the trace.
     pub(crate) fn instruct(&mut self, instruction: Instruction<B>) {
-        if !self.never_runs {
-            self.program.push((OpIndex(self.trace.steps.len() as u32), instruction));
+        if !self.options.never_runs {
+            self.program.instructions.push((OpIndex(self.trace.steps.len() as u32), instruction));
         }
     }
 
@@ -410,11 +407,11 @@ impl<B: Backend> Session<B> {
         call: &'static str,
     ) -> LazyTensor<B, K> {
         let host = Bytes::new(data.bytes.len() as u64);
-        self.uploaded += host;
+        self.loading.uploaded += host;
         let form = (data.shape.clone(), data.dtype);
         let (tensor, output) = self.promise(form, device.clone(), call);
         let device = device.clone();
-        if let Some(uploads) = &mut self.uploads {
+        if let Some(uploads) = &mut self.described.uploads {
             uploads.insert(output, data.clone());
         }
         self.instruct(Instruction::Once(Box::new(move |frame| {
@@ -433,8 +430,8 @@ impl<B: Backend> Session<B> {
         self.born[tensor.0 as usize] = None;
         push(&mut self.trace.steps, Step::Free(tensor));
         // Frees that have already run, or that an effect follows, stay in place.
-        let instructed = self.program.last().map_or(0, |(at, _)| at.0 as usize);
-        let steps = &mut self.trace.steps[self.ran.max(instructed)..];
+        let instructed = self.program.instructions.last().map_or(0, |(at, _)| at.0 as usize);
+        let steps = &mut self.trace.steps[self.program.ran.max(instructed)..];
         let before = steps[..steps.len() - 1].iter().rev();
         let later = before.take_while(|step| matches!(step, Step::Free(t) if *t > tensor)).count();
         let from = steps.len() - 1 - later;
@@ -457,9 +454,9 @@ impl<B: Backend> Session<B> {
     /// that wait for values. Without the ends of tensors.
     pub(crate) fn take_program(&mut self) -> (Vec<Deed<B>>, Vec<Promised<B>>) {
         let mut steps: Vec<Option<Step>> = self.trace.steps.drain(..).map(Some).collect();
-        let mut deeds: Vec<Deed<B>> = Vec::with_capacity(self.program.len());
+        let mut deeds: Vec<Deed<B>> = Vec::with_capacity(self.program.instructions.len());
         // From the last one: an effect has the step that comes after it, which is another's.
-        for (at, instruction) in self.program.drain(..).rev() {
+        for (at, instruction) in self.program.instructions.drain(..).rev() {
             let step = steps.get_mut(at.0 as usize).and_then(Option::take);
             deeds.push((step, instruction));
         }

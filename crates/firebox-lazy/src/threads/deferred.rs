@@ -199,11 +199,11 @@ impl<B: Backend> Deferred<B> {
         let (program, outputs) = session.take_program();
         self.set(State::Waiting(Pending {
             program,
-            inputs: std::mem::take(&mut session.awaited),
+            inputs: std::mem::take(&mut session.loading.awaited),
             outputs,
             tensors: session.trace.tensors.len(),
             ticket: session.ticket.clone(),
-            host: Some(Loaded::new(worker, session.uploaded)),
+            host: Some(Loaded::new(worker, session.loading.uploaded)),
         }));
     }
 
@@ -400,13 +400,13 @@ impl<B: Backend> Session<B> {
     /// A session for one deferred call.
     fn deferring(options: &StepRecorder, call: Arc<Deferred<B>>) -> Self {
         let mut session = Self::new(options);
-        session.deferred = Some(call);
+        session.loading.deferred = Some(call);
         session
     }
 
     /// The place of a result of the call. `None` if the session is not a deferred call.
     pub(crate) fn place_of(&self, index: TensorIndex) -> Option<Place<B>> {
-        let call = self.deferred.clone()?;
+        let call = self.loading.deferred.clone()?;
         Some(Place { call, index })
     }
 
@@ -416,10 +416,10 @@ impl<B: Backend> Session<B> {
         index: TensorIndex,
         node: Arc<Node<B, K>>,
     ) -> bool {
-        let has_it = self.awaited.iter().any(|(other, _)| *other == index);
+        let has_it = self.loading.awaited.iter().any(|(other, _)| *other == index);
         let is_last = Arc::strong_count(&node) == 1 + usize::from(has_it);
         if !has_it {
-            self.awaited.push((index, node));
+            self.loading.awaited.push((index, node));
         }
         is_last
     }

@@ -90,7 +90,7 @@ where
             self.gradient_by(range, &rows, |range| self.run_on_host(&host, range, &rows, observe))
         };
         // Keeps the results of the smaller step for comparison, in at most a quarter of the budget.
-        let most = self.budget.scale(0.25).get() as usize / size_of::<f32>();
+        let most = self.means.budget.scale(0.25).get() as usize / size_of::<f32>();
         let (mut seen, mut kept) = (Vec::new(), 0);
         run(0..size, &mut |trace, call, read| {
             let made = if kept < most { Made::of(trace, call, read) } else { None };

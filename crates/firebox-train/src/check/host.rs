@@ -90,7 +90,7 @@ where
         let model = self.learner.model();
         let recording = recorder.record::<LC::Base, _>(|| {
             label_parameters(&model);
-            let micro = self.splitter.range(self.batch, range);
+            let micro = self.of.splitter.range(self.of.batch, range);
             let grads = train_step(self.learner, &model, micro).grads;
             let mut found = Found { grads: &grads, tensors: Vec::new() };
             model.visit(&mut found);
@@ -146,7 +146,7 @@ where
     fn weight_on_device(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<f64, Failure> {
         let recorder = StepRecorder::new().fixed_draws().with_rows(rows.selected());
         let recording = recorder.record::<LC::Base, _>(|| {
-            self.splitter.weight(&self.splitter.range(self.batch, range))
+            self.of.splitter.weight(&self.of.splitter.range(self.of.batch, range))
         })?;
         Ok(*recording.result())
     }

@@ -15,22 +15,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
 use burn::train::Learner;
 use firebox_lazy::{Input, RecordError, SavedStates, StepRecorder, rehearsing, restore};
-use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
+use firebox_trace::{Bytes, Footprint, MemoryModel, Nonlinear, Trace};
 
 use crate::components::{LazyComponents, TrainBatch};
 use crate::device::own_pool::TrainingPool;
 use crate::device::panics::panic_message;
 use crate::error::TrainError;
-use crate::gradients::{forget_graphs_without, has_untrained};
+use crate::gradients::forget_graphs_without;
+use crate::parameters::{has_untrained, parameters};
 use crate::planner::rehearsal::train_step;
 use crate::planner::rehearsed::recording_bytes;
 use crate::reduction::LossReduction;
+use crate::settings::Settings;
 use crate::share::with_share;
 use crate::splitter::Splitter;
 
@@ -97,35 +99,57 @@ pub(crate) enum Outcome {
     },
 }
 
-/// The inputs of a check.
-pub(crate) struct Check<'a, LC: LazyComponents, S> {
-    pub(crate) learner: &'a Learner<LC>,
-    pub(crate) splitter: &'a S,
-    pub(crate) batch: &'a TrainBatch<LC>,
+/// A batch that is about to be split.
+pub(crate) struct ToSplit<'a, I, S> {
+    pub(crate) batch: &'a I,
     pub(crate) items: usize,
     /// The total weight of the items.
     pub(crate) weight: f64,
-    pub(crate) reduction: LossReduction,
+    /// The most items in one of its micro-batches.
+    pub(crate) micro_batch: usize,
+    pub(crate) splitter: &'a S,
+    pub(crate) settings: &'a Settings,
+}
+
+/// What a check may use, and what is known of the model.
+pub(crate) struct Means {
     pub(crate) memory: Arc<dyn MemoryModel>,
-    /// The most memory that a run of some items may need.
+    /// The most memory that a run of some items may need, next to what is held.
     pub(crate) budget: Bytes,
-    /// The most memory that such a run needed.
-    pub(crate) needed: Cell<Bytes>,
-    /// The times of steps on the batch's device.
-    pub(crate) pace: RefCell<Pace>,
+    pub(crate) held: Bytes,
     /// What threads keep permanently after what has run.
     pub(crate) kept: Arc<AtomicU64>,
     /// Whether the model has running statistics.
     pub(crate) normalizes: bool,
-    /// Whether a run has changed running statistics.
-    pub(crate) has_statistics: Cell<bool>,
-    /// The pool whose pages fit what runs, if it is firebox's and no batch is running.
+    /// What the step makes of its gradients, if that is nothing linear.
+    pub(crate) nonlinear: Option<Nonlinear>,
+    /// The pool whose pages fit what runs, if it is firebox's. Those of a batch are to be prepared
+    /// afterwards.
     pub(crate) pool: Option<Arc<TrainingPool>>,
-    /// The most bytes of all its pages.
-    pub(crate) pages: Arc<AtomicU64>,
+}
+
+/// A check of a few items of a batch.
+pub(crate) struct Check<'a, LC: LazyComponents, S> {
+    pub(crate) learner: &'a Learner<LC>,
+    pub(crate) of: &'a ToSplit<'a, TrainBatch<LC>, S>,
+    pub(crate) means: &'a Means,
+    pub(crate) found: Found,
     /// The host, if gradients are computed there instead of on the batch's device. On the device,
     /// kernels would be compiled and tuned for a few items.
     pub(crate) host: Option<Host>,
+}
+
+/// What the runs of a check have shown.
+#[derive(Default)]
+pub(crate) struct Found {
+    /// The most memory that one needed.
+    pub(crate) needed: Cell<Bytes>,
+    /// The times of steps on the batch's device.
+    pub(crate) pace: RefCell<Pace>,
+    /// Whether one has changed running statistics.
+    has_statistics: Cell<bool>,
+    /// The most bytes of all pages of the pool.
+    pub(crate) pages: Arc<AtomicU64>,
 }
 
 /// Why there is no gradient.
@@ -150,13 +174,14 @@ where
     /// Checks a few items first and, if they agree, more. A loss that sorts or picks items may
     /// treat a few of them alike.
     pub(crate) fn run(&self) -> Result<Outcome, TrainError> {
-        let sizes: Vec<usize> = SIZES.into_iter().filter(|size| self.items / size >= 2).collect();
-        let most = sizes.iter().map(|size| GROUPS.min(self.items / size) * size).max();
+        let sizes: Vec<usize> =
+            SIZES.into_iter().filter(|size| self.of.items / size >= 2).collect();
+        let most = sizes.iter().map(|size| GROUPS.min(self.of.items / size) * size).max();
         let (tensors, candidates) = self.look(most.unwrap_or_default(), self.host.is_some());
         let mut found = None;
         let mut skipped = None;
         for (at, size) in sizes.iter().enumerate() {
-            let groups = GROUPS.min(self.items / size);
+            let groups = GROUPS.min(self.of.items / size);
             let is_last = at + 1 == sizes.len();
             let choice = candidates.choose(groups * size);
             if choice.differ && !choice.differ_in_marks && !is_last {
@@ -167,7 +192,7 @@ where
                 Outcome::Agrees { each } if !is_last => {
                     // If a few items agree, checks groups of more items.
                     let size = sizes[sizes.len() - 1];
-                    let groups = GROUPS.min(self.items / size);
+                    let groups = GROUPS.min(self.of.items / size);
                     let choice = candidates.choose(groups * size);
                     let more = self.compare(groups, size, &tensors, &choice)?;
                     return Ok(confirmed(each, more));
@@ -204,16 +229,17 @@ where
         let (Ok(singles), Ok(whole)) = (sides, of(0..count)) else {
             return Ok(Outcome::NotEstablished("the items have no gradient"));
         };
-        let (paths, dtype) = parameters::<LC::Backend, _>(&self.learner.model());
+        let (paths, dtype) = paths_and_type::<LC::Backend, _>(&self.learner.model());
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
         let permuted = whole.gradient.clone();
         let mut gradients = Gradients { whole, pair: None, singles, permuted };
-        let verdict =
-            |gradients: &Gradients| gradients.verdict(self.reduction, Precision::of(dtype));
+        let verdict = |gradients: &Gradients| {
+            gradients.verdict(self.of.settings.reduction, Precision::of(dtype))
+        };
         match verdict(&gradients) {
             Verdict::Equal => return Ok(Outcome::Agrees { each: None }),
             Verdict::Nothing => return Ok(Outcome::NotEstablished("the gradient is zero")),
-            Verdict::Differs { .. } if self.has_statistics.get() => {
+            Verdict::Differs { .. } if self.found.has_statistics.get() => {
                 return Ok(Outcome::NotCheckable(OF_STATISTICS.to_owned()));
             }
             Verdict::Differs { .. } => {}
@@ -251,10 +277,10 @@ where
     /// with its halves, so that few kernels are compiled and tuned for it. A sum is compared with
     /// its thirds: two parts do not show whether each has the same penalty.
     pub(crate) fn run_on_device(&self, micro_batch: usize) -> Result<Outcome, TrainError> {
-        let most = if self.reduction == LossReduction::Sum { GROUPS } else { 2 };
+        let most = if self.of.settings.reduction == LossReduction::Sum { GROUPS } else { 2 };
         let groups = most.min(micro_batch.max(2));
         let size = (micro_batch / groups).max(1);
-        if self.items < groups * size {
+        if self.of.items < groups * size {
             return Ok(Outcome::NotEstablished("there are too few items"));
         }
         let (tensors, candidates) = self.look(groups * size, self.host.is_some());
@@ -282,11 +308,12 @@ where
         let weights: Vec<f64> =
             gradients.singles.iter().map(|single| single.weight / size as f64).collect();
         let share = gradients.singles[0].weight / gradients.whole.weight;
-        let (paths, dtype) = parameters::<LC::Backend, _>(&self.learner.model());
+        let (paths, dtype) = paths_and_type::<LC::Backend, _>(&self.learner.model());
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
         let precision = Precision::of(dtype);
-        let precision = if self.normalizes { precision.behind_equal_items() } else { precision };
-        let is_mean = self.reduction == LossReduction::Mean;
+        let precision =
+            if self.means.normalizes { precision.behind_equal_items() } else { precision };
+        let is_mean = self.of.settings.reduction == LossReduction::Mean;
         // Weights that differ by less make no visible difference.
         let least = (10.0 * precision.tolerance).min(0.02) * weights[0].abs();
         let is_same = weights.iter().all(|weight| (weight - weights[0]).abs() <= least);
@@ -295,13 +322,13 @@ where
         let hides_weights = is_mean
             && precision.tolerance <= 0.01
             && match is_same {
-                true => (self.weight / self.items as f64 - weights[0]).abs() > least,
+                true => (self.of.weight / self.of.items as f64 - weights[0]).abs() > least,
                 false => !gradients.depends_on_weights(precision),
             };
-        Ok(match gradients.verdict(self.reduction, precision) {
+        Ok(match gradients.verdict(self.of.settings.reduction, precision) {
             // A normalizing model couples items anyway, and items with one input can still differ
             // in other tensors.
-            Verdict::Differs { coupling: Coupling::Items, .. } if self.normalizes => {
+            Verdict::Differs { coupling: Coupling::Items, .. } if self.means.normalizes => {
                 Outcome::NotCheckable(OF_STATISTICS.to_owned())
             }
             Verdict::Differs { coupling, by, parameter } => {
@@ -344,7 +371,7 @@ where
             }
             Failure::Impossible(why) => Outcome::NotCheckable(why),
         })?;
-        if whole.weight == 0.0 && self.reduction == LossReduction::Mean {
+        if whole.weight == 0.0 && self.of.settings.reduction == LossReduction::Mean {
             return Err(Outcome::NotEstablished("the items weigh nothing"));
         }
         if whole.gradient != again.gradient {
@@ -374,22 +401,22 @@ where
     fn look(&self, count: usize, keeps: bool) -> (Vec<OfBatch>, Candidates) {
         let recorder = StepRecorder::new().refuse_reads();
         let cut = catch_unwind(AssertUnwindSafe(|| {
-            recorder.record::<LC::Base, _>(|| self.splitter.range(self.batch, 0..1))
+            recorder.record::<LC::Base, _>(|| self.of.splitter.range(self.of.batch, 0..1))
         }));
         let recording = match cut {
             Ok(Ok(recording)) => recording,
             // Errors and panics of a splitter are reported when the batch is cut to be run.
-            Ok(Err(_)) | Err(_) => return (Vec::new(), Candidates::unknown(self.items)),
+            Ok(Err(_)) | Err(_) => return (Vec::new(), Candidates::unknown(self.of.items)),
         };
-        let of_items = |input: &Input| input.shape.first() == Some(&self.items);
+        let of_items = |input: &Input| input.shape.first() == Some(&self.of.items);
         let inputs: Vec<Input> = recording.inputs().into_iter().filter(of_items).collect();
-        let bytes = |input: &Input| input.shape.num_elements() * input.dtype.size() / self.items;
+        let bytes = |input: &Input| input.shape.num_elements() * input.dtype.size() / self.of.items;
         let of_an_item = inputs.iter().map(bytes).sum::<usize>().max(1);
         let most = (MOST_READ.get() as usize / of_an_item).min(CANDIDATES);
-        let mut candidates = Candidates::unknown(most.max(count).min(self.items));
+        let mut candidates = Candidates::unknown(most.max(count).min(self.of.items));
         let others = inputs.iter().any(|input| !input.dtype.is_float());
         let tensors = inputs.into_iter().map(|input| OfBatch {
-            same: self.normalizes && others && input.dtype.is_float(),
+            same: self.means.normalizes && others && input.dtype.is_float(),
             candidates: recording.rows_of_input(&input, candidates.count),
             input,
         });
@@ -408,7 +435,8 @@ where
 
     /// The weight of each of the first items on its own, if it can be asked for.
     fn weights(&self, candidates: usize) -> Option<Vec<f64>> {
-        let of = |item| self.splitter.weight(&self.splitter.range(self.batch, item..item + 1));
+        let of =
+            |item| self.of.splitter.weight(&self.of.splitter.range(self.of.batch, item..item + 1));
         let weigh = || (0..candidates).map(of).collect::<Vec<f64>>();
         let record = || StepRecorder::new().record::<LC::Base, _>(weigh);
         let recording = catch_unwind(AssertUnwindSafe(record)).ok()?.ok()?;
@@ -445,7 +473,7 @@ where
             let restored = restore::<LC::Backend, _>(&model, snapshot);
             let restored = restored.map_err(|error| Failure::Impossible(error.to_string()))?;
             if !restored.is_empty() {
-                self.has_statistics.set(true);
+                self.found.has_statistics.set(true);
             }
         }
         // Those of a step that panicked.
@@ -465,37 +493,37 @@ where
     /// Runs the items on the batch's device.
     fn run_there(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
         let (begin, items) = (Instant::now(), range.len());
-        let (memory, place) = (self.memory.clone(), self.place());
+        let (memory, place) = (self.means.memory.clone(), self.place());
         let needs = move |trace: &Trace| {
             let footprint = memory.footprint(trace);
             if place(&footprint) { footprint.growth() } else { Bytes::MAX }
         };
         let recorder = StepRecorder::new().fixed_draws().with_rows(rows.selected());
-        let recorder = recorder.limit_reads(self.budget, needs);
+        let recorder = recorder.limit_reads(self.means.budget, needs);
         let recording = recorder.record::<LC::Base, _>(|| {
-            let micro = self.splitter.range(self.batch, range);
-            let weight = self.splitter.weight(&micro);
+            let micro = self.of.splitter.range(self.of.batch, range);
+            let weight = self.of.splitter.weight(&micro);
             (train_step(self.learner, &self.learner.model(), micro).grads, weight)
         })?;
         let recorded = begin.elapsed();
         let trace = recording.trace();
-        let footprint = self.memory.footprint(trace);
-        let to_record = recording_bytes(&*self.memory, trace, trace.calls().count());
+        let footprint = self.means.memory.footprint(trace);
+        let to_record = recording_bytes(&*self.means.memory, trace, trace.calls().count());
         // What threads keep stays permanently, so only what is new counts.
-        let kept = Bytes::new(self.kept.load(Relaxed));
+        let kept = Bytes::new(self.means.kept.load(Relaxed));
         let needed = footprint.growth() + to_record + (footprint.stays - kept);
-        if needed > self.budget {
-            let why = format!("some items need {needed} where {} are allowed", self.budget);
+        if needed > self.means.budget {
+            let why = format!("some items need {needed} where {} are allowed", self.means.budget);
             return Err(Failure::Impossible(why));
         }
         if !self.place()(&footprint) {
             return Err(Failure::Impossible("there is no room for the pages of some items".into()));
         }
-        self.needed.set(self.needed.get().max(needed));
-        self.kept.fetch_max(footprint.stays.get(), Relaxed);
+        self.found.needed.set(self.found.needed.get().max(needed));
+        self.means.kept.fetch_max(footprint.stays.get(), Relaxed);
         let begin = Instant::now();
         let (grads, weight) = recording.run();
-        self.pace.borrow_mut().add(items, recorded + begin.elapsed());
+        self.found.pace.borrow_mut().add(items, recorded + begin.elapsed());
         let mut values = Values { grads, gradient: Vec::new() };
         self.learner.model().visit(&mut values);
         Ok(Weighed { gradient: values.gradient, weight })
@@ -503,7 +531,7 @@ where
 
     /// Prepares the pages of what runs next. Returns whether the pool has room for them.
     fn place(&self) -> impl Fn(&Footprint) -> bool + Send + Sync + 'static {
-        let (pool, most) = (self.pool.clone(), self.pages.clone());
+        let (pool, most) = (self.means.pool.clone(), self.found.pages.clone());
         move |footprint| {
             let Some(pool) = &pool else { return true };
             let pages = pool.prepare_for(footprint);
@@ -542,32 +570,13 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Values {
 }
 
 /// The paths of a model's parameters, in order, and the coarsest of their types.
-fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> (Vec<String>, DType) {
-    struct Paths {
-        path: Vec<String>,
-        found: Vec<String>,
-        dtype: DType,
-    }
-
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Paths {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.found.push(self.path.join("."));
-            let dtype = param.val().dtype();
-            if Precision::of(dtype).tolerance > Precision::of(self.dtype).tolerance {
-                self.dtype = dtype;
-            }
-        }
-
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.to_owned());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
-    }
-
-    let mut paths = Paths { path: Vec::new(), found: Vec::new(), dtype: DType::F64 };
-    model.visit(&mut paths);
-    (paths.found, paths.dtype)
+fn paths_and_type<B: Backend, M: Module<B>>(model: &M) -> (Vec<String>, DType) {
+    let floats = parameters(model).into_iter().filter(|parameter| parameter.dtype.is_float());
+    let (paths, dtypes): (Vec<String>, Vec<DType>) =
+        floats.map(|parameter| (parameter.path, parameter.dtype)).unzip();
+    let coarser = |one: DType, other: DType| {
+        let is_coarser = Precision::of(other).tolerance > Precision::of(one).tolerance;
+        if is_coarser { other } else { one }
+    };
+    (paths, dtypes.into_iter().fold(DType::F64, coarser))
 }

@@ -3,8 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::tensor::backend::Backend;
-use firebox_lazy::{LazyBackend, StepRecorder, TrainingGuard, in_full_precision, loader_streams};
+use firebox_lazy::{StepRecorder, TrainingGuard, in_full_precision, loader_streams};
 
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
@@ -15,15 +14,16 @@ use crate::planner::{Admission, Planner, Prepared};
 
 /// The queue of a fusing device, shared by the training thread and burn's threads for metrics and
 /// checkpoints.
-pub(crate) struct Queue<'a, B: LazyBackend> {
-    pub(crate) training: Option<&'a TrainingGuard>,
-    pub(crate) device: &'a B::Device,
+pub(crate) struct Queue<D: DeviceMemory> {
+    /// Drops the tensors that those threads leave.
+    pub(crate) training: Option<TrainingGuard>,
+    pub(crate) device: D::Device,
 }
 
-impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
+impl<D: DeviceMemory> Queue<D> {
     /// Runs `work` while no other thread is at the queue, then empties the queue.
     pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
-        let Some(training) = self.training else { return work() };
+        let Some(training) = &self.training else { return work() };
         training.alone(|| {
             training.collect();
             let result = work();
@@ -56,7 +56,7 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
     /// ([`TrainError::OptimizerPanicked`]). In the latter case parameters may be lost.
     pub(crate) fn update<G, R>(
         &self,
-        watch: &mut Watch<B::Base>,
+        watch: &mut Watch<D>,
         pool: Option<&TrainingPool>,
         gradients: impl FnOnce() -> Result<G, TrainError>,
         commit: impl FnOnce() -> Result<(), TrainError>,
@@ -104,25 +104,25 @@ impl<B: LazyBackend<Base: DeviceMemory>> Queue<'_, B> {
 
     /// Gives back pages that no buffer lies on.
     fn give_back(&self) {
-        self.alone(|| give_back::<B>(self.device));
+        self.alone(|| give_back::<D>(&self.device));
     }
 
     /// Empties the queue.
     pub(crate) fn drain(&self) {
         if self.training.is_some() {
-            B::Base::drain(self.device);
+            D::drain(&self.device);
         }
     }
 }
 
 /// Gives back pages that no buffer lies on, those of the calling thread and of loader threads.
-pub(crate) fn give_back<B: LazyBackend<Base: DeviceMemory>>(device: &B::Device) {
+pub(crate) fn give_back<D: DeviceMemory>(device: &D::Device) {
     // wgpu frees a page only once the device no longer needs it.
-    let wait = || drop(<B::Base as Backend>::sync(device));
+    let wait = || drop(D::sync(device));
     wait();
-    B::Base::give_back(device);
+    D::give_back(device);
     for stream in loader_streams() {
-        stream.executes(|| B::Base::give_back(device));
+        stream.executes(|| D::give_back(device));
     }
     wait();
 }

@@ -23,7 +23,7 @@ const DEFECT: &str = "a program was made for another step: please report this";
 
 /// Runs a step on ranges of a batch, in parts if a range does not fit, and hands every output with
 /// its weight and its items to a sink.
-pub(crate) struct MicroSteps<'a, B: LazyBackend, M, I, S> {
+pub(crate) struct MicroSteps<'a, B: LazyBackend<Base: DeviceMemory>, M, I, S> {
     phase: Phase,
     planner: &'a mut Planner,
     module: &'a M,
@@ -39,7 +39,7 @@ pub(crate) struct MicroSteps<'a, B: LazyBackend, M, I, S> {
     /// What is alive next to the micro-step.
     held: Bytes,
     /// The device's queue, with the guard that keeps other threads away from it.
-    queue: Queue<'a, B>,
+    queue: &'a Queue<B::Base>,
     around: Around<'a, B>,
 }
 
@@ -81,7 +81,7 @@ enum Repeats {
 impl Repeats {
     /// Of a batch for which this plan was made.
     fn of(made: Option<&Planned>) -> Self {
-        match made.is_some_and(|planned| planned.rehearsed.is_alike) {
+        match made.is_some_and(|planned| planned.rehearsed.of_step.is_alike) {
             true => Self::Alike,
             false => Self::Ignored,
         }
@@ -116,7 +116,7 @@ where
         (phase, module, keeps_statistics): (Phase, &'a M, bool),
         (splitter, batch): (&'a S, &'a I),
         prepared: &'a Prepared,
-        queue: Queue<'a, B>,
+        queue: &'a Queue<B::Base>,
         around: Around<'a, B>,
     ) -> Self {
         let (rehearsed, held) = (prepared.made.is_some(), prepared.held);

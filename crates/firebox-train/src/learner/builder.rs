@@ -31,6 +31,8 @@ use crate::splitter::{ByMicroBatch, Splitter};
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct LearnerBuilder<ST, SV> {
     pub(crate) settings: Settings,
+    /// Whether outputs are joined only where the user asked for it.
+    pub(crate) sees_parts: bool,
     pub(crate) train_splitter: ST,
     pub(crate) valid_splitter: SV,
 }
@@ -55,7 +57,8 @@ impl LearnerBuilder<Unset, Unset> {
         train_splitter: ST,
         valid_splitter: SV,
     ) -> LearnerBuilder<ST, SV> {
-        LearnerBuilder { settings: self.settings, train_splitter, valid_splitter }
+        let Self { settings, sees_parts, .. } = self;
+        LearnerBuilder { settings, sees_parts, train_splitter, valid_splitter }
     }
 }
 
@@ -76,21 +79,21 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Runs micro-batches of `items` items (the last may be smaller) instead of the largest that
     /// fit. If they do not fit, training still ends with an error.
     pub fn micro_batch(mut self, items: usize) -> Self {
-        self.settings.sizing = Sizing::Fixed(items.into());
+        self.settings.fitting.sizing = Sizing::Fixed(items.into());
         self
     }
 
     /// How micro-batch sizes are chosen. Default: [`Sizing::Even`].
     pub fn sizing(mut self, sizing: Sizing) -> Self {
-        self.settings.sizing = sizing;
+        self.settings.fitting.sizing = sizing;
         self
     }
 
-    /// When training computes and does not keep tensors them for the backward pass.
+    /// When tensors are recomputed for the backward pass instead of kept.
     ///
     /// Default: [`RecomputePolicy::if_needed`], where a batch cannot be trained in another way.
     pub fn recompute(mut self, policy: RecomputePolicy) -> Self {
-        self.settings.recompute = policy;
+        self.settings.fitting.recompute = policy;
         self
     }
 
@@ -101,7 +104,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// for other GPUs, and those of two cores of a server on the host. They give the same plans in
     /// every run. [`measure_rates`](crate::measure_rates) measures them.
     pub fn rates(mut self, rates: Rates) -> Self {
-        self.settings.rates = Some(rates);
+        self.settings.fitting.rates = Some(rates);
         self
     }
 
@@ -115,7 +118,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// With [`Park::Host`], training ends with [`TrainError::NoRoomToPark`](crate::TrainError)
     /// before it begins if host memory has no room for the state.
     pub fn park_optimizer(mut self, park: Park) -> Self {
-        self.settings.park = Some(park);
+        self.settings.fitting.park = Some(park);
         self
     }
 
@@ -174,7 +177,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// `fit` on, it does so even if the program has a handler of its own. A program with its own
     /// handler should stop the interrupter itself instead.
     pub fn stop_on_ctrl_c(mut self) -> Self {
-        self.settings.stops_on_ctrl_c = true;
+        self.settings.telling.stops_on_ctrl_c = true;
         self
     }
 
@@ -246,10 +249,10 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// Shows the metrics burn's own outputs micro-batch by micro-batch, as they come. Default:
+    /// Shows metrics the outputs of burn's own types micro-batch by micro-batch, as they come. Default:
     /// batch by batch, see [`metrics_see_whole`](Self::metrics_see_whole).
     pub fn metrics_see_parts(mut self) -> Self {
-        self.settings.sees_parts = true;
+        self.sees_parts = true;
         self
     }
 
@@ -268,7 +271,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// the feature `tui` and on a terminal, once [burn's renderer](crate::Fitted::renderer) is
     /// dropped.
     pub fn quiet(mut self) -> Self {
-        self.settings.quiet = true;
+        self.settings.telling.quiet = true;
         self
     }
 
@@ -304,7 +307,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// while an epoch runs, are rank 0's in either case. Values are weighed by the counts that burn
     /// logs with them. A logger that was set on burn's training is asked first.
     pub fn metrics_of_all_ranks(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.settings.metrics_directory = Some(directory.into());
+        self.settings.telling.metrics_directory = Some(directory.into());
         self
     }
 
@@ -318,7 +321,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     ///
     /// A mean weighs the values of outputs by their items, as burn's summary does.
     pub fn progress(mut self) -> Self {
-        self.settings.progress = true;
+        self.settings.telling.progress = true;
         self
     }
 
@@ -328,7 +331,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// A step that cannot be saved is a warning; a file that cannot be written is
     /// [`TrainError::TraceNotWritten`].
     pub fn save_trace(mut self, path: impl Into<PathBuf>) -> Self {
-        self.settings.trace_path = Some(path.into());
+        self.settings.telling.trace_path = Some(path.into());
         self
     }
 
@@ -342,7 +345,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     ///
     /// [`StepUse`]: crate::StepUse
     pub fn log_json(mut self, path: impl Into<PathBuf>) -> Self {
-        self.settings.log_path = Some(path.into());
+        self.settings.telling.log_path = Some(path.into());
         self
     }
 
@@ -364,7 +367,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         ST: Splitter<M::Input>,
         SV: Splitter<<M::InnerModule as InferenceStep>::Input>,
     {
-        if !self.settings.sees_parts {
+        if !self.sees_parts {
             let joins = of_burn::<B>(std::mem::take(&mut self.settings.joins));
             self.settings.joins = of_burn::<B::InnerBackend>(joins);
         }

@@ -41,7 +41,7 @@ impl Planner {
     /// planned one, for example because its sequences are longer, the excess counts once whole and
     /// once more in parts.
     pub(crate) fn held(&self, planned: &Planned) -> Bytes {
-        let more = self.batch - planned.batch;
+        let more = self.plans.batch - planned.batch;
         let parts = planned.plan.len() as f64;
         // The batches of loaders and the outputs of metrics grow in the same ratio.
         let OverheadBytes { queued, outputs, .. } = planned.rehearsed.overhead;
@@ -51,7 +51,7 @@ impl Planner {
         };
         let more = more + more.scale(1.0 / parts) + overhead;
         let grown = self.grown(planned) + self.ledger.beyond();
-        planned.held + self.kept_since(planned) + self.remembers + more + grown
+        planned.held + self.kept_since(planned) + self.room.remembers() + more + grown
     }
 
     /// What updates have left since a plan was made that it does not count.
@@ -66,7 +66,7 @@ impl Planner {
     }
 
     pub(super) fn kept(&self) -> Bytes {
-        Bytes::new(self.kept.load(Relaxed))
+        Bytes::new(self.ledger.kept.load(Relaxed))
     }
 
     /// Notes that a planned micro-step of the current batch did not fit. If this batch is larger
@@ -74,16 +74,16 @@ impl Planner {
     /// large get a new plan.
     pub(crate) fn outgrow(&mut self, phase: Phase, shape: Shape) {
         let planned = self.planned(phase, shape);
-        if planned.is_some_and(|planned| self.batch > planned.batch) {
-            self.outgrown.entry((phase, shape.items)).or_default().insert(self.batch);
+        if planned.is_some_and(|planned| self.plans.batch > planned.batch) {
+            self.plans.outgrown.entry((phase, shape.items)).or_default().insert(self.plans.batch);
         }
     }
 
     /// The bytes of the largest batch of `items` items that outgrew its plan and is no larger than
     /// the current batch.
     pub(crate) fn outgrown(&self, phase: Phase, items: usize) -> Bytes {
-        let outgrown = self.outgrown.get(&(phase, items));
-        let last = outgrown.and_then(|outgrown| outgrown.range(..=self.batch).next_back());
+        let outgrown = self.plans.outgrown.get(&(phase, items));
+        let last = outgrown.and_then(|outgrown| outgrown.range(..=self.plans.batch).next_back());
         last.copied().unwrap_or_default()
     }
 
@@ -117,7 +117,7 @@ impl Planner {
     /// What a micro-step needs.
     fn look_up(&mut self, step: &Applicant) -> Admitted {
         let Applicant { phase, trace, shape, .. } = *step;
-        let planned = self.plans.get(&(phase, shape));
+        let planned = self.plans.made.get(&(phase, shape));
         let recomputed = planned.and_then(|planned| planned.rehearsed.recomputed.as_ref());
         // A part of a step that reads values has run as it was recorded.
         let recomputed = recomputed.filter(|_| trace.reads().next().is_none());
@@ -126,13 +126,13 @@ impl Planner {
         if let Some(known) = self.known_of(&structure, trace) {
             if step.rehearsed && !known.is_planned {
                 let known = Admitted { is_planned: true, ..known };
-                self.known.insert(structure, known.clone());
+                self.structures.known.insert(structure, known.clone());
                 return known;
             }
             return known;
         }
-        let is_alike = planned.is_some_and(|planned| planned.batch == self.batch);
-        self.has_new_structure |= phase == Phase::Training && is_alike && !step.rehearsed;
+        let is_alike = planned.is_some_and(|planned| planned.batch == self.plans.batch);
+        self.structures.has_new |= phase == Phase::Training && is_alike && !step.rehearsed;
         let memory = self.memory.as_ref();
         let program = recomputed.and_then(|one| one.program(trace, memory)).map(Arc::new);
         let rewritten = program.as_ref().map(|program| program.trace());
@@ -148,7 +148,7 @@ impl Planner {
         let Applicant { phase, trace, .. } = *step;
         // A part of a step that reads values has run.
         let may = phase == Phase::Training && trace.reads().next().is_none();
-        let most = self.recompute.if_allowed().filter(|_| may)?;
+        let most = self.choices.recompute.if_allowed().filter(|_| may)?;
         let structure = (phase, trace.structural_hash(), Written::Squeezed);
         // What was found for a larger budget may be too large for this one.
         let known = self.known_of(&structure, trace);
@@ -156,7 +156,7 @@ impl Planner {
             return Some(known);
         }
         let memory = self.memory.clone();
-        let passes = Passes::alone(trace, &*memory, self.speed)?;
+        let passes = Passes::alone(trace, &*memory, self.choices.speed)?;
         let recording = self.recording(trace);
         let answer = |attempt: &Attempt| {
             let programs = if memory.is_on_host() { attempt.programs } else { Bytes::ZERO };
@@ -171,7 +171,7 @@ impl Planner {
     }
 
     fn known_of(&self, structure: &Known, trace: &Trace) -> Option<Admitted> {
-        let known = self.known.get(structure)?;
+        let known = self.structures.known.get(structure)?;
         let is_its_own = known.program.as_ref().is_none_or(|program| program.is_of(trace));
         is_its_own.then(|| known.clone())
     }
@@ -207,15 +207,15 @@ impl Planner {
     /// Remembers what a structure needs. Of programs, which are large, only the latest few.
     fn remember(&mut self, structure: Known, admitted: Admitted) -> Admitted {
         if admitted.program.is_some() {
-            self.programs.retain(|known| *known != structure);
-            self.programs.push_back(structure);
-            if self.programs.len() > PROGRAMS
-                && let Some(oldest) = self.programs.pop_front()
+            self.structures.programs.retain(|known| *known != structure);
+            self.structures.programs.push_back(structure);
+            if self.structures.programs.len() > PROGRAMS
+                && let Some(oldest) = self.structures.programs.pop_front()
             {
-                self.known.remove(&oldest);
+                self.structures.known.remove(&oldest);
             }
         }
-        self.known.insert(structure, admitted.clone());
+        self.structures.known.insert(structure, admitted.clone());
         admitted
     }
 
@@ -224,7 +224,8 @@ impl Planner {
         if !self.memory.is_on_host() {
             return Bytes::ZERO;
         }
-        let programs = self.programs.iter().filter_map(|known| self.known.get(known));
+        let programs =
+            self.structures.programs.iter().filter_map(|known| self.structures.known.get(known));
         let programs = programs.filter_map(|known| known.program.as_ref());
         let is_running =
             |program: &&Arc<Program>| running.is_some_and(|running| Arc::ptr_eq(running, program));
@@ -241,8 +242,9 @@ impl Planner {
         let Admitted { needed, leaves, is_planned, stays, is_paged, .. } = admitted;
         // Threads keep, or will keep, more than was counted when the batch began.
         let kept = self.kept().max(stays);
-        let held = held + (kept - self.kept_in_held) + others + self.ledger.beyond();
-        let planned = self.plans.get_mut(&(phase, shape)).expect("a batch runs that is planned");
+        let held = held + (kept - self.ledger.kept_in_held) + others + self.ledger.beyond();
+        let planned =
+            self.plans.made.get_mut(&(phase, shape)).expect("a batch runs that is planned");
         let peak = planned.plan.peak();
         if rehearsed {
             planned.leaves = planned.leaves.max(leaves);
@@ -251,26 +253,26 @@ impl Planner {
             planned.standalone = planned.standalone.max(needed);
             return Ok(Admission::Runs);
         }
-        let budget = (self.budget - held).max(planned.standalone);
+        let budget = self.room.beside(held).max(planned.standalone);
         if needed > budget {
             return Err(TrainError::GrewTooLarge { phase, items: items.into(), needed, budget });
         }
-        self.kept.fetch_max(kept.get(), Relaxed);
+        self.ledger.kept.fetch_max(kept.get(), Relaxed);
         if !is_planned {
             // What outputs grow by with a larger batch is held already.
             let more = match planned.batch {
                 Bytes::ZERO => 0.0,
-                batch => (self.batch - batch).ratio(batch),
+                batch => (self.plans.batch - batch).ratio(batch),
             };
             let outputs = planned.rehearsed.overhead.outputs.scale(more);
             self.ledger.leaves(leaves - planned.leaves - outputs);
         }
         // A micro-step larger than planned, or of another program, may need more than predicted.
-        let is_more = self.batch > planned.batch || kept > planned.rehearsed.kept;
+        let is_more = self.plans.batch > planned.batch || kept > planned.rehearsed.kept;
         if is_more || !is_planned {
             // What may be remembered of other shapes need not be.
-            let reserve = if is_more { Bytes::ZERO } else { self.remembers };
-            self.predicted = self.predicted.max(held + needed - reserve);
+            let reserve = if is_more { Bytes::ZERO } else { self.room.remembers() };
+            self.room.predict(held + needed - reserve);
         }
         match self.memory.keeps_pages() && needed > planned.standalone {
             true => Ok(Admission::RunsOnceGivenBack),

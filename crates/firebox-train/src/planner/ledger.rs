@@ -7,15 +7,17 @@
 //! its first step.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use firebox_trace::{Bytes, Category, Mark, OpIndex, Origin, Step, TensorIndex, Trace};
+use firebox_trace::{Bytes, Category, Mark, OpIndex, Origin, Step, TensorIndex, TensorInfo, Trace};
 
 use super::Planner;
 use crate::error::{Phase, TrainError};
 use crate::planner::shape::Shape;
 
 /// What updates have left, by the path of the parameter that it belongs to.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Ledger {
     state: BTreeMap<String, Bytes>,
     /// Whether updates read values and have left nothing yet: any of them may.
@@ -23,6 +25,18 @@ pub(crate) struct Ledger {
     /// What the micro-steps of the running batch leave beyond those that were planned: gradients of
     /// parameters that had none.
     beyond: Bytes,
+    /// The optimizer's state on the device, as the last plan has it. Validation does not use it, but
+    /// it is alive meanwhile.
+    pub(super) optimizer_state: Vec<TensorInfo>,
+    /// What of the optimizer's state is outside of the device between steps.
+    pub(super) parked: Vec<TensorInfo>,
+    /// The parameters for which an optimizer brings state along from an earlier run, until it is
+    /// known how much.
+    pub(super) brought: Vec<(String, Bytes)>,
+    /// What threads keep permanently after what has run so far, and how much of it the current
+    /// batch's `held` includes.
+    pub(super) kept: Arc<AtomicU64>,
+    pub(super) kept_in_held: Bytes,
 }
 
 /// What an update leaves.
@@ -100,6 +114,13 @@ impl Left {
         self.reads
     }
 
+    /// The state that it leaves for each parameter. What belongs to which is not known: each has its
+    /// share by bytes.
+    fn by_parameter(&self) -> impl Iterator<Item = (&str, Bytes)> {
+        let ratio = self.ratio();
+        self.parameters.iter().map(move |(path, bytes)| (path.as_str(), bytes.scale(ratio)))
+    }
+
     /// What state it leaves for each byte of a parameter.
     pub(crate) fn ratio(&self) -> f64 {
         let all: Bytes = self.parameters.iter().map(|(_, bytes)| *bytes).sum();
@@ -134,22 +155,26 @@ impl Ledger {
         self.is_open
     }
 
-    /// Takes down what an update leaves. What belongs to which parameter is not known: each has its
-    /// share by bytes.
+    /// What an update leaves that is not taken down yet.
+    fn grown_by(&self, left: &Left) -> Bytes {
+        let known = |path| self.state.get(path).copied().unwrap_or_default();
+        left.by_parameter().map(|(path, bytes)| bytes - known(path)).sum()
+    }
+
+    /// Takes down what an update leaves.
     pub(crate) fn note(&mut self, left: &Left) {
-        let ratio = left.ratio();
-        for (path, bytes) in &left.parameters {
-            let state = self.state.entry(path.clone()).or_default();
-            *state = (*state).max(bytes.scale(ratio));
+        for (path, bytes) in left.by_parameter() {
+            let state = self.state.entry(path.to_owned()).or_default();
+            *state = (*state).max(bytes);
         }
         self.is_open = (self.is_open || left.reads) && self.total() == Bytes::ZERO;
     }
 
-    /// Takes down what an optimizer brings along from an earlier run for these parameters, as much
-    /// for each byte as an update leaves.
-    pub(crate) fn bring(&mut self, parameters: &[(String, Bytes)], ratio: f64) {
-        for (path, bytes) in parameters {
-            self.state.entry(path.clone()).or_insert(bytes.scale(ratio));
+    /// Takes down what an optimizer brings along from an earlier run: as much for each byte of a
+    /// parameter as an update leaves.
+    pub(crate) fn take_what_is_brought(&mut self, ratio: f64) {
+        for (path, bytes) in self.brought.drain(..) {
+            self.state.entry(path).or_insert(bytes.scale(ratio));
         }
     }
 
@@ -190,10 +215,8 @@ impl Planner {
         batch: Batch,
         (left, needed): (&Left, impl FnOnce() -> Bytes),
     ) -> Result<(), TrainError> {
-        let Some(planned) = self.plans.get(&(Phase::Training, shape)) else { return Ok(()) };
-        let mut ledger = self.ledger.clone();
-        ledger.note(left);
-        let grown = ledger.total() - self.ledger.total();
+        let Some(planned) = self.plans.made.get(&(Phase::Training, shape)) else { return Ok(()) };
+        let grown = self.ledger.grown_by(left);
         if grown > Bytes::ZERO {
             let gone = match batch {
                 Batch::IsGone => planned.batch,
@@ -205,14 +228,14 @@ impl Planner {
                 _ => Bytes::ZERO,
             };
             let alive = self.held(planned) - gone + gradients;
-            let (needed, budget) = (alive + needed(), self.budget);
+            let (needed, budget) = (alive + needed(), self.room.budget);
             log::info!("an update leaves {grown} that no plan counts, and needs {needed}");
             if needed > budget {
                 return Err(TrainError::UpdateTooLarge { grown, needed, budget });
             }
             self.predict(needed);
         }
-        self.ledger = ledger;
+        self.ledger.note(left);
         Ok(())
     }
 }

@@ -81,7 +81,7 @@ impl Planner {
             }
         }
         let admission = self.begin(phase, shape);
-        let planned = &self.plans[&(phase, shape)];
+        let planned = &self.plans.made[&(phase, shape)];
         let (plan, held, joining) = (planned.plan.clone(), self.held(planned), planned.joining);
         let pages = self.pool_pages(planned);
         Ok(Prepared { shape, plan, joining, held, admission, pages, made })
@@ -114,7 +114,7 @@ impl Planner {
     /// than what is needed. `recompute` is the share of time that may be spent on computing tensors
     /// again, if any.
     pub(crate) fn need_of(&self, recompute: Option<f64>, rehearsal: Rehearsal) -> Bytes {
-        let conditions = self.conditions(Phase::Training, self.budget);
+        let conditions = self.conditions(Phase::Training, self.room.budget);
         let conditions = Conditions { recompute, ..conditions };
         assess(rehearsal, &conditions).footprint.peak
     }
@@ -126,7 +126,7 @@ impl Planner {
     /// the last batch of an epoch, is planned for one until two come in a row, because two may need
     /// a page that one does not.
     pub(super) fn to_plan(&self, phase: Phase, shape: Shape, again: bool) -> Option<Iterations> {
-        let has_trained = self.plans.keys().any(|(phase, _)| *phase == Phase::Training);
+        let has_trained = self.plans.made.keys().any(|(phase, _)| *phase == Phase::Training);
         let iterations = match phase {
             Phase::Training if has_trained && !again && !self.memory.is_on_host() => {
                 Iterations::One
@@ -143,7 +143,7 @@ impl Planner {
             let grown = self.grown(planned);
             let peak = planned.plan.peak() + self.kept_since(planned) + grown;
             let has_more = planned.kept < self.kept() || grown > Bytes::ZERO;
-            has_more && peak > self.budget.scale(self.share)
+            has_more && peak > self.room.of_plans()
         });
         if let Some(planned) = has_no_room {
             return Some(planned.iterations);
@@ -158,13 +158,13 @@ impl Planner {
     pub(super) fn begin(&mut self, phase: Phase, shape: Shape) -> Admission {
         self.ledger.begin();
         let grown = self.planned(phase, shape).map_or(Bytes::ZERO, |planned| self.grown(planned));
-        let planned = self.plans.get_mut(&(phase, shape)).expect("it has a plan");
+        let planned = self.plans.made.get_mut(&(phase, shape)).expect("it has a plan");
         planned.tuning.begin();
         let (peak, kept) = (planned.plan.peak() + grown, planned.rehearsed.kept);
-        self.kept.fetch_max(kept.get(), Relaxed);
-        self.kept_in_held = self.kept();
-        self.predicted = self.predicted.max(peak + (self.kept() - kept));
-        let is_open = self.open.replace((phase, shape)) == Some((phase, shape));
+        self.ledger.kept.fetch_max(kept.get(), Relaxed);
+        self.ledger.kept_in_held = self.kept();
+        self.room.predict(peak + (self.kept() - kept));
+        let is_open = self.plans.open.replace((phase, shape)) == Some((phase, shape));
         match is_open || !self.memory.keeps_pages() {
             true => Admission::Runs,
             false => Admission::RunsOnceGivenBack,
@@ -174,7 +174,7 @@ impl Planner {
     fn pool_pages(&self, planned: &Planned) -> Option<[PoolPages; 2]> {
         let pages = |planned: &Planned| planned.rehearsed.footprint.paging.as_ref()?.pool;
         let of_one = pages(planned)?;
-        let all = self.plans.values().filter_map(pages);
+        let all = self.plans.made.values().filter_map(pages);
         Some([all.fold(of_one, |one, other| one.larger(&other)), of_one])
     }
 }

@@ -25,9 +25,9 @@ impl Planner {
         if memory.is_on_host() {
             recorder = recorder.limit_host(budget.scale(1.0 - BESIDE_RECORDING));
         }
-        if self.reads {
+        if self.step.reads {
             let (rehearsed, overhead, pool) =
-                (self.rehearsed.clone(), self.overhead, self.pool.clone());
+                (self.room.rehearsed().clone(), self.overhead, self.pool.clone());
             if let Some(pool) = self.pool.clone() {
                 recorder = recorder.at_marks(move |mark| pool.passes(mark));
             }
@@ -53,8 +53,8 @@ impl Planner {
     /// The recorder for a micro-step that will run. A read may run the operations before it if they
     /// fit in addition to what is held.
     pub(crate) fn step_recorder(&self, held: Bytes) -> StepRecorder {
-        let (memory, known) = (self.memory.clone(), self.prefixes.clone());
-        StepRecorder::new().limit_reads(self.budget - held, move |trace| {
+        let (memory, known) = (self.memory.clone(), self.structures.prefixes.clone());
+        StepRecorder::new().limit_reads(self.room.beside(held), move |trace| {
             let mut known = known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             let needed = known.entry(trace.structural_hash());
             // What was recorded so far takes host memory, too.

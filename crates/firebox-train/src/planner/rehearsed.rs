@@ -62,10 +62,27 @@ pub(crate) struct Rehearsed {
     pub(crate) loader_limit: Bytes,
     /// The most that is alive before a micro-step.
     pub(crate) held: Bytes,
-    /// The optimizer's state on the device after the rehearsal.
-    pub(crate) optimizer_state: Vec<TensorInfo>,
-    /// What of it is parked between steps.
+    pub(crate) state: State,
+    pub(crate) of_step: OfStep,
+    /// What threads keep permanently after it: its own part and what others have left.
+    pub(crate) kept: Bytes,
+    /// The memory that the rehearsal itself took.
+    pub(crate) planning: Bytes,
+    /// The number of recorded operations.
+    pub(crate) operations: usize,
+}
+
+/// The optimizer's state after a rehearsal.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    /// What of it is on the device between steps.
+    pub(crate) on_device: Vec<TensorInfo>,
     pub(crate) parked: Vec<TensorInfo>,
+}
+
+/// What a rehearsal shows of the user's step.
+#[derive(Clone, Debug)]
+pub(crate) struct OfStep {
     /// The paths of the running statistics.
     pub(crate) running_state: Vec<String>,
     /// What its updates leave.
@@ -76,36 +93,39 @@ pub(crate) struct Rehearsed {
     pub(crate) counts: Option<Difference>,
     /// Whether its micro-steps of one size are the same calls with the same numbers.
     pub(crate) is_alike: bool,
-    /// What threads keep permanently after it: its own part and what others have left.
-    pub(crate) kept: Bytes,
-    /// The memory that the rehearsal itself took.
-    pub(crate) planning: Bytes,
-    /// The number of recorded operations.
-    pub(crate) operations: usize,
+}
+
+impl OfStep {
+    fn of(rehearsal: Rehearsal) -> (Trace, Self) {
+        let Rehearsal { trace, replaced, .. } = rehearsal;
+        // What a step does with a value that it reads may depend on the value, and running
+        // statistics are brought up to date in the second step.
+        let is_fixed = trace.reads().next().is_none() && replaced.is_empty();
+        let shown = Self {
+            left: Left::by_rehearsal(&trace),
+            nonlinear: trace.nonlinear_gradient(),
+            counts: if is_fixed { trace.difference_of_iterations() } else { None },
+            is_alike: is_fixed && trace.has_like_micro_steps() == Some(true),
+            running_state: replaced,
+        };
+        (trace, shown)
+    }
 }
 
 /// Computes the footprint of a rehearsal under the given conditions.
 pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed {
-    let Rehearsal { mut trace, replaced, .. } = rehearsal;
+    let (mut trace, of_step) = OfStep::of(rehearsal);
     let Conditions { memory, .. } = *conditions;
     debug_assert_eq!(trace.check(), Ok(()), "the recorder wrote a trace that contradicts itself");
     let operations = trace.calls().count();
-    let updates = Left::by_rehearsal(&trace);
-    let nonlinear = trace.nonlinear_gradient();
-    // What a step does with a value that it reads may depend on the value, and running statistics
-    // are brought up to date in the second step.
-    let is_fixed = trace.reads().next().is_none() && replaced.is_empty();
-    let counts = if is_fixed { trace.difference_of_iterations() } else { None };
-    let is_alike = is_fixed && trace.has_like_micro_steps() == Some(true);
     let parked = if conditions.parks { park_state(&mut trace) } else { Vec::new() };
     debug_assert_eq!(trace.check(), Ok(()), "parking wrote a trace that contradicts itself");
-    let optimizer_state = state_at_end(&trace);
-    let state = (optimizer_state.as_slice(), parked.as_slice());
-    let changed: BTreeSet<&str> = updates.iter().flat_map(Left::paths).collect();
+    let state = State { on_device: state_at_end(&trace), parked };
+    let changed: BTreeSet<&str> = of_step.left.iter().flat_map(Left::paths).collect();
     let listed: Bytes = conditions.idle_state.iter().map(TensorInfo::bytes).sum();
     let idle = conditions.ledger.idle(changed.into_iter()) - listed;
     trace.tensors.extend(idle_state(idle));
-    let (loader_limit, mut overhead) = add_beside(&mut trace, conditions, state);
+    let (loader_limit, mut overhead) = add_beside(&mut trace, conditions, &state);
     overhead.idle_state += idle;
     // How much is missing decides how much is recomputed.
     let enough = may_recompute(&trace, conditions).map_or(conditions.budget, |_| Bytes::MAX);
@@ -146,25 +166,16 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         planning,
         overhead,
         loader_limit,
-        optimizer_state,
-        parked,
+        state,
+        of_step,
         operations,
-        running_state: replaced,
-        left: updates,
-        nonlinear,
-        counts,
-        is_alike,
         footprint,
     }
 }
 
 /// Adds what lives beside the steps of a rehearsal. Returns what a loader thread may have prepared,
-/// and what was added. The optimizer's state is that on the device and what is parked.
-fn add_beside(
-    trace: &mut Trace,
-    conditions: &Conditions,
-    (optimizer_state, parked): (&[TensorInfo], &[TensorInfo]),
-) -> (Bytes, OverheadBytes) {
+/// and what was added.
+fn add_beside(trace: &mut Trace, conditions: &Conditions, state: &State) -> (Bytes, OverheadBytes) {
     let Conditions { memory, idle_state, .. } = conditions;
     let (loader_limit, queued) = conditions.overhead.add_queue(trace, memory.is_on_host());
     // On the host, the outputs of one batch less were found to be alive.
@@ -180,12 +191,13 @@ fn add_beside(
     };
     let idle = |tensor: &TensorInfo| TensorInfo { origin: Origin::Existing, ..tensor.clone() };
     trace.tensors.extend(idle_state.iter().map(idle));
-    let mut state = [optimizer_state, idle_state].concat();
+    let mut saved = [&state.on_device, *idle_state].concat();
     // Parked state is written from host memory.
     if memory.is_on_host() {
-        state.extend_from_slice(if parked.is_empty() { conditions.parked } else { parked });
+        let parked = &state.parked;
+        saved.extend_from_slice(if parked.is_empty() { conditions.parked } else { parked });
     }
-    overhead.saving = conditions.overhead.add_saved(trace, &state);
+    overhead.saving = conditions.overhead.add_saved(trace, &saved);
     (loader_limit, overhead)
 }
 

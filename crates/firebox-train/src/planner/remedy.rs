@@ -18,11 +18,11 @@ impl Planner {
         rehearse: &mut impl FnMut(Split, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> TrainError {
         if let TrainError::Plan { phase: Phase::Training, cause } = &mut error
-            && self.parks == Parks::Could
+            && self.choices.parks == Parks::Could
             && let Some((split, need)) = misfit(cause)
         {
-            let budget = self.budget.scale(self.share);
-            let recompute = self.recompute.if_allowed();
+            let budget = self.room.of_plans();
+            let recompute = self.choices.recompute.if_allowed();
             let conditions = self.conditions(Phase::Training, budget);
             // By how much a footprint exceeds a budget need not be known, but for this one.
             let limit = recompute.map_or(Bytes::MAX, |_| budget);
@@ -32,7 +32,7 @@ impl Planner {
             let Ok(rehearsal) = rehearse(split, &recorder) else { return error };
             let rehearsed = assess(rehearsal, &conditions);
             let peak = rehearsed.footprint.peak;
-            if !rehearsed.parked.is_empty() && peak < need.peak {
+            if !rehearsed.state.parked.is_empty() && peak < need.peak {
                 need.parked = Some(ParkedNeed { peak, on_host: self.memory.is_on_host() });
             }
         }

@@ -12,7 +12,7 @@ use firebox_trace::{Bytes, Items};
 
 use super::assess::{assess_all, failed, need_of};
 use super::tuning::Tuning;
-use super::{AT_ONCE, MOST_REMEMBERED, Planned, Planner, PlanningCost};
+use super::{AT_ONCE, Planned, Planner, PlanningCost};
 use crate::error::{Phase, TrainError};
 use crate::iteration::pieces::JOINED;
 use crate::planner::ledger::Left;
@@ -62,7 +62,7 @@ impl Planner {
         let mut apart =
             |split: Split, recorder: &StepRecorder| rehearse(split, Joining::Asked, recorder);
         // The pages of the plan that it replaces are not those of this one.
-        self.open = None;
+        self.plans.open = None;
         let found = self.find(phase, shape.items, &mut cost, &mut apart);
         let found = found.map_err(|error| self.tell_of_parking(error, &mut apart));
         let planned = match found {
@@ -80,7 +80,7 @@ impl Planner {
             }
             Err(cause) => Planned { iterations, ..self.planned_before(phase, shape, cause)? },
         };
-        Ok(self.plans.entry((phase, shape)).insert_entry(planned).into_mut())
+        Ok(self.plans.made.entry((phase, shape)).insert_entry(planned).into_mut())
     }
 
     /// A plan that was found, with the outputs of burn's types joined if that fits, too.
@@ -97,7 +97,7 @@ impl Planner {
         if plan.split().len() > JOINED && !self.memory.is_on_host() {
             return ((plan, rehearsed), Joining::NoRoom);
         }
-        let most = self.recompute.if_allowed().filter(|_| rehearsed.recomputed.is_some());
+        let most = self.choices.recompute.if_allowed().filter(|_| rehearsed.recomputed.is_some());
         let wanted = Wanted { recompute: most, ..self.wanted(phase, plan.batch().get()) };
         let mut joined =
             |split: Split, recorder: &StepRecorder| rehearse(split, Joining::OfBurn, recorder);
@@ -118,25 +118,25 @@ impl Planner {
         rehearse: &mut impl FnMut(Split, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> Found {
         let found = self.search(self.wanted(phase, items), cost, rehearse);
-        let most = self.recompute.if_allowed().filter(|_| phase == Phase::Training);
+        let most = self.choices.recompute.if_allowed().filter(|_| phase == Phase::Training);
         let Some(most) = most else { return found };
         let wanted = Wanted { recompute: Some(most), ..self.wanted(phase, items) };
         match &found {
             // What comes before a read has run when the rest is recorded.
-            Err(TrainError::Plan { cause, .. }) if self.reads && does_not_fit(cause) => {
+            Err(TrainError::Plan { cause, .. }) if self.step.reads && does_not_fit(cause) => {
                 log::warn!("nothing is recomputed, because the step reads values while it runs");
                 found
             }
             Err(TrainError::Plan { cause, .. }) if does_not_fit(cause) => {
                 self.search(wanted, cost, rehearse)
             }
-            _ if self.reads => found,
+            _ if self.step.reads => found,
             // A whole batch has the statistics of a whole batch.
             Ok((plan, recorded)) if !plan.is_whole() && self.prefers_whole(recorded) => {
                 let whole = Wanted { sizing: Sizing::Whole, ..wanted };
                 self.search(whole, cost, rehearse).or(found)
             }
-            Ok((plan, recorded)) if !plan.is_whole() && self.recompute.is_for_speed() => {
+            Ok((plan, recorded)) if !plan.is_whole() && self.choices.recompute.is_for_speed() => {
                 let as_recorded = recorded.time.total(plan.len());
                 match self.search(wanted, cost, rehearse) {
                     Ok((plan, again)) if again.time.total(plan.len()) < as_recorded => {
@@ -152,8 +152,8 @@ impl Planner {
     /// Whether a split changes what the model computes, and the user has not asked for one.
     fn prefers_whole(&self, rehearsed: &Rehearsed) -> bool {
         let is_chosen = matches!(self.sizing(Phase::Training), Sizing::Fixed(_) | Sizing::Whole);
-        let is_free = !is_chosen && !self.splits_statistics;
-        is_free && !rehearsed.running_state.is_empty()
+        let is_free = !is_chosen && !self.choices.splits_statistics;
+        is_free && !rehearsed.of_step.running_state.is_empty()
     }
 
     /// A batch as it is recorded.
@@ -170,30 +170,24 @@ impl Planner {
         may_tune: bool,
         (iterations, cost): (Iterations, PlanningCost),
     ) -> Planned {
-        self.predict(Bytes::new(self.rehearsed.load(Relaxed)));
-        // Most rehearsed sizes do not come again. No plan counts the remembered calls of other
-        // shapes. They may take half of what this plan leaves.
+        self.room.take(plan.peak(), self.memory.is_on_host());
+        // Most rehearsed sizes do not come again.
         forget_calls();
-        if self.memory.is_on_host() {
-            let most = self.predicted.max(plan.peak());
-            self.remembers =
-                (self.budget - most).scale(0.5).min(self.budget.scale(MOST_REMEMBERED));
-            remember_calls_within(self.remembers);
-        }
         if key.0 == Phase::Training {
-            self.optimizer_state.clone_from(&rehearsed.optimizer_state);
-            self.parked.clone_from(&rehearsed.parked);
-            if self.parks != Parks::Does {
-                rehearsed.left.iter().for_each(|left| self.ledger.note(left));
+            self.ledger.optimizer_state.clone_from(&rehearsed.state.on_device);
+            self.ledger.parked.clone_from(&rehearsed.state.parked);
+            if self.choices.parks != Parks::Does {
+                rehearsed.of_step.left.iter().for_each(|left| self.ledger.note(left));
             }
-            self.nonlinear = self.nonlinear.take().or(rehearsed.nonlinear.clone());
-            self.running_state.extend(rehearsed.running_state.iter().cloned());
+            self.step.nonlinear =
+                self.step.nonlinear.take().or(rehearsed.of_step.nonlinear.clone());
+            self.step.running_state.extend(rehearsed.of_step.running_state.iter().cloned());
         }
         let tunes = rehearsed.footprint.paging.as_ref().is_some_and(|paging| paging.tunes);
         let state = self.ledger.total();
-        if key.0 == Phase::Training && self.parks != Parks::Does {
-            let ratio = rehearsed.left.iter().map(Left::ratio).fold(0.0, f64::max);
-            self.ledger.bring(&std::mem::take(&mut self.brought), ratio);
+        if key.0 == Phase::Training && self.choices.parks != Parks::Does {
+            let ratio = rehearsed.of_step.left.iter().map(Left::ratio).fold(0.0, f64::max);
+            self.ledger.take_what_is_brought(ratio);
         }
         Planned {
             plan: plan.into(),
@@ -203,7 +197,7 @@ impl Planner {
             rehearsed,
             cost,
             kept: self.kept(),
-            batch: self.batch,
+            batch: self.plans.batch,
             state,
             leaves: Bytes::ZERO,
             standalone: Bytes::ZERO,
@@ -252,8 +246,8 @@ impl Planner {
                 Err(PlanError::Footprint {
                     cause: TrainError::Record(RecordError::ReadTooLarge { .. }),
                     ..
-                }) if !self.reads => {
-                    self.reads = true;
+                }) if !self.step.reads => {
+                    self.step.reads = true;
                     continue;
                 }
                 Err(cause) => return Err(too_long.unwrap_or_else(|| failed(phase, cause))),
@@ -276,7 +270,7 @@ impl Planner {
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<(Plan, HashMap<Split, Rehearsed>), PlanError<TrainError>> {
-        let budget = self.budget.scale(self.share);
+        let budget = self.room.of_plans();
         let Wanted { phase, items, sizing, recompute } = wanted;
         let recorder = self.recorder(budget);
         let options = self.options(sizing);
@@ -298,7 +292,9 @@ impl Planner {
                     Ok(Need::heuristic(with_autodiff(needed)))
                 }
                 // The operations before the read are already too large.
-                Err(TrainError::Record(RecordError::ReadTooLarge { needed, .. })) if self.reads => {
+                Err(TrainError::Record(RecordError::ReadTooLarge { needed, .. }))
+                    if self.step.reads =>
+                {
                     Ok(Need::heuristic(needed))
                 }
                 // A smaller micro-batch may fit.
@@ -313,10 +309,10 @@ impl Planner {
     }
 
     fn options(&self, sizing: Sizing) -> PlanOptions {
-        let probing = if self.reads { Probing::FromOne } else { Probing::FromWhole };
+        let probing = if self.step.reads { Probing::FromOne } else { Probing::FromWhole };
         // On the host, a footprint is computed faster than the step is recorded. With reads, a
         // rehearsal takes the memory that it measures.
-        let alone = self.reads || self.memory.is_on_host();
+        let alone = self.step.reads || self.memory.is_on_host();
         let options = PlanOptions::new().sizing(sizing).probing(probing);
         options.at_once(if alone { 1 } else { AT_ONCE })
     }
@@ -328,7 +324,7 @@ impl Planner {
         cost: &mut PlanningCost,
         rehearse: &mut impl FnMut(Split, &StepRecorder) -> Result<Rehearsal, TrainError>,
     ) -> Result<Rehearsed, TrainError> {
-        let budget = self.budget.scale(self.share);
+        let budget = self.room.of_plans();
         cost.rehearsals += 1;
         let Wanted { phase, recompute, .. } = wanted;
         let rehearsal = rehearse(split, &self.recorder(budget))?;
@@ -340,13 +336,13 @@ impl Planner {
 
     fn count_rehearsal(&self, rehearsed: &Rehearsed, cost: &mut PlanningCost) {
         cost.operations += rehearsed.operations;
-        self.rehearsed.fetch_max(rehearsed.planning.get(), Relaxed);
+        self.room.rehearsed().fetch_max(rehearsed.planning.get(), Relaxed);
     }
 
     pub(super) fn conditions(&self, phase: Phase, budget: Bytes) -> Conditions<'_> {
         let idle_state = match phase {
             Phase::Training => &[],
-            Phase::Validation => self.optimizer_state.as_slice(),
+            Phase::Validation => self.ledger.optimizer_state.as_slice(),
         };
         let memory = self.memory.as_ref();
         Conditions {
@@ -355,10 +351,10 @@ impl Planner {
             overhead: &self.overhead,
             idle_state,
             ledger: &self.ledger,
-            parks: self.parks == Parks::Does,
-            parked: &self.parked,
+            parks: self.choices.parks == Parks::Does,
+            parked: &self.ledger.parked,
             kept: self.kept(),
-            speed: self.speed,
+            speed: self.choices.speed,
             recompute: None,
         }
     }

@@ -43,8 +43,8 @@ impl Shape {
         S: Splitter<I>,
     {
         let mut shape = Self::of_items(items);
-        planner.batch = Bytes::ZERO;
-        if !planner.looks_at_shapes {
+        planner.plans.batch = Bytes::ZERO;
+        if !planner.plans.looks_at_shapes {
             return shape;
         }
         let on_host = planner.memory.is_on_host();
@@ -59,7 +59,7 @@ impl Shape {
         match cut {
             Ok(Ok(recording)) if on_host => {
                 let inputs = recording.inputs().into_iter();
-                planner.batch =
+                planner.plans.batch =
                     inputs.map(|input| Bytes::of_elements(&input.shape, input.dtype)).sum();
                 shape.from = planner.outgrown(phase, items);
             }
@@ -70,11 +70,11 @@ impl Shape {
             }
             Ok(Err(error)) => {
                 log::debug!("batches are told apart by their items alone: {error}");
-                planner.looks_at_shapes = false;
+                planner.plans.looks_at_shapes = false;
             }
             Err(_) => {
                 log::debug!("batches are told apart by their items alone: one cannot be cut off");
-                planner.looks_at_shapes = false;
+                planner.plans.looks_at_shapes = false;
             }
         }
         shape

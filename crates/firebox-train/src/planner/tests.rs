@@ -97,7 +97,7 @@ fn pages_of_another_shape_are_given_back() {
     let (split, asked, admission) = run(&mut planner, 60);
     assert_eq!((split.as_str(), admission), ("1 x 60", Admission::RunsOnceGivenBack));
     assert_eq!(asked, ["1 x 60"]);
-    assert_eq!(planner.predicted, Bytes::mib(100));
+    assert_eq!(planner.predicted(), Bytes::mib(100));
     assert_eq!(planner.begin(first.0, first.1), Admission::RunsOnceGivenBack);
     assert_eq!(planner.begin(first.0, first.1), Admission::Runs);
 }

@@ -15,6 +15,7 @@ use rustc_hash::FxHashSet;
 
 use crate::device::panics::panic_message;
 use crate::error::TrainError;
+use crate::parameters::parameters;
 
 /// Of which parameters there are gradients, in the order of the module's visit.
 pub(crate) fn has_gradient<B, M>(model: &M, grads: Option<&GradientsParams>) -> Vec<bool>
@@ -36,39 +37,14 @@ where
     has.1
 }
 
-/// Which parameters are trained, in the order of the module's visit.
-fn trained<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Vec<bool> {
-    struct Trained(Vec<bool>);
-
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Trained {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.0.push(param.is_require_grad());
-        }
-    }
-
-    let mut trained = Trained(Vec::new());
-    model.visit(&mut trained);
-    trained.0
-}
-
 /// The most host memory that an exchange of all gradients of a model takes.
 pub(crate) fn exchanged_bytes<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Bytes {
-    struct Sizes {
-        total: u64,
-        largest: u64,
-    }
-
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Sizes {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let bytes = (param.val().shape().num_elements() * size_of::<f32>()) as u64;
-            self.total += bytes;
-            self.largest = self.largest.max(bytes);
-        }
-    }
-
-    let mut sizes = Sizes { total: 0, largest: 0 };
-    model.visit(&mut sizes);
-    Bytes::new(exchange_bytes(sizes.total, sizes.largest))
+    let floats = parameters(model).into_iter().filter(|parameter| parameter.dtype.is_float());
+    let (total, largest) = floats.fold((0, 0), |(total, largest), parameter| {
+        let bytes = parameter.bytes_in(DType::F32).get();
+        (total + bytes, bytes.max(largest))
+    });
+    Bytes::new(exchange_bytes(total, largest))
 }
 
 /// What an exchange has made.
@@ -112,7 +88,8 @@ where
     M: AutodiffModule<B>,
 {
     // Of any parameter, another rank may have a gradient.
-    let has = trained(model).into_iter();
+    let floats = parameters(model).into_iter().filter(|parameter| parameter.dtype.is_float());
+    let has = floats.map(|parameter| parameter.is_trained);
     let exchanged = run(Summing::rehearsing(), model, grads, has, None);
     exchanged.expect("a rehearsal waits for nobody").grads
 }

@@ -21,10 +21,10 @@ pub(crate) fn with_ranks<LC>(
 where
     LC: LearningComponentsTypes,
 {
-    match (&settings.ranks, settings.metrics_directory.as_deref()) {
+    match (&settings.ranks, settings.telling.metrics_directory.as_deref()) {
         (Some(ranks), directory) if ranks.is_root() => match directory {
             Some(directory) => {
-                training.with_metric_logger(settings.metrics.logger(Some(directory)))
+                training.with_metric_logger(settings.telling.metrics.logger(Some(directory)))
             }
             None => {
                 let text = "metrics are those of rank 0's share of the data; `.metrics_of_all_ranks(..)` changes that";
@@ -33,7 +33,7 @@ where
             }
         },
         (Some(_), _) => training
-            .with_metric_logger(settings.metrics.logger(None))
+            .with_metric_logger(settings.telling.metrics.logger(None))
             .with_application_logger(None)
             .renderer(Silent),
         (None, _) => training,

@@ -16,6 +16,7 @@ use super::{Team, Word};
 use crate::components::LazyComponents;
 use crate::device::panics::panic_message;
 use crate::error::TrainError;
+use crate::parameters::{Parameter, parameters};
 use crate::reduction::LossReduction;
 use crate::run::capture::records;
 
@@ -290,40 +291,11 @@ fn not_shared(message: &str) -> TrainError {
 
 /// A hash of the paths, types and shapes of a model's tensors.
 fn shapes<B: Backend, M: Module<B>>(model: &M) -> [u8; 32] {
-    struct Shapes(blake3::Hasher);
-
-    impl Shapes {
-        fn add(&mut self, dtype: &str, shape: &[usize]) {
-            self.0.update(format!("{dtype} {shape:?};").as_bytes());
-        }
+    let mut hasher = blake3::Hasher::new();
+    for Parameter { path, shape, dtype, .. } in parameters(model) {
+        hasher.update(format!("{path} {dtype:?} {shape:?};").as_bytes());
     }
-
-    impl<B: Backend> ModuleVisitor<B> for Shapes {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let tensor = param.val();
-            self.add(&format!("{:?}", tensor.dtype()), tensor.shape().as_slice());
-        }
-
-        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
-            self.add("int", param.val().shape().as_slice());
-        }
-
-        fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
-            self.add("bool", param.val().shape().as_slice());
-        }
-
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.0.update(format!("{name}(").as_bytes());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.0.update(b")");
-        }
-    }
-
-    let mut shapes = Shapes(blake3::Hasher::new());
-    model.visit(&mut shapes);
-    *shapes.0.finalize().as_bytes()
+    *hasher.finalize().as_bytes()
 }
 
 /// A hash of a model's parameters, bit for bit. Running statistics do not count: they are each

@@ -26,22 +26,21 @@ use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::{DataLoader, Progress};
 use burn::module::Module;
-use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     Interrupter, Learner, LearnerModelRecord, LearningComponentsTypes, SupervisedLearningStrategy,
     SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
 };
-use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard};
+use firebox_lazy::LoaderGuard;
 use firebox_ranks::begin_epoch;
 use firebox_trace::Bytes;
 
+use crate::check::{Means, ToSplit};
 use crate::clock::{ClockGuard, set_clock};
 use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
-use crate::device::own_pool::TrainingPool;
-use crate::device::watch::Watch;
+use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
-use crate::iteration::queue::Queue;
+use crate::iteration::on_device::OnDevice;
 use crate::iteration::running::{Around, MicroSteps};
 use crate::loss_scale::{LossScale, Scaling, are_finite};
 use crate::park::Parking;
@@ -61,7 +60,7 @@ use crate::weights::BatchWeight;
 use self::accumulated::Accumulated;
 use self::again::seed_epoch;
 use self::begin::{Start, TakenUp};
-use self::coupled::{Known, Means, Seen, ToSplit};
+use self::coupled::{Known, Seen};
 use self::metrics::{Output, Outputs, Place, Sender};
 use self::no_summary::without_summary;
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
@@ -133,13 +132,13 @@ where
             )
         };
         let result = match catch_unwind(AssertUnwindSafe(epochs)) {
-            Ok(result) => result.map_err(|error| run.watch.explain(error)),
-            Err(panic) => Err(run.watch.panicked(&*panic)),
+            Ok(result) => result.map_err(|error| run.on.watch.explain(error)),
+            Err(panic) => Err(run.on.watch.panicked(&*panic)),
         };
-        let lost = result.is_err() && run.watch.may_have_lost_checkpointers();
+        let lost = result.is_err() && run.on.watch.may_have_lost_checkpointers();
         let ended = catch_unwind(AssertUnwindSafe(|| end_checkpoints(checkpointer, lost)));
         let result = result
-            .and_then(|()| ended.map_err(|panic| run.watch.panicked(&*panic)))
+            .and_then(|()| ended.map_err(|panic| run.on.watch.panicked(&*panic)))
             .and_then(|()| checkpoint_written(&components.interrupter));
         let result = match &mut run.team {
             Some(team) => team.conclude(result),
@@ -161,39 +160,38 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
 /// A training run in progress.
 struct Run<'a, LC: LazyComponents, ST, SV> {
     strategy: &'a AutoBatch<LC, ST, SV>,
+    asked: Asked,
+    learner: Learner<LC>,
+    learning: Learning<LC>,
+    processor: SupervisedTrainingEventProcessor<LC>,
+    on: OnDevice<LC::Base>,
+    loading: Loading,
+    /// The ranks, if there are several.
+    team: Option<Team>,
+    position: Position,
+    records: Records,
+    known: Known,
+}
+
+/// What the user asked burn's builder for.
+struct Asked {
+    interrupter: Interrupter,
+    signals: Option<Signals>,
+    /// How many loader batches one optimizer step takes.
+    accumulation: usize,
+    /// Whether burn writes checkpoints.
+    saves: bool,
+    store: Arc<EventStoreClient>,
+}
+
+/// What optimizer steps need to know of those before.
+struct Learning<LC: LazyComponents> {
     /// The scheduler as it was when training began, and the number of its steps since, without
     /// those that were left out. burn's Learner does not give access to its own.
     scheduler: LC::LrScheduler,
     scheduler_steps: usize,
-    learner: Learner<LC>,
-    processor: SupervisedTrainingEventProcessor<LC>,
-    interrupter: Interrupter,
-    /// How many loader batches one optimizer step takes.
-    accumulation: usize,
-    device: Device<LC::Base>,
-    /// Whether burn writes checkpoints.
-    saves: bool,
-    store: Arc<EventStoreClient>,
-    /// The ranks, if there are several, and what an exchange between them takes.
-    team: Option<Team>,
-    exchange: Bytes,
-    /// Drops the tensors that burn's metrics and checkpoint threads leave.
-    training: Option<TrainingGuard>,
-    /// Makes loader threads wait.
-    gate: LoaderGuard,
-    /// What each loader thread may have alive before it must wait.
-    loader_limit: Bytes,
-    /// The number of items in this epoch's loader.
-    loader_items: usize,
-    /// The shape of the latest training batch.
-    latest: Option<Shape>,
-    /// How many optimizer steps of this epoch have begun.
-    steps_of_epoch: usize,
-    /// How many more batches to compare with a prediction.
-    unmeasured: usize,
-    watch: Watch<LC::Base>,
-    /// The epoch, and how many of its loader batches the model has learned from.
-    position: (usize, usize),
+    /// Whether the model has tensors that may be running statistics.
+    keeps_statistics: bool,
     /// The model before the first micro-step since the last optimizer step, if it may have running
     /// statistics.
     batch_start: Option<LearnerModelRecord<LC>>,
@@ -207,15 +205,38 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     parking: Option<(Parking, Bytes)>,
     /// The scale of losses, in half floats.
     loss_scale: Option<LossScale>,
+}
+
+/// How far ahead loader threads may be.
+struct Loading {
+    /// Makes them wait.
+    gate: LoaderGuard,
+    /// What each may have alive before it must wait.
+    limit: Bytes,
+    /// The number of items in this epoch's loader.
+    items: usize,
+}
+
+/// How far training has come.
+#[derive(Clone, Copy)]
+struct Position {
+    epoch: usize,
+    /// How many of the epoch's loader batches the model has learned from.
+    batch: usize,
+    /// How many optimizer steps of the epoch have begun.
+    steps: usize,
+    /// The shape of the latest training batch.
+    latest: Option<Shape>,
+}
+
+/// What is written down of the run.
+#[derive(Default)]
+struct Records {
+    log: StepLog,
     /// Whether the step's trace was saved, or could not be.
     trace_is_saved: bool,
-    log: StepLog,
-    /// Whether the model has tensors that may be running statistics.
-    keeps_statistics: bool,
-    known: Known,
-    /// The device's pool if it is firebox's. In use from the first plan on.
-    pool: Option<Arc<TrainingPool>>,
-    signals: Option<Signals>,
+    /// How many more batches to compare with a prediction.
+    unmeasured: usize,
 }
 
 /// What a batch leaves once its micro-batches have run.
@@ -252,7 +273,7 @@ where
         }
         let mut planner = self.planner()?;
         self.begin_parking(&planner)?;
-        self.log = StepLog::open(self.strategy.settings.log_path.as_deref())?;
+        self.records.log = StepLog::open(self.strategy.settings.telling.log_path.as_deref())?;
         let _clock = ClockGuard;
         let last = *epochs.end();
         for epoch in epochs {
@@ -263,7 +284,7 @@ where
             } else if !self.is_told_to_end() {
                 return Ok(());
             }
-            if let Some(screen) = &self.strategy.settings.screen {
+            if let Some(screen) = &self.strategy.settings.telling.screen {
                 screen.end_epoch(self.strategy.outcome().memory);
             }
             self.share_metrics()?;
@@ -281,20 +302,20 @@ where
         loader: &dyn DataLoader<LC::Backend, TrainBatch<LC>>,
         epoch: &Progress,
     ) -> Result<(), TrainError> {
-        self.position = (epoch.items_processed, 0);
-        self.steps_of_epoch = 0;
+        (self.position.epoch, self.position.batch) = (epoch.items_processed, 0);
+        self.position.steps = 0;
         begin_epoch(epoch.items_processed);
-        self.strategy.settings.metrics.begin(epoch.items_processed);
-        self.strategy.settings.screen.iter().for_each(Screen::begin_epoch);
+        self.strategy.settings.telling.metrics.begin(epoch.items_processed);
+        self.strategy.settings.telling.screen.iter().for_each(Screen::begin_epoch);
         if let Some(seed) = self.strategy.settings.seed {
             let rank = self.team.as_ref().map_or(0, |team| team.ranks.rank());
-            seed_epoch::<LC::Backend>(&self.device, seed, epoch.items_processed, rank);
+            seed_epoch::<LC::Backend>(self.on.device(), seed, epoch.items_processed, rank);
         }
-        self.loader_items = loader.num_items();
-        let mut iterator = self.gate.starting(|| loader.iter());
+        self.loading.items = loader.num_items();
+        let mut iterator = self.loading.gate.starting(|| loader.iter());
         let (mut iteration, mut before) = (0, 0);
         let mut accumulated = Accumulated::new(self.strategy.settings.reduction);
-        while let Some(batch) = self.gate.waiting(|| iterator.next()) {
+        while let Some(batch) = self.loading.gate.waiting(|| iterator.next()) {
             iteration += 1;
             let loader = iterator.progress();
             let yielded = loader.items_processed;
@@ -314,11 +335,11 @@ where
         }
         self.wait_for_others(planner, iteration)?;
         // No batch of the run had anything that counts in the loss.
-        if !self.has_learned {
+        if !self.learning.has_learned {
             return Err(TrainError::Weight { weight: 0.0 });
         }
         self.measure(planner)?;
-        sender(&mut self.processor, &self.training, &self.gate).end_trained(epoch.items_processed);
+        sender(&mut self.processor, &self.on, &self.loading).end_trained(epoch.items_processed);
         Ok(())
     }
 
@@ -339,14 +360,14 @@ where
         let stated = self.strategy.train_splitter.weight(&batch);
         let weight = BatchWeight::new(stated, items, self.strategy.settings.reduction)?;
         let is_first = accumulated.batches == 0;
-        self.steps_of_epoch += usize::from(is_first);
-        set_clock(at.clock(self.steps_of_epoch));
+        self.position.steps += usize::from(is_first);
+        set_clock(at.clock(self.position.steps));
         if is_first {
             self.step_lr();
         }
         let prepared = self.prepare_training(planner, &batch, items, stated)?;
-        if is_first && self.keeps_statistics {
-            self.batch_start = Some(self.learner.model().into_record());
+        if is_first && self.learning.keeps_statistics {
+            self.learning.batch_start = Some(self.learner.model().into_record());
         }
         at.lr = Some(self.learner.lr_current());
         let Ran { parts, last } =
@@ -355,16 +376,16 @@ where
         if weight.differs_from(parts) {
             return Err(TrainError::UnequalWeights { parts, whole: weight.total() });
         }
-        if accumulated.batches >= self.accumulation {
+        if accumulated.batches >= self.asked.accumulation {
             self.optimizer_step(planner, accumulated, iteration)?;
-            if self.unmeasured > 0 && !self.has_left_out() {
-                self.unmeasured -= 1;
+            if self.records.unmeasured > 0 && !self.has_left_out() {
+                self.records.unmeasured -= 1;
                 self.measure(planner)?;
             }
         }
         // Like burn, sends the output of the last micro-step after the optimizer step.
         if let Some(last) = last {
-            sender(&mut self.processor, &self.training, &self.gate).trained(&at, last);
+            sender(&mut self.processor, &self.on, &self.loading).trained(&at, last);
         }
         Ok(())
     }
@@ -383,7 +404,7 @@ where
         let (splitter, settings) = (&self.strategy.train_splitter, &self.strategy.settings);
         let (items, micro_batch, reduction) = (shape.items, shape.items / 2, settings.reduction);
         let ranks = self.team.as_ref().map_or(1, |team| team.ranks.world());
-        let scaling = Scaling::with(self.loss_scale).by_share(reduction, ranks);
+        let scaling = Scaling::with(self.learning.loss_scale).by_share(reduction, ranks);
         let mut is_asked = !plan.is_whole();
         let (model, known, learner) = (self.learner.model(), &mut self.known, &self.learner);
         let to_split =
@@ -400,20 +421,23 @@ where
         };
         let mut micro_steps = MicroSteps::<LC::Backend, _, _, _>::new(
             planner,
-            (Phase::Training, &model, self.keeps_statistics),
+            (Phase::Training, &model, self.learning.keeps_statistics),
             (splitter, batch),
             &prepared,
-            queue(&self.training, &self.device),
+            &self.on.queue,
             around,
         );
-        let (queue, watch) = (queue::<LC::Backend>(&self.training, &self.device), &self.watch);
-        let sender = sender(&mut self.processor, &self.training, &self.gate);
+        let (queue, watch) = (&self.on.queue, &self.on.watch);
+        let sender = sender(&mut self.processor, &self.on, &self.loading);
         let join = (settings.joins.of(joining), &**plan);
-        let mut outputs = Outputs::of_batch(sender, at, join, settings.screen.as_ref());
+        let mut outputs = Outputs::of_batch(sender, at, join, settings.telling.screen.as_ref());
         let (mut parts, mut added, mut done) = (0.0, 0, 0);
-        let is_scaled = self.loss_scale.is_some();
-        let mut seen =
-            Seen { step: self.scheduler_steps + 1, is_last: at.is_last(), ..Seen::default() };
+        let is_scaled = self.learning.loss_scale.is_some();
+        let mut seen = Seen {
+            step: self.learning.scheduler_steps + 1,
+            is_last: at.is_last(),
+            ..Seen::default()
+        };
         let mut gradients = accumulated.begin_batch(weight);
         for range in plan.ranges() {
             outputs.send();
@@ -459,7 +483,7 @@ where
         if seen.first_end < items || self.team.is_some() {
             Means::of(planner, held + sum).look_again(known, learner, &to_split, &seen)?;
         }
-        Ok(Ran { parts, last: outputs.end(reduction, &queue) })
+        Ok(Ran { parts, last: outputs.end(reduction, queue) })
     }
 
     fn optimizer_step(
@@ -481,18 +505,19 @@ where
         step: Option<Step>,
     ) -> Result<(), TrainError> {
         let has_any = step.as_ref().map_or(accumulated.has_any(), Step::has_any);
-        self.has_learned |= has_any;
+        self.learning.has_learned |= has_any;
         let mut done =
             std::mem::replace(accumulated, Accumulated::new(self.strategy.settings.reduction));
         let (model, learner) = (self.learner.model(), RefCell::new(&mut self.learner));
-        let (latest, covered) = (self.latest, &mut self.covered);
-        let parking = self.parking.as_ref().map(|(parking, _)| parking);
+        let (latest, covered) = (self.position.latest, &mut self.learning.covered);
+        let parking = self.learning.parking.as_ref().map(|(parking, _)| parking);
         let together = self.team.as_mut().zip(step).map(|(team, step)| Together::new(team, step));
-        self.loss_scale.iter_mut().for_each(LossScale::begin_step);
-        let (together, loss_scale) = (RefCell::new(together), &mut self.loss_scale);
-        let stepped = queue::<LC::Backend>(&self.training, &self.device).update(
-            &mut self.watch,
-            self.pool.as_deref(),
+        self.learning.loss_scale.iter_mut().for_each(LossScale::begin_step);
+        let (together, loss_scale) = (RefCell::new(together), &mut self.learning.loss_scale);
+        let OnDevice { queue, watch, pool } = &mut self.on;
+        let stepped = queue.update(
+            watch,
+            pool.as_deref(),
             // The model is let go of before the optimizer replaces its parameters.
             || {
                 let (model, mut together) = (model, together.borrow_mut());
@@ -523,31 +548,25 @@ where
                 }
             },
         );
-        self.optimizer_lost |= matches!(stepped, Err(TrainError::OptimizerPanicked { .. }));
+        self.learning.optimizer_lost |=
+            matches!(stepped, Err(TrainError::OptimizerPanicked { .. }));
         let parked = stepped?;
         if !self.has_left_out() {
             planner.has_run(Phase::Training);
-            self.scheduler_steps += 1;
+            self.learning.scheduler_steps += 1;
         }
-        self.position.1 = iteration;
-        self.batch_start = None;
+        self.position.batch = iteration;
+        self.learning.batch_start = None;
         // The step is whole, whether or not its state could be parked.
         parked?;
         self.log_step(planner)
     }
 }
 
-fn queue<'a, B: LazyBackend>(
-    training: &'a Option<TrainingGuard>,
-    device: &'a B::Device,
-) -> Queue<'a, B> {
-    Queue { training: training.as_ref(), device }
-}
-
-fn sender<'a, P>(
+fn sender<'a, P, D: DeviceMemory>(
     processor: &'a mut P,
-    training: &'a Option<TrainingGuard>,
-    gate: &'a LoaderGuard,
+    on: &'a OnDevice<D>,
+    loading: &'a Loading,
 ) -> Sender<'a, P> {
-    Sender { processor, training: training.as_ref(), gate }
+    Sender { processor, training: on.queue.training.as_ref(), gate: &loading.gate }
 }

@@ -43,9 +43,9 @@ where
     ///
     /// If state could not be parked. It is in host memory then.
     pub fn load<R>(&mut self, load: impl FnOnce() -> R) -> Result<R, TrainError> {
-        let Some(parking) = &self.parking else { return Ok(load()) };
+        let Some((parking, there)) = &mut self.parking else { return Ok(load()) };
         let (loaded, parked) = parking.park_loaded(load)?;
-        self.there += parked;
+        *there += parked;
         Ok(loaded)
     }
 }

@@ -7,12 +7,10 @@ use firebox_plan::Accumulating;
 use firebox_trace::{Bytes, Trace};
 
 use crate::device::DeviceMemory;
-use crate::device::own_pool::TrainingPool;
-use crate::device::watch::Watch;
 use crate::error::{Phase, TrainError};
 use crate::gradients::summed_bytes;
+use crate::iteration::on_device::OnDevice;
 use crate::iteration::outputs::Outputs;
-use crate::iteration::queue::Queue;
 use crate::iteration::rehearsing::Rehearsing;
 use crate::iteration::running::{Around, MicroSteps};
 use crate::park::{Parking, update};
@@ -64,9 +62,7 @@ where
 pub(super) struct Running<'a, B: LazyBackend<Base: DeviceMemory>> {
     pub(super) planner: &'a mut Planner,
     pub(super) settings: &'a Settings,
-    pub(super) queue: Queue<'a, B>,
-    pub(super) watch: &'a mut Watch<B::Base>,
-    pub(super) pool: Option<&'a TrainingPool>,
+    pub(super) on: &'a mut OnDevice<B::Base>,
     pub(super) keeps_statistics: bool,
     pub(super) parking: Option<&'a Parking>,
     pub(super) prepared: Prepared,
@@ -214,7 +210,8 @@ where
         M: AutodiffModule<B>,
         S: Splitter<I>,
     {
-        let Self { planner, settings, queue, watch, prepared, .. } = self;
+        let Self { planner, settings, on, prepared, .. } = self;
+        let OnDevice { queue, watch, .. } = &**on;
         let (items, reduction) = (prepared.shape.items, settings.reduction);
         let around = Around {
             sum: match prepared.plan.accumulating() {
@@ -226,7 +223,7 @@ where
         };
         let of = (Phase::Training, model, self.keeps_statistics);
         let mut micro_steps =
-            MicroSteps::new(planner, of, (splitter, batch), prepared, Queue { ..*queue }, around);
+            MicroSteps::new(planner, of, (splitter, batch), prepared, queue, around);
         let mut parts = 0.0;
         for range in prepared.plan.ranges() {
             micro_steps.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
@@ -252,7 +249,8 @@ where
         model: &mut M,
         work: impl FnOnce(&mut M) -> R,
     ) -> Result<(R, Result<(), TrainError>), TrainError> {
-        let Self { planner, queue, watch, pool, parking, prepared, .. } = self;
+        let Self { planner, on, parking, prepared, .. } = self;
+        let OnDevice { queue, watch, pool } = &mut **on;
         let memory = planner.memory().clone();
         let admit = |trace: &Trace| {
             let left = Left::by_recording(trace);
@@ -260,6 +258,6 @@ where
             planner.admit_update(prepared.shape, Batch::IsHeld, (&left, needed))
         };
         let update = |()| update::<B, _, _>(*parking, model, work, admit);
-        queue.update(watch, *pool, || Ok(()), || Ok(()), update)?
+        queue.update(watch, pool.as_deref(), || Ok(()), || Ok(()), update)?
     }
 }

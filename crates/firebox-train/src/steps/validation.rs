@@ -10,7 +10,6 @@ use firebox_plan::Split;
 use super::StepPlanner;
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
-use crate::iteration::queue::Queue;
 use crate::iteration::running::{Around, MicroSteps};
 use crate::planner::rehearsal::{Iterations, rehearse_validation};
 use crate::planner::shape::Shape;
@@ -77,16 +76,16 @@ where
         let states = self.settings.states.clone();
         let result = states.kept(|| {
             let prepared = self.prepare_validation(model, batch, &mut step)?;
-            self.watch.begin_batch(During::Validation, prepared.shape.items, &prepared.plan);
+            self.on.watch.begin_batch(During::Validation, prepared.shape.items, &prepared.plan);
             let ran = catch_unwind(AssertUnwindSafe(|| {
                 self.run_validation(model, batch, prepared, &mut step, &mut sink)
             }));
-            ran.unwrap_or_else(|panic| Err(self.watch.panicked(&*panic)))?;
-            self.watch.heard_nothing()?;
+            ran.unwrap_or_else(|panic| Err(self.on.watch.panicked(&*panic)))?;
+            self.on.watch.heard_nothing()?;
             self.planner.has_run(Phase::Validation);
             self.measure()
         });
-        result.map_err(|error| self.watch.explain(error))
+        result.map_err(|error| self.on.watch.explain(error))
     }
 
     fn prepare_validation<V, I, T>(
@@ -108,7 +107,7 @@ where
         let shape =
             Shape::of::<B::InnerBackend, _, _>(phase, batch, items, splitter, &mut self.planner);
         let to_run = BatchToRun { phase, shape, again: true, joining: Joining::Asked };
-        let queue = Queue::<B> { training: self.training.as_ref(), device: &self.device };
+        let queue = &self.on.queue;
         let overhead = self.overhead(items);
         let pages = !self.planner.memory().is_on_host();
         let rehearse = |split: Split, _: (Iterations, Joining), recorder: &StepRecorder| {
@@ -141,22 +140,22 @@ where
         V: Module<B::InnerBackend>,
         S: Splitter<I>,
     {
-        let (watch, reduction) = (&self.watch, self.settings.reduction);
+        let (watch, reduction) = (&self.on.watch, self.settings.reduction);
         let keeps_statistics = self.planner.has_running_state();
-        let queue = || Queue { training: self.training.as_ref(), device: &self.device };
+        let queue = &self.on.queue;
         let mut micro_steps = MicroSteps::<B::InnerBackend, _, _, _>::new(
             &mut self.planner,
             (Phase::Validation, model, keeps_statistics),
             (&self.splitter, batch),
             &prepared,
-            queue(),
+            queue,
             Around::default(),
         );
         for range in prepared.plan.ranges() {
             micro_steps.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
                 watch.heard_nothing()?;
                 if reduction.counts(weight) {
-                    queue().alone(|| sink(output, weight));
+                    queue.alone(|| sink(output, weight));
                 }
                 Ok(())
             })?;

@@ -3,7 +3,7 @@
 
 use firebox_trace::Bytes;
 
-use super::Run;
+use super::{Loading, Position, Run};
 use crate::components::LazyComponents;
 use crate::device::DeviceMemory;
 use crate::error::{TrainError, over_budget};
@@ -20,24 +20,26 @@ where
 {
     /// What goes on outside of the steps for batches of `items` items.
     pub(super) fn overhead(&self, items: usize) -> Overhead {
-        let loaders = Overhead::of_loaders(&self.gate, self.loader_items, items);
-        Overhead { limit: self.loader_limit, saves: self.saves, exchange: self.exchange, ..loaders }
+        let Loading { gate, limit, items: of_loader } = &self.loading;
+        let exchange = self.team.as_ref().map_or(Bytes::ZERO, |team| team.exchange);
+        let loaders = Overhead::of_loaders(gate, *of_loader, items);
+        Overhead { limit: *limit, saves: self.asked.saves, exchange, ..loaders }
     }
 
     /// Sets how much each loader thread may have alive before it must wait. There is no limit if
     /// loader threads make no tensors.
     pub(super) fn let_loaders_ahead(&mut self, limit: Bytes) {
-        self.loader_limit = limit;
-        self.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
+        self.loading.limit = limit;
+        self.loading.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
     }
 
     /// Takes down what a step has used, if somebody wants to know.
     pub(super) fn log_step(&mut self, planner: &mut Planner) -> Result<(), TrainError> {
-        let (epoch, iteration) = self.position;
+        let Position { epoch, batch: iteration, .. } = self.position;
         let lr = Some(self.learner.lr_current());
-        let (device, settings) = (&self.device, &self.strategy.settings);
-        let (loss_scale, left_out) = (self.loss_scale, self.has_left_out());
-        self.log.end(|| StepUse {
+        let (device, settings) = (self.on.device(), &self.strategy.settings);
+        let (loss_scale, left_out) = (self.learning.loss_scale, self.has_left_out());
+        self.records.log.end(|| StepUse {
             epoch: Some(epoch),
             iteration,
             lr,
@@ -49,7 +51,8 @@ where
 
     /// Whether the optimizer has stepped, so that its state exists.
     pub(super) fn has_stepped(&self) -> bool {
-        self.scheduler_steps > 0 && self.loss_scale.is_none_or(|scale| scale.has_stepped())
+        self.learning.scheduler_steps > 0
+            && self.learning.loss_scale.is_none_or(|scale| scale.has_stepped())
     }
 
     /// Takes the learning rate of the next optimizer step. If the latest one was left out, the next
@@ -62,7 +65,7 @@ where
 
     /// Whether the latest optimizer step was left out.
     pub(super) fn has_left_out(&self) -> bool {
-        self.loss_scale.is_some_and(|scale| scale.has_left_out())
+        self.learning.loss_scale.is_some_and(|scale| scale.has_left_out())
     }
 
     /// See [`measure`].
@@ -70,7 +73,7 @@ where
         let mut outcome = self.strategy.outcome();
         let memory = outcome.memory.get_or_insert_default();
         memory.checking = self.known.took();
-        measure::<LC::Base>(&self.device, planner, &self.strategy.settings, memory)
+        measure::<LC::Base>(self.on.device(), planner, &self.strategy.settings, memory)
     }
 }
 

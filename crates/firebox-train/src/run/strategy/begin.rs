@@ -7,25 +7,23 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Interrupter, Learner, SupervisedTrainingEventProcessor};
-use firebox_lazy::{LoaderGate, TrainingGuard};
+use firebox_lazy::LoaderGate;
 use firebox_trace::Bytes;
 
 use super::again::{restored_scheduler, skip_epochs};
 use super::coupled::Known;
 use super::update::Covered;
-use super::{AutoBatch, Loaders, Run};
+use super::{Asked, AutoBatch, Learning, Loaders, Loading, Position, Records, Run};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::device::DeviceMemory;
-use crate::device::own_pool::TrainingPool;
-use crate::device::watch::Watch;
 use crate::error::TrainError;
-use crate::gradients::has_untrained;
+use crate::iteration::on_device::OnDevice;
 use crate::loss_scale::LossScale;
+use crate::parameters::has_untrained;
 use crate::ranks::Team;
 use crate::ranks::exchange::exchanged_bytes;
 use crate::signals::Signals;
 use crate::splitter::Splitter;
-use crate::step_use::StepLog;
 
 /// What a run begins with, besides the learner.
 pub(super) struct Start<S> {
@@ -96,55 +94,49 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
         processor: SupervisedTrainingEventProcessor<LC>,
         start: Start<LC::LrScheduler>,
     ) -> Run<'_, LC, ST, SV> {
-        let Start { scheduler, epoch, interrupter, accumulation, saves, store, team } = start;
+        let Start { scheduler, epoch, interrupter, accumulation, saves, store, mut team } = start;
         let model = learner.model();
         let device = model.devices()[0].clone();
+        // Buffers of the host count where it is the device.
+        if let Some(team) = &mut team
+            && LC::Base::memory_model(&device).is_on_host()
+        {
+            team.exchange = exchanged_bytes::<LC::Backend, _>(&model);
+        }
         let gate = LoaderGate::enter();
         // Until the first batch is planned, loader threads make no more than the training thread
         // waits for.
         gate.limit(Bytes::new(1));
-        Run {
-            strategy: self,
-            scheduler,
-            scheduler_steps: 0,
-            learner,
-            processor,
+        let asked = Asked {
             interrupter,
+            signals: self.settings.telling.stops_on_ctrl_c.then(Signals::catch),
             accumulation,
             saves,
             store,
-            // Buffers of the host count where it is the device.
-            exchange: match team.is_some() && LC::Base::memory_model(&device).is_on_host() {
-                true => exchanged_bytes::<LC::Backend, _>(&model),
-                false => Bytes::ZERO,
-            },
-            team,
-            training: LC::Base::FUSES.then(TrainingGuard::enter::<LC::Base>),
-            gate,
-            loader_limit: Bytes::ZERO,
-            loader_items: 0,
-            latest: None,
-            steps_of_epoch: 0,
-            unmeasured: 0,
-            watch: Watch::new(device.clone()),
-            position: (epoch, 0),
+        };
+        let learning = Learning {
+            scheduler,
+            scheduler_steps: 0,
+            keeps_statistics: has_untrained::<LC::Backend, _>(&model),
             batch_start: None,
             optimizer_lost: false,
             covered: Covered::default(),
             has_learned: false,
-            loss_scale: LossScale::of::<LC::Backend>(),
             parking: None,
-            trace_is_saved: false,
-            log: StepLog::default(),
-            keeps_statistics: has_untrained::<LC::Backend, _>(&model),
+            loss_scale: LossScale::of::<LC::Backend>(),
+        };
+        Run {
+            strategy: self,
+            asked,
+            learner,
+            learning,
+            processor,
+            on: OnDevice::begin(device, self.settings.others),
+            loading: Loading { gate, limit: Bytes::ZERO, items: 0 },
+            team,
+            position: Position { epoch, batch: 0, steps: 0, latest: None },
+            records: Records::default(),
             known: Known::default(),
-            pool: LC::Base::own_pool(&device).map(|pool| {
-                let of = device.clone();
-                let drain = move || LC::Base::drain(&of);
-                TrainingPool::begin(pool, drain, self.settings.others).into()
-            }),
-            signals: self.settings.stops_on_ctrl_c.then(Signals::catch),
-            device,
         }
     }
 }

@@ -1,22 +1,20 @@
 //! Asks, before a batch is split for the first time, whether its gradient is the sum over its
 //! parts. The check itself is in `check`.
 
-use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::train::Learner;
 use firebox_lazy::in_full_precision;
-use firebox_trace::{Bytes, MemoryModel, Nonlinear, PoolPages};
+use firebox_trace::{Bytes, Nonlinear, PoolPages};
 
 use crate::check::{
-    AROUND, Check, Coupling, HIDDEN_WEIGHTS, Host, OF_STATISTICS, Outcome, SplitCheck,
+    AROUND, Check, Coupling, Found, HIDDEN_WEIGHTS, Host, Means, OF_STATISTICS, Outcome,
+    SplitCheck, ToSplit,
 };
 use crate::components::{LazyComponents, TrainBatch};
-use crate::device::own_pool::TrainingPool;
 use crate::error::TrainError;
 use crate::iteration::queue::give_back;
 use crate::planner::Planner;
@@ -215,29 +213,6 @@ impl SplitCheck {
     }
 }
 
-/// A batch that is about to be split.
-pub(super) struct ToSplit<'a, I, S> {
-    pub(super) batch: &'a I,
-    pub(super) items: usize,
-    pub(super) weight: f64,
-    /// The most items in one of its micro-batches.
-    pub(super) micro_batch: usize,
-    pub(super) splitter: &'a S,
-    pub(super) settings: &'a Settings,
-}
-
-/// What a check needs.
-pub(super) struct Means {
-    memory: Arc<dyn MemoryModel>,
-    budget: Bytes,
-    held: Bytes,
-    kept: Arc<AtomicU64>,
-    normalizes: bool,
-    nonlinear: Option<Nonlinear>,
-    /// Its pages are prepared for what runs. The batch's own are to be prepared afterwards.
-    pool: Option<Arc<TrainingPool>>,
-}
-
 impl Means {
     /// Takes the memory that is free next to `held`.
     pub(super) fn of(planner: &Planner, held: Bytes) -> Self {
@@ -270,34 +245,17 @@ impl Means {
     }
 
     fn check<'a, LC, S>(
-        &self,
+        &'a self,
         learner: &'a Learner<LC>,
-        to_split: &ToSplit<'a, TrainBatch<LC>, S>,
+        of: &'a ToSplit<'a, TrainBatch<LC>, S>,
         is_first: bool,
     ) -> Check<'a, LC, S>
     where
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
-        let ToSplit { batch, items, weight, splitter, settings, .. } = *to_split;
-        Check {
-            learner,
-            splitter,
-            batch,
-            items,
-            weight,
-            reduction: settings.reduction,
-            memory: self.memory.clone(),
-            budget: self.budget,
-            needed: Cell::new(Bytes::ZERO),
-            pace: RefCell::default(),
-            kept: self.kept.clone(),
-            normalizes: self.normalizes,
-            has_statistics: Cell::new(false),
-            pool: self.pool.clone(),
-            pages: Arc::default(),
-            host: (!self.memory.is_on_host()).then(|| Host::new(is_first)),
-        }
+        let host = (!self.memory.is_on_host()).then(|| Host::new(is_first));
+        Check { learner, of, means: self, found: Found::default(), host }
     }
 
     /// Looks at the gradients of a batch that has just run in parts, before they are learned from.
@@ -321,7 +279,7 @@ impl Means {
         let begin = Instant::now();
         let check = self.check(learner, to_split, false);
         let outcome = in_full_precision(|| check.run_around(around))?;
-        known.took = known.took.max(check.needed.get());
+        known.took = known.took.max(check.found.needed.get());
         let later = &mut known.later;
         later.news += usize::from(std::mem::take(&mut later.is_new));
         later.looks += 1;
@@ -369,20 +327,20 @@ impl Means {
             outcome = in_full_precision(|| check.run_on_device(micro_batch))?;
             // Its parts opened pages that training does not need.
             if let Some(device) = learner.model().devices().first() {
-                give_back::<LC::Backend>(device);
+                give_back::<LC::Base>(device);
             }
         }
         known.learn(outcome, settings)?;
         // Kernels that are compiled and tuned on first use make a device's first times meaningless.
         if known.asked == 1 && self.memory.is_on_host() {
-            let slowdown = check.pace.borrow().slowdown(items, micro_batch);
+            let slowdown = check.found.pace.borrow().slowdown(items, micro_batch);
             warn_if_slow(slowdown, (items, micro_batch), settings);
         }
-        known.took = known.took.max(check.needed.get());
+        known.took = known.took.max(check.found.needed.get());
         if self.memory.is_on_host() {
             return Ok(Bytes::ZERO);
         }
-        Ok((check.needed.get() + self.held).max(Bytes::new(check.pages.load(Relaxed))))
+        Ok((check.found.needed.get() + self.held).max(Bytes::new(check.found.pages.load(Relaxed))))
     }
 }
 

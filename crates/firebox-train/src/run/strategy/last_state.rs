@@ -7,8 +7,8 @@ use burn::lr_scheduler::LrScheduler;
 use burn::train::Interrupter;
 use firebox_lazy::restore;
 
-use super::Run;
 use super::outcome::LastStateOf;
+use super::{Position, Run};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{LastState, TrainError};
 use crate::run::capture::records;
@@ -24,7 +24,7 @@ where
     pub(super) fn should_stop(&self) -> bool {
         self.notice_signal();
         match &self.team {
-            None => self.interrupter.should_stop(),
+            None => self.asked.interrupter.should_stop(),
             // All ranks stop after the same step.
             Some(team) => team.stop().is_some(),
         }
@@ -33,7 +33,7 @@ where
     /// Whether a signal asked training to end.
     pub(super) fn is_told_to_end(&self) -> bool {
         match &self.team {
-            None => self.signals.as_ref().is_some_and(|signals| signals.seen().is_some()),
+            None => self.asked.signals.as_ref().is_some_and(|signals| signals.seen().is_some()),
             Some(team) => team.stop().is_some_and(|stop| stop.by_signal),
         }
     }
@@ -49,11 +49,11 @@ where
         match result {
             Ok(()) => {
                 outcome.at_end = state;
-                outcome.stopped = stopped(&self.interrupter);
+                outcome.stopped = stopped(&self.asked.interrupter);
                 outcome.split_check = self.known.split_check();
             }
             Err(cause) => {
-                self.watch.come_to_rest_after(&cause);
+                self.on.watch.come_to_rest_after(&cause);
                 outcome.failure = Some((cause, state));
             }
         }
@@ -62,20 +62,23 @@ where
     /// The state to resume from.
     fn last_state(&mut self) -> LastStateOf<LC> {
         self.give_back_statistics();
-        let optimizer =
-            if self.optimizer_lost { None } else { records(&self.learner, &self.store).optimizer };
+        let optimizer = if self.learning.optimizer_lost {
+            None
+        } else {
+            records(&self.learner, &self.asked.store).optimizer
+        };
         // Steps only now, because a scheduler may share its counters with its clones.
-        for _ in 0..self.scheduler_steps {
-            self.scheduler.step();
+        for _ in 0..self.learning.scheduler_steps {
+            self.learning.scheduler.step();
         }
-        let scheduler = self.scheduler.to_record::<LC::Backend>();
-        let (epoch, iteration) = self.position;
+        let scheduler = self.learning.scheduler.to_record::<LC::Backend>();
+        let Position { epoch, batch: iteration, .. } = self.position;
         LastState { model: self.learner.model(), optimizer, scheduler, epoch, iteration }
     }
 
     /// Restores the running statistics that the model had at the last optimizer step.
     fn give_back_statistics(&mut self) {
-        if let Some(start) = self.batch_start.take()
+        if let Some(start) = self.learning.batch_start.take()
             && let Err(error) = restore::<LC::Backend, _>(&self.learner.model(), start)
         {
             log::error!("the running statistics are those of a part of a batch: {error}");

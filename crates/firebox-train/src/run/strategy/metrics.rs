@@ -8,7 +8,7 @@ use burn::data::dataloader::Progress;
 use burn::optim::LearningRate;
 use burn::train::renderer::TrainingProgress;
 use burn::train::{EventProcessorTraining, LearnerEvent, TrainingItem};
-use firebox_lazy::{LazyBackend, LoaderGuard, TrainingGuard, latest_recording};
+use firebox_lazy::{LoaderGuard, TrainingGuard, latest_recording};
 use firebox_plan::Plan;
 
 use crate::clock::Clock;
@@ -185,15 +185,12 @@ impl<T> Parts<T> {
 
     /// The outputs that metrics see of the batch: one, or all if they do not go together. That of a
     /// batch that ran whole is as its step made it.
-    pub(super) fn end<B>(
+    pub(super) fn end<D: DeviceMemory>(
         self,
         join: &Join<T>,
         reduction: LossReduction,
-        queue: &Queue<'_, B>,
-    ) -> Vec<Output<T>>
-    where
-        B: LazyBackend<Base: DeviceMemory>,
-    {
+        queue: &Queue<D>,
+    ) -> Vec<Output<T>> {
         let (mut parts, mut recordings) = (Vec::new(), Vec::new());
         for (Output { item, recording, .. }, weight) in self.0 {
             parts.push((item, weight));
@@ -268,13 +265,13 @@ impl<'a, P, T> Outputs<'a, P, T> {
     }
 
     /// Ends the batch. Returns the output that is not sent yet.
-    pub(super) fn end<B, V>(
+    pub(super) fn end<D, V>(
         mut self,
         reduction: LossReduction,
-        queue: &Queue<'_, B>,
+        queue: &Queue<D>,
     ) -> Option<Output<T>>
     where
-        B: LazyBackend<Base: DeviceMemory>,
+        D: DeviceMemory,
         P: EventProcessorTraining<LearnerEvent<T>, LearnerEvent<V>>,
     {
         let Some(join) = self.join else { return self.pending };

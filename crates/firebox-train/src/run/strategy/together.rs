@@ -10,7 +10,7 @@ use firebox_lazy::LazyBackend;
 use firebox_ranks::RankError;
 
 use super::accumulated::{Accumulated, Share};
-use super::{AutoBatch, Run, queue};
+use super::{AutoBatch, Position, Run};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::TrainError;
 use crate::loss_scale::{Judgement, LossScale};
@@ -74,8 +74,8 @@ where
             settings.say(log::Level::Info, &format!("rank {rank}: {plan}"));
         };
         let words = team.round(word, stop, tell)?;
-        if let Some(stop) = team.stop().filter(|_| !self.interrupter.should_stop()) {
-            self.interrupter.stop(Some(&stop.message));
+        if let Some(stop) = team.stop().filter(|_| !self.asked.interrupter.should_stop()) {
+            self.asked.interrupter.stop(Some(&stop.message));
         }
         Ok(Some(words))
     }
@@ -83,10 +83,10 @@ where
     /// Why this rank wants to stop.
     fn wants_to_stop(&self) -> Option<Stop> {
         self.notice_signal();
-        let message = self.interrupter.get_message();
-        self.interrupter.should_stop().then(|| Stop {
+        let message = self.asked.interrupter.get_message();
+        self.asked.interrupter.should_stop().then(|| Stop {
             message: message.unwrap_or_else(|| "interrupted".to_owned()),
-            by_signal: self.signals.as_ref().is_some_and(|signals| signals.seen().is_some()),
+            by_signal: self.asked.signals.as_ref().is_some_and(|signals| signals.seen().is_some()),
         })
     }
 
@@ -99,7 +99,7 @@ where
             return Ok(None);
         }
         // A failure of the device belongs to this rank, before the others give their gradients.
-        self.watch.check()?;
+        self.on.watch.check()?;
         let has = has_gradient::<LC::Backend, _>(&self.learner.model(), accumulated.so_far());
         let Share { weight, items } = accumulated.share();
         let words = self.agree(Word::Step { weight, items, has })?;
@@ -132,12 +132,12 @@ where
             return Ok(());
         }
         let settings = &self.strategy.settings;
-        let metrics = match settings.metrics_directory.is_some() {
-            true => settings.metrics.of_epoch(&self.store),
+        let metrics = match settings.telling.metrics_directory.is_some() {
+            true => settings.telling.metrics.of_epoch(&self.asked.store),
             false => Vec::new(),
         };
         let model = self.learner.model();
-        let queue = queue::<LC::Backend>(&self.training, &self.device);
+        let queue = &self.on.queue;
         let parameters = queue.alone(|| parameter_hash::<LC::Backend, _>(&model));
         let words = self.agree(Word::Epoch { metrics, parameters })?.unwrap_or_default();
         let mut all = Vec::new();
@@ -156,11 +156,12 @@ where
     /// At rank 0: writes and shows the metrics of all ranks.
     fn merge_metrics(&self, all: &[Vec<Sums>]) -> Result<(), TrainError> {
         let settings = &self.strategy.settings;
-        let Some(directory) = settings.metrics_directory.as_ref() else { return Ok(()) };
+        let Some(directory) = settings.telling.metrics_directory.as_ref() else { return Ok(()) };
         if !self.team.as_ref().is_some_and(Team::is_root) {
             return Ok(());
         }
         let means = settings
+            .telling
             .metrics
             .merge(directory, all)
             .map_err(|(path, cause)| TrainError::LogNotWritten { path, cause })?;
@@ -173,7 +174,7 @@ where
         let splits = [("training", false), ("validation", true)];
         let texts: Vec<String> = splits.into_iter().filter_map(of).collect();
         if !texts.is_empty() {
-            let text = format!("epoch {}, all ranks: {}", self.position.0, texts.join("; "));
+            let text = format!("epoch {}, all ranks: {}", self.position.epoch, texts.join("; "));
             settings.say(log::Level::Info, &text);
         }
         Ok(())
@@ -291,10 +292,10 @@ impl<'a> Together<'a> {
 impl<LC: LazyComponents, ST, SV> Run<'_, LC, ST, SV> {
     /// Stops the interrupter where a signal asks for it.
     pub(super) fn notice_signal(&self) {
-        let signal = self.signals.as_ref().and_then(Signals::seen);
-        if let Some(signal) = signal.filter(|_| !self.interrupter.should_stop()) {
-            self.interrupter.stop(Some(signal));
-            let (epoch, iteration) = self.position;
+        let signal = self.asked.signals.as_ref().and_then(Signals::seen);
+        if let Some(signal) = signal.filter(|_| !self.asked.interrupter.should_stop()) {
+            self.asked.interrupter.stop(Some(signal));
+            let Position { epoch, batch: iteration, .. } = self.position;
             let text =
                 format!("{signal}: training ends in epoch {epoch}, behind batch {iteration}");
             self.strategy.settings.say(log::Level::Warn, &text);

@@ -1,7 +1,7 @@
 //! Admits an optimizer step before it runs, if it may leave more than the plan counts: parameters
 //! have their first gradient, or the optimizer decides by values.
 
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
@@ -11,6 +11,7 @@ use firebox_trace::{Category, Items, Mark, Trace};
 
 use crate::components::LazyComponents;
 use crate::error::{Phase, TrainError};
+use crate::parameters::parameters;
 use crate::park::of_step;
 use crate::planner::Planner;
 use crate::planner::labels::{
@@ -47,8 +48,9 @@ impl Covered {
         if !is_open && has.iter().zip(&self.0).all(is_covered) {
             return Ok(());
         }
-        let paths = paths_with::<LC::Backend, _>(model, grads);
-        if is_open || !paths.iter().all(|path| planner.ledger().knows(path)) {
+        let changed = parameters::<LC::Backend, _>(model).into_iter();
+        let mut changed = changed.filter(|one| one.has_gradient::<LC::Backend>(grads));
+        if is_open || !changed.all(|one| planner.ledger().knows(&one.path)) {
             let trace = rehearse_update(learner, model, grads)?;
             let left = Left::by_rehearsal(&trace).pop().unwrap_or_default();
             let memory = planner.memory().clone();
@@ -61,39 +63,6 @@ impl Covered {
         self.0.iter_mut().zip(has).for_each(|(covered, has)| *covered |= has);
         Ok(())
     }
-}
-
-/// The paths of the parameters that have a gradient.
-fn paths_with<B, M>(model: &M, grads: &GradientsParams) -> Vec<String>
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-{
-    struct Paths<'a> {
-        grads: &'a GradientsParams,
-        path: Vec<String>,
-        found: Vec<String>,
-    }
-
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Paths<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if self.grads.get::<B::InnerBackend, D>(param.id).is_some() {
-                self.found.push(self.path.join("."));
-            }
-        }
-
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.to_owned());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
-    }
-
-    let mut paths = Paths { grads, path: Vec::new(), found: Vec::new() };
-    model.visit(&mut paths);
-    paths.found
 }
 
 /// Records the step of a learner's optimizer on clones, and throws it away.

@@ -4,7 +4,7 @@ use burn::data::dataloader::{DataLoader, Progress};
 use burn::train::InferenceStep;
 
 use super::metrics::{Output, Parts, Place};
-use super::{Run, queue, sender};
+use super::{Run, sender};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{Phase, TrainError};
 use crate::iteration::running::{Around, MicroSteps};
@@ -25,11 +25,11 @@ where
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         let model = validation_model(&self.learner);
-        self.loader_items = loader.num_items();
-        let mut iterator = self.gate.starting(|| loader.iter());
+        self.loading.items = loader.num_items();
+        let mut iterator = self.loading.gate.starting(|| loader.iter());
         let (mut iteration, mut before) = (0, 0);
         let mut latest = None;
-        while let Some(batch) = self.gate.waiting(|| iterator.next()) {
+        while let Some(batch) = self.loading.gate.waiting(|| iterator.next()) {
             iteration += 1;
             let loader = iterator.progress();
             let yielded = loader.items_processed;
@@ -46,10 +46,9 @@ where
                 break;
             }
         }
-        self.watch.check()?;
+        self.on.watch.check()?;
         self.measure(planner)?;
-        sender(&mut self.processor, &self.training, &self.gate)
-            .end_validated(epoch.items_processed);
+        sender(&mut self.processor, &self.on, &self.loading).end_validated(epoch.items_processed);
         Ok(())
     }
 
@@ -69,11 +68,11 @@ where
             (Phase::Validation, model, keeps_statistics),
             (&self.strategy.valid_splitter, batch),
             &prepared,
-            queue(&self.training, &self.device),
+            &self.on.queue,
             Around::default(),
         );
-        let mut sender = sender(&mut self.processor, &self.training, &self.gate);
-        let (reduction, screen) = (settings.reduction, settings.screen.as_ref());
+        let mut sender = sender(&mut self.processor, &self.on, &self.loading);
+        let (reduction, screen) = (settings.reduction, settings.telling.screen.as_ref());
         let join = settings.joins.of(prepared.joining);
         let mut parts = Parts::new();
         if join.is_some() && !prepared.plan.is_whole() {
@@ -97,8 +96,8 @@ where
             })?;
         }
         if let Some(join) = join {
-            let queue = queue::<LC::Inner>(&self.training, &self.device);
-            let outputs = parts.end(join, reduction, &queue);
+            let queue = &self.on.queue;
+            let outputs = parts.end(join, reduction, queue);
             outputs.into_iter().for_each(|output| sender.validated(at, output));
         }
         Ok(())

@@ -6,13 +6,13 @@ use firebox_plan::{Accumulating, Split};
 use firebox_ranks::Ranks;
 use firebox_trace::Bytes;
 
-use super::coupled::{Means, ToSplit};
-use super::{MEASURED_BATCHES, Run, queue, sender};
-use crate::check::Coupling;
+use super::{MEASURED_BATCHES, Run, sender};
+use crate::check::{Coupling, Means, ToSplit};
 use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch, ValidItem};
 use crate::device::DeviceMemory;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::summed_bytes;
+use crate::parameters::trained_parameters;
 use crate::planner::rehearsal::{
     Iterations, RehearsalPlan, rehearse_training, rehearse_validation,
 };
@@ -20,7 +20,6 @@ use crate::planner::shape::Shape;
 use crate::planner::{Admission, BatchToRun, Planner, Prepared};
 use crate::progress::Screen;
 use crate::saved;
-use crate::settings::trained_parameters;
 use crate::splitter::Splitter;
 use crate::whole::Joining;
 
@@ -34,14 +33,14 @@ where
     pub(super) fn planner(&self) -> Result<Planner, TrainError> {
         let planner = self.strategy.settings.planner::<LC::Backend, _>(&self.learner.model())?;
         // A thread of burn's has read the checkpoint, and its pools stay open.
-        if self.position.0 > 1
-            && let Some(usage) = LC::Base::pool_usage(&self.device)
+        if self.position.epoch > 1
+            && let Some(usage) = LC::Base::pool_usage(self.on.device())
         {
             planner.keep_for_threads(usage.reserved - usage.own);
         }
         let parks = self.strategy.settings.parks(planner.memory().is_on_host());
         let planner = planner.parking(parks);
-        Ok(match self.position.0 > 1 {
+        Ok(match self.position.epoch > 1 {
             true => planner.bringing(trained_parameters::<LC::Backend, _>(&self.learner.model())),
             false => planner,
         })
@@ -50,8 +49,8 @@ where
     /// Parks what the optimizer brings along, if its state is to be parked.
     pub(super) fn begin_parking(&mut self, planner: &Planner) -> Result<(), TrainError> {
         if let Some(parking) = self.strategy.settings.open_parking(planner.parks())? {
-            let parked = parking.take_over(&mut self.learner, &self.store)?;
-            self.parking = Some((parking, parked));
+            let parked = parking.take_over(&mut self.learner, &self.asked.store)?;
+            self.learning.parking = Some((parking, parked));
         }
         Ok(())
     }
@@ -67,11 +66,11 @@ where
         let splitter = &self.strategy.train_splitter;
         let phase = Phase::Training;
         let shape = Shape::of::<LC::Backend, _, _>(phase, batch, items, splitter, planner);
-        if let Some(pool) = &self.pool {
+        if let Some(pool) = &self.on.pool {
             pool.limit(planner.budget());
             planner.use_pool(pool);
         }
-        self.change_shape(self.latest, shape);
+        self.change_shape(self.position.latest, shape);
         let mut prepared = self.plan_batch(planner, batch, shape)?;
         // Several ranks split a batch, too.
         if !prepared.plan.is_whole() || self.team.is_some() && items > 1 {
@@ -84,8 +83,8 @@ where
         }
         self.make_room(planner, &prepared)?;
         self.save_trace(batch)?;
-        self.log.add(items, prepared.plan.len());
-        self.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
+        self.records.log.add(items, prepared.plan.len());
+        self.on.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
         Ok(prepared)
     }
 
@@ -100,15 +99,16 @@ where
             (Phase::Training, shape.items, &self.strategy.train_splitter);
         let has_stepped = self.has_stepped();
         // Steps that were left out have made no state.
-        let again = self.accumulation > 1 || self.latest == Some(shape) || !has_stepped;
+        let again =
+            self.asked.accumulation > 1 || self.position.latest == Some(shape) || !has_stepped;
         let (learner, joins) = (&self.learner, &self.strategy.settings.joins);
         let joining = joins.wanted::<TrainItem<LC>>();
         let to_run = BatchToRun { phase, shape, again, joining };
         let pages = !planner.memory().is_on_host();
-        let batches = self.accumulation;
-        let (exchanges, parks) = (self.team.is_some(), self.parking.is_some());
-        let queue = queue::<LC::Backend>(&self.training, &self.device);
-        let screen = self.strategy.settings.screen.as_ref();
+        let batches = self.asked.accumulation;
+        let (exchanges, parks) = (self.team.is_some(), self.learning.parking.is_some());
+        let queue = &self.on.queue;
+        let screen = self.strategy.settings.telling.screen.as_ref();
         let rehearse = |split: Split, how: (Iterations, Joining), recorder: &StepRecorder| {
             let (iterations, join) = (how.0, joins.of(how.1));
             screen.into_iter().for_each(|screen| screen.rehearsed(phase, items));
@@ -122,18 +122,20 @@ where
         let prepared = planner.prepare(&to_run, || self.overhead(items), rehearse)?;
         screen.into_iter().for_each(Screen::planned);
         // Later the state is there.
-        if let Some((parking, there)) = self.parking.as_ref().filter(|_| self.latest.is_none()) {
+        if let Some((parking, there)) =
+            self.learning.parking.as_ref().filter(|_| self.position.latest.is_none())
+        {
             let sharing = self.strategy.settings.ranks.as_ref().map_or(1, Ranks::local_world);
             // A checkpoint that is being written holds the state as it was.
-            let copies = if self.saves { 2.0 } else { 1.0 };
+            let copies = if self.asked.saves { 2.0 } else { 1.0 };
             parking.has_room_for(planner.parked().scale(copies) - *there, sharing)?;
         }
-        if let (Some(pool), Some(_)) = (&self.pool, &prepared.made) {
+        if let (Some(pool), Some(_)) = (&self.on.pool, &prepared.made) {
             // A part of an optimizer step may have run while planning.
             pool.lasting(false);
         }
         self.report(planner, phase, &prepared);
-        self.latest = Some(shape);
+        self.position.latest = Some(shape);
         Ok(prepared)
     }
 
@@ -145,9 +147,9 @@ where
         (items, weight): (usize, f64),
         prepared: &Prepared,
     ) -> Result<Bytes, TrainError> {
-        if self.pool.is_some() && self.known.asks(items, weight) {
+        if self.on.pool.is_some() && self.known.asks(items, weight) {
             // The twin knows of no outputs where a check begins.
-            sender(&mut self.processor, &self.training, &self.gate).done_with_all();
+            sender(&mut self.processor, &self.on, &self.loading).done_with_all();
         }
         let (settings, splitter) = (&self.strategy.settings, &self.strategy.train_splitter);
         let micro_batch = match prepared.plan.is_whole() {
@@ -190,13 +192,15 @@ where
     /// Saves a trace of the step before the first batch runs, if the user asked for it.
     fn save_trace(&mut self, batch: &TrainBatch<LC>) -> Result<(), TrainError> {
         let settings = &self.strategy.settings;
-        let Some(path) = settings.trace_path.as_ref().filter(|_| !self.trace_is_saved) else {
+        let Some(path) =
+            settings.telling.trace_path.as_ref().filter(|_| !self.records.trace_is_saved)
+        else {
             return Ok(());
         };
-        self.trace_is_saved = true;
+        self.records.trace_is_saved = true;
         saved::can_write(path)?;
-        let queue = queue::<LC::Backend>(&self.training, &self.device);
-        let screen = settings.screen.as_ref();
+        let queue = &self.on.queue;
+        let screen = settings.telling.screen.as_ref();
         let saved = saved::record(
             &self.learner,
             (&self.strategy.train_splitter, batch),
@@ -232,8 +236,8 @@ where
         let joins = &self.strategy.settings.joins;
         let joining = joins.wanted::<ValidItem<LC>>();
         let to_run = BatchToRun { phase, shape, again: true, joining };
-        let queue = queue::<LC::Backend>(&self.training, &self.device);
-        let screen = self.strategy.settings.screen.as_ref();
+        let queue = &self.on.queue;
+        let screen = self.strategy.settings.telling.screen.as_ref();
         let pages = !planner.memory().is_on_host();
         let rehearse =
             |split: Split, (_, joining): (Iterations, Joining), recorder: &StepRecorder| {
@@ -254,7 +258,7 @@ where
         screen.into_iter().for_each(Screen::planned);
         self.report(planner, phase, &prepared);
         self.make_room(planner, &prepared)?;
-        self.watch.begin_batch(During::Validation, items, &prepared.plan);
+        self.on.watch.begin_batch(During::Validation, items, &prepared.plan);
         Ok(prepared)
     }
 
@@ -262,8 +266,8 @@ where
     /// without the other batch's outputs: the dry twin knows where the outputs of a batch of the
     /// same shape lie, but not those of another.
     fn change_shape(&mut self, latest: Option<Shape>, shape: Shape) {
-        if self.pool.is_some() && latest.is_some_and(|latest| latest != shape) {
-            sender(&mut self.processor, &self.training, &self.gate).done_with_all();
+        if self.on.pool.is_some() && latest.is_some_and(|latest| latest != shape) {
+            sender(&mut self.processor, &self.on, &self.loading).done_with_all();
         }
     }
 
@@ -271,18 +275,18 @@ where
     /// is firebox's.
     fn make_room(&mut self, planner: &mut Planner, prepared: &Prepared) -> Result<(), TrainError> {
         if prepared.admission == Admission::RunsOnceGivenBack {
-            self.unmeasured = self.unmeasured.max(1);
+            self.records.unmeasured = self.records.unmeasured.max(1);
         }
-        let queue = queue::<LC::Backend>(&self.training, &self.device);
-        queue.make_room(planner, self.pool.as_deref(), prepared)
+        let queue = &self.on.queue;
+        queue.make_room(planner, self.on.pool.as_deref(), prepared)
     }
 
     /// Reports a new plan, and lets loader threads prepare as much as it allows.
     fn report(&mut self, planner: &Planner, phase: Phase, prepared: &Prepared) {
         let Some(planned) = &prepared.made else { return };
-        self.unmeasured = MEASURED_BATCHES;
+        self.records.unmeasured = MEASURED_BATCHES;
         if planner.has_run_steps() {
-            LC::Base::give_back(&self.device);
+            LC::Base::give_back(self.on.device());
         }
         let plans = &mut self.strategy.outcome().plans;
         let model = self.learner.model();
@@ -306,7 +310,7 @@ where
     /// gradients, if the plan has none.
     pub(super) fn sum_if_split(&self, prepared: &Prepared) -> Bytes {
         match prepared.plan.accumulating() {
-            Accumulating::No if self.accumulation == 1 => {
+            Accumulating::No if self.asked.accumulation == 1 => {
                 summed_bytes::<LC::Backend, _>(&self.learner.model())
             }
             _ => Bytes::ZERO,
