@@ -29,7 +29,7 @@ use burn_cubecl::CubeBackend;
 use burn_fusion::Fusion;
 pub use firebox_dry::{
     Capability, Card, CardModel, Cuda, Dry, DryDevice, DryRuntime, DryTwin, Lease, LeaseError,
-    Lifetimes, MAX_DEVICES, MAX_DEVICES_PER_CARD, Mirrored, Panicked, Refusal, ReplayError, Target,
+    Lifetimes, MAX_DEVICES, MAX_DEVICES_PER_CARD, Mirrored, Panicked, ReplayError, Target,
     Throughput, Usage, Wgpu,
 };
 use firebox_pool::Pooled;

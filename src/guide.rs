@@ -24,6 +24,12 @@ mod results {}
 #[doc = include_str!("../docs/guide/src/recompute.md")]
 mod recompute {}
 
+#[doc = include_str!("../docs/guide/src/half.md")]
+mod half {}
+
+#[doc = include_str!("../docs/guide/src/parked.md")]
+mod parked {}
+
 #[doc = include_str!("../docs/guide/src/prediction.md")]
 mod prediction {}
 

@@ -91,7 +91,7 @@ pub fn lines() -> anyhow::Result<(Vec<String>, Vec<String>)> {
         "docs/design/device-failure.md",
         "docs/design/dry-device.md",
         "docs/design/executor.md",
-        "docs/design/planning.md",
+        "docs/design/split-check.md",
         "docs/design/pool.md",
         "docs/design/threads.md",
     ];

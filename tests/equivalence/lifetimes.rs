@@ -25,7 +25,7 @@ fn steps(program: impl FnOnce(Tensor<L, 1>) -> Option<Tensor<L, 1>>) -> Vec<Stri
         Step::Free(tensor) => format!("free {tensor}"),
         Step::Upload { output, .. } => format!("upload -> {output}"),
         Step::Read(read) => format!("read {}", read.tensor),
-        Step::Mark(mark) => format!("mark {mark}"),
+        Step::Mark(mark) => format!("mark {mark:?}"),
     });
     lines.collect()
 }

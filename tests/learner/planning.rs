@@ -90,23 +90,6 @@ fn the_largest_batch_is_planned_whole_and_one_item_more_is_not() {
     assert!(!planned(largest + 1).plan.is_whole(), "{largest}");
 }
 
-#[test]
-fn a_footprint_is_that_of_a_step_without_an_optimizer() {
-    let _lock = random_state();
-    let model = Net::<B>::new(&Default::default());
-    let needed = |items| firebox::footprint(&model, &batch(items)).expect("it is recorded");
-    let weights = Bytes::new(4 * model.num_params() as u64);
-    let few = needed(8);
-    assert_eq!(few.categories.get(Category::OptimizerState), Bytes::ZERO, "{few}");
-    assert!(few.categories.get(Category::Parameter) >= weights, "{few}");
-    assert_eq!(few.categories.total(), few.peak, "{few}");
-    assert_eq!(few, needed(8), "nothing is left behind");
-    let trained = plan(model.clone(), Bytes::gib(1), 512).expect("it fits");
-    let many = needed(512);
-    assert!(few.peak < many.peak && many.peak < trained.predicted(), "{many}, {trained}");
-    assert!(few.to_string().starts_with(&few.peak.to_string()), "{few}");
-}
-
 /// Checks the planned optimizer state against `per_weight` bytes per weight, and the categories of
 /// the peak.
 #[track_caller]

@@ -5,8 +5,6 @@ mod parked;
 mod statistics;
 
 use std::cell::Cell;
-use std::sync::{Arc, Mutex};
-use std::thread::{self, ThreadId};
 
 use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
@@ -408,58 +406,4 @@ fn steps_are_logged() {
     let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).log_json(folder.path());
     let error = builder.step_planner(&model).err().expect("a folder is no file");
     assert!(matches!(error, TrainError::LogNotWritten { .. }), "{error}");
-}
-
-/// A subscriber that keeps the numbers of `firebox::step`, with the thread they come from.
-#[derive(Clone, Default)]
-struct Heard(Arc<Mutex<Vec<(ThreadId, String, u64)>>>);
-
-impl tracing::field::Visit for Heard {
-    fn record_u64(&mut self, field: &tracing::field::Field, value: u64) {
-        let heard = (thread::current().id(), field.name().to_owned(), value);
-        self.0.lock().expect("nothing panics").push(heard);
-    }
-
-    fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn std::fmt::Debug) {}
-}
-
-impl tracing::Subscriber for Heard {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == "firebox::step"
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-#[test]
-fn steps_are_events() {
-    let heard = Heard::default();
-    // For all threads: what is enabled is remembered by the first that asks.
-    tracing::subscriber::set_global_default(heard.clone()).expect("no other test sets one");
-    let (mut model, mut optim) = (Pair::<B>::new(), AdamConfig::new().init());
-    let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
-    let mut steps = builder.step_planner(&model).expect("it is ready");
-    for _ in 0..2 {
-        step(&mut steps, &mut model, &mut optim, &points(40)).expect("it fits");
-    }
-    let heard = heard.0.lock().expect("nothing panics");
-    let of = |name: &str| {
-        let here = thread::current().id();
-        let named = heard.iter().filter(|(thread, of, _)| *thread == here && of == name);
-        named.map(|(.., value)| *value).collect::<Vec<_>>()
-    };
-    assert_eq!((of("iteration"), of("items")), (vec![1, 2], vec![40, 40]));
-    assert!(of("predicted").len() == 2 && of("predicted").iter().all(|bytes| *bytes > 0));
 }

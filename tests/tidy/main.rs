@@ -113,16 +113,29 @@ fn a_path_that_is_not_there_would_be_noticed() {
 }
 
 /// The files that a Markdown text links to, relative to the text's own folder.
-fn linked_files(text: &str) -> Vec<&str> {
+fn linked_files(text: &str) -> Vec<(&str, Option<&str>)> {
     let prose = text.split("```").step_by(2);
     let targets = prose.flat_map(|prose| prose.split("](").skip(1));
     let targets = targets.filter_map(|rest| rest.split(')').next());
     let files = targets.filter(|target| !target.starts_with("http"));
-    files.filter_map(|target| target.split('#').next()).filter(|file| !file.is_empty()).collect()
+    files
+        .map(|target| target.split_once('#').map_or((target, None), |(f, a)| (f, Some(a))))
+        .collect()
+}
+
+/// The anchors of a document's headings, as GitHub makes them.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let text = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = text.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(anchor).collect()
 }
 
 #[test]
-fn links_in_documents_lead_to_files() {
+fn links_in_documents_lead_somewhere() {
     let covered = ["README.md", "CHANGELOG.md", "docs/", "benches/"];
     let mut broken = Vec::new();
     let mut links = 0;
@@ -131,14 +144,23 @@ fn links_in_documents_lead_to_files() {
             continue;
         }
         let folder = root().join(&document).with_file_name("");
-        for file in linked_files(&read(&document)) {
+        let text = read(&document);
+        for (file, anchor) in linked_files(&text) {
             links += 1;
-            if !folder.join(file).exists() {
+            let path = folder.join(file);
+            if !file.is_empty() && !path.exists() {
                 broken.push(format!("{document}: {file}"));
+            } else if let Some(anchor) = anchor
+                && (file.is_empty() || file.ends_with(".md"))
+            {
+                let there = if file.is_empty() { &text } else { &read(&path) };
+                if !anchors(there).iter().any(|known| known == anchor) {
+                    broken.push(format!("{document}: {file}#{anchor}"));
+                }
             }
         }
     }
-    check_none("links to files that do not exist", &broken);
+    check_none("links to files or headings that do not exist", &broken);
     assert!(links >= 20, "the documents link to each other, and have {links} links");
 }
 
@@ -146,7 +168,9 @@ fn links_in_documents_lead_to_files() {
 fn a_link_is_told_from_an_address_and_from_code() {
     let text = "[a](a.md#part), [b](#part), [c](https://c.org), [`d`](../d.rs)\n\
                 ```text\n[e](e.md)\n```\n[f\ng](g/)";
-    assert_eq!(linked_files(text), ["a.md", "../d.rs", "g/"]);
+    let expected = [("a.md", Some("part")), ("", Some("part")), ("../d.rs", None), ("g/", None)];
+    assert_eq!(linked_files(text), expected);
+    assert_eq!(anchors("## What, and `why`?\ntext\n# One"), ["what-and-why", "one"]);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use clap_complete::Shell;
 use firebox::Bytes;
 
 /// Plan the memory of a burn model's training step for cards you have and cards you want.
@@ -43,7 +42,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   firebox largest step.trace --card rtx-3060 --card rtx-4090
-  firebox largest step.trace --card rtx-3060 --recompute     also by computing activations again")]
+  firebox largest step.trace --card rtx-3060 --recompute     also by recomputing activations")]
     Largest(LargestOptions),
     /// Draws where the memory of a step goes.
     #[command(after_help = "\
@@ -63,30 +62,11 @@ Examples:
         #[arg(long)]
         json: bool,
     },
-    /// The NVIDIA GPUs of this machine: memory, what is free, and which process holds what.
-    Gpus {
-        /// As JSON.
-        #[arg(long)]
-        json: bool,
-    },
     /// What a trace is of.
     Show {
         /// The saved trace.
         trace: PathBuf,
     },
-    /// Writes completions for a shell to standard output.
-    #[command(after_help = "\
-Examples:
-  firebox completions bash > ~/.local/share/bash-completion/completions/firebox")]
-    Completions {
-        /// The shell.
-        shell: Shell,
-    },
-    /// Writes the manual page to standard output.
-    #[command(after_help = "\
-Examples:
-  firebox man | man -l -")]
-    Man,
 }
 
 /// What to plan on.
@@ -133,8 +113,6 @@ pub enum Recompute {
     /// Where a batch cannot be trained in another way.
     #[default]
     IfNeeded,
-    /// Also where that is predicted to be faster than a split.
-    IfFaster,
 }
 
 #[derive(Args, Debug)]
@@ -158,7 +136,7 @@ pub struct LargestOptions {
     pub trace: PathBuf,
     #[command(flatten)]
     pub on: On,
-    /// Also compute activations again, for at most 30 % more time.
+    /// Also recompute activations, for at most 30 % more time.
     #[arg(long)]
     pub recompute: bool,
     /// Keep the optimizer's state outside of the device between steps.

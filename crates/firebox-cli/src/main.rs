@@ -10,12 +10,11 @@ mod target;
 
 use std::error::Error;
 use std::fmt;
-use std::io;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{self, ExitCode};
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 
 use crate::args::{Command, Options};
 use crate::plan::Outcome;
@@ -80,13 +79,7 @@ fn run(command: Command) -> anyhow::Result<Outcome> {
         Command::Report(options) => return report::report(&options),
         Command::Diff(options) => return diff::diff(&options),
         Command::Cards { json } => devices::cards(json)?,
-        Command::Gpus { json } => devices::gpus(json)?,
         Command::Show { trace } => show(&trace)?,
-        Command::Completions { shell } => {
-            let mut command = Options::command();
-            clap_complete::generate(shell, &mut command, "firebox", &mut io::stdout());
-        }
-        Command::Man => clap_mangen::Man::new(Options::command()).render(&mut io::stdout())?,
     }
     Ok(Outcome::Done)
 }

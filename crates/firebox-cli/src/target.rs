@@ -49,7 +49,6 @@ pub fn targets_of(step: &StepOptions, trace: &SavedTrace) -> anyhow::Result<Vec<
     let policy = match step.recompute {
         Recompute::Never => RecomputePolicy::never(),
         Recompute::IfNeeded => RecomputePolicy::if_needed(),
-        Recompute::IfFaster => RecomputePolicy::if_faster(),
     };
     for target in &mut targets {
         target.planner = target.planner.clone().recompute(policy);

@@ -232,9 +232,5 @@ fn help_teaches() {
         let help = text(&firebox(command), 0);
         assert!(help.contains("Examples:"), "{help}");
     }
-    assert!(text(&firebox("man"), 0).contains(".TH firebox"));
-    assert!(text(&firebox("completions bash"), 0).contains("_firebox"));
     assert!(text(&firebox("cards"), 0).contains("H100"));
-    let gpus: Value = serde_json::from_str(&text(&firebox("gpus --json"), 0)).expect("JSON");
-    assert!(gpus["gpus"].is_array());
 }

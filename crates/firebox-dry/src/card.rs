@@ -5,7 +5,6 @@
 
 mod table;
 
-use std::borrow::Cow;
 use std::fmt;
 
 use cubecl::features::{AtomicUsage, Features, Plane, Tma, TypeUsage};
@@ -84,12 +83,10 @@ impl fmt::Display for Capability {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    name: Cow<'static, str>,
+    name: &'static str,
     memory: Bytes,
     capability: Capability,
     multiprocessors: u32,
-    shared_memory: Bytes,
-    context: Bytes,
     throughput: Option<Throughput>,
 }
 
@@ -113,29 +110,7 @@ impl Card {
         capability: Capability,
         multiprocessors: u32,
     ) -> Self {
-        let shared_memory = capability.shared_memory();
-        let context = DEFAULT_CONTEXT;
-        let name = Cow::Borrowed(name);
-        let throughput = None;
-        Self { name, memory, capability, multiprocessors, shared_memory, context, throughput }
-    }
-
-    /// The same card with another name.
-    pub fn with_name(mut self, name: impl Into<Cow<'static, str>>) -> Self {
-        self.name = name.into();
-        self
-    }
-
-    /// The same card with another amount of memory, for example a part of a card.
-    pub const fn with_memory(mut self, memory: Bytes) -> Self {
-        self.memory = memory;
-        self
-    }
-
-    /// The same card with a context of this size.
-    pub const fn with_context(mut self, context: Bytes) -> Self {
-        self.context = context;
-        self
+        Self { name, memory, capability, multiprocessors, throughput: None }
     }
 
     /// The same card with this throughput.
@@ -165,8 +140,8 @@ impl Card {
             words.map(str::to_owned).partition(|word| !word.ends_with("gb"))
         };
         let (model, memory) = words(name);
-        let same = || Self::all().iter().filter(|card| words(&card.name).0 == model);
-        let same_memory = same().find(|card| words(&card.name).1 == memory);
+        let same = || Self::all().iter().filter(|card| words(card.name).0 == model);
+        let same_memory = same().find(|card| words(card.name).1 == memory);
         same_memory.or_else(|| same().next())
     }
 
@@ -191,8 +166,8 @@ impl Card {
     }
 
     /// The name.
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn name(&self) -> &'static str {
+        self.name
     }
 
     /// The memory that the driver reports, including contexts and everything else.
@@ -217,7 +192,7 @@ impl Card {
 
     /// The maximum shared memory of one block (opt-in).
     pub fn shared_memory(&self) -> Bytes {
-        self.shared_memory
+        self.capability.shared_memory()
     }
 
     /// The tensor cores of one multiprocessor according to cubecl-cuda, or `None` if it does not
@@ -233,11 +208,11 @@ impl Card {
         }
     }
 
-    /// What the driver takes for a process's context, kernels included. A rough number: it depends
-    /// on the driver, and grows with the multiprocessors and the loaded kernels. Default: 600 MiB,
-    /// for every card.
+    /// What the driver takes for a process's context, kernels included. A rough number, 600 MiB for
+    /// every card: it depends on the driver, and grows with the multiprocessors and the loaded
+    /// kernels.
     pub fn context(&self) -> Bytes {
-        self.context
+        CONTEXT
     }
 
     /// The largest buffer that cubecl-cuda can hold on this card: a quarter of its memory.
@@ -263,7 +238,7 @@ impl Card {
             plane_size_min: 32,
             plane_size_max: 32,
             max_bindings: 1024,
-            max_shared_memory_size: self.shared_memory.get() as usize,
+            max_shared_memory_size: self.shared_memory().get() as usize,
             max_cube_count: (i32::MAX as u32, 65_535, 65_535),
             max_units_per_cube: 1024,
             max_cube_dim: (1024, 1024, 64),
@@ -287,12 +262,11 @@ impl Card {
 /// `mem_alignment` in `runtime.rs` of cubecl-cuda.
 const CUDA_ALIGNMENT: u64 = 512;
 
-/// The context's size if nothing better is known. No table of contexts by card and driver was
-/// found. Users measured 107 MiB on an RTX 4060 Ti and 555 MiB on an RTX PRO 6000 for the context
-/// alone, about 3 MiB a multiprocessor (ggml-org/llama.cpp#23604). A PyTorch process, which loads
-/// kernels when they are used, had some 300 MiB (pytorch/pytorch#107667). Kernels that burn
-/// compiles are added to that.
-const DEFAULT_CONTEXT: Bytes = Bytes::mib(600);
+/// The size of a context. No table of contexts by card and driver was found. Users measured 107 MiB
+/// on an RTX 4060 Ti and 555 MiB on an RTX PRO 6000 for the context alone, about 3 MiB a
+/// multiprocessor (ggml-org/llama.cpp#23604). A PyTorch process, which loads kernels when they are
+/// used, had some 300 MiB (pytorch/pytorch#107667). Kernels that burn compiles are added to that.
+const CONTEXT: Bytes = Bytes::mib(600);
 
 fn register_features(properties: &mut DeviceProperties, capability: Capability) {
     let version = capability.version();

@@ -59,8 +59,8 @@
 //!   staging buffers, not counted (`compute/mem_manager.rs`).
 //! - *Buffers of zero bytes.* Both: a page of zero bytes. wgpu's real storage makes the page 32
 //!   bytes (`compute/storage.rs`) and does not count them.
-//! - *A buffer larger than the largest page.* Both: a panic on the device's thread. Here a
-//!   [`Refusal`].
+//! - *A buffer larger than the largest page.* Both: a panic on the device's thread. Here it is
+//!   not made, and [`Usage::largest`] has its size.
 //! - *A full card.* Both: a panic. Here the pages are counted all the same.
 //!
 //! # Order
@@ -140,9 +140,9 @@ pub use crate::{
     replay::pooled::Lifetimes,
     runtime::DryRuntime,
     server::storage::DryStorage,
-    server::usage::{Refusal, Usage},
+    server::usage::Usage,
     server::{DryInfo, DryServer, max_streams},
     target::{Cuda, Target, Wgpu},
     twin::{DryTwin, Mirrored, Pooling},
 };
-pub use replay::values::{HostValues, NotComputed, Observer};
+pub use replay::values::{NotComputed, Observer, compute_values};

@@ -36,7 +36,7 @@ use crate::compiler::DryCompiler;
 use crate::registry;
 use crate::server::storage::DryStorage;
 use crate::server::tuning::Name;
-use crate::server::usage::{Refusal, Usage};
+use crate::server::usage::Usage;
 use crate::target::Target;
 
 /// Every how many requests the bytes in use are added up. Adding up all buffers at every request
@@ -87,9 +87,7 @@ impl<T: Target> DryServer<T> {
 
     /// What was reserved since the last [`reset`](Self::reset).
     pub(crate) fn usage(&mut self) -> Usage {
-        let mut usage = self.usage.clone();
-        (usage.in_use, usage.allocations) = self.in_use();
-        usage
+        Usage { in_use: self.in_use(), ..self.usage.clone() }
     }
 
     /// The number of buffers requested and kernels launched. A program that runs twice makes the
@@ -117,36 +115,26 @@ impl<T: Target> DryServer<T> {
         })
     }
 
-    /// The bytes that buffers hold, and the number of buffers.
-    fn in_use(&self) -> (Bytes, u64) {
-        let usages = self.streams.values().map(|pools| pools.memory_usage());
-        usages.fold((Bytes::ZERO, 0), |(bytes, count), usage| {
-            (bytes + Bytes::new(usage.bytes_in_use), count + usage.number_allocs)
-        })
+    /// The bytes that buffers hold.
+    fn in_use(&self) -> Bytes {
+        self.streams.values().map(|pools| Bytes::new(pools.memory_usage().bytes_in_use)).sum()
     }
 
     /// Takes `size` bytes from the pools of `stream`: for `memory`, or, without it, for a moment.
     fn reserve(&mut self, memory: Option<ManagedMemoryHandle>, size: u64, stream: StreamId) {
         self.calls += 1;
         self.requested += size;
-        let limit = self.memory.max_page_size / self.memory.alignment * self.memory.alignment;
+        self.usage.largest = self.usage.largest.max(Bytes::new(size));
         let pools = self.stream(stream);
         let before = pools.storage().reserved();
-        let reserved = match pools.reserve(size) {
-            Ok(reserved) => reserved,
-            Err(_) => {
-                let refusal = Refusal { size: Bytes::new(size), limit: Bytes::new(limit) };
-                self.usage.refuse(refusal);
-                return;
-            }
-        };
+        // It fails if no page is large enough.
+        let Ok(reserved) = pools.reserve(size) else { return };
         if let Some(memory) = memory {
             pools.bind(reserved, memory, 0).expect("the pools know what they have just reserved");
         }
         let grown = pools.storage().reserved() - before;
-        self.usage.largest = self.usage.largest.max(Bytes::new(size));
         if grown > 0 || self.calls.is_multiple_of(LOOK_EVERY) {
-            self.usage.most_in_use = self.usage.most_in_use.max(self.in_use().0);
+            self.usage.most_in_use = self.usage.most_in_use.max(self.in_use());
         }
         if grown > 0 {
             self.note_growth(Bytes::new(grown));

@@ -109,7 +109,7 @@ fn a_training_step_reserves_gigabytes_and_allocates_none() {
     assert!(usage.peak > Bytes::gib(3), "{usage:?}");
     assert!(usage.most_in_use <= usage.peak);
     assert!(usage.most_in_use >= Bytes::gib(3), "{usage:?}");
-    assert_eq!(usage.refused, None);
+    assert!(usage.largest.get() <= rtx_4090().memory.max_page_size, "{usage:?}");
     assert!(grown < Bytes::mib(128), "the host's memory grew by {grown}");
 }
 
@@ -196,10 +196,9 @@ fn a_buffer_above_the_largest_page_is_refused() {
             Dry::<Cuda>::sync(device).expect("a dry device does not fail");
         })
         .expect("nothing panics");
-    let refusal = usage.refused.expect("4 GiB are more than a quarter of 15");
-    assert_eq!(refusal.size, Bytes::gib(4));
-    assert_eq!(refusal.limit, card.largest_buffer());
     assert_eq!(usage.largest, Bytes::gib(4));
+    assert!(usage.largest > card.largest_buffer(), "4 GiB are more than a quarter of 15");
+    assert!(usage.peak < usage.largest, "it is not made");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use burn::nn::{
     LinearConfig,
 };
 use burn::tensor::{Int, Tensor, TensorData, TensorPrimitive};
-use firebox_dry::{HostValues, NotComputed};
+use firebox_dry::{NotComputed, compute_values};
 use firebox_lazy::{Lazy, LazyBackend, Recording, StepRecorder, index_in_trace};
 use firebox_trace::TensorIndex;
 
@@ -118,8 +118,8 @@ fn compute(
     deadline: Instant,
 ) -> Result<Vec<TensorData>, NotComputed> {
     let mut value = |tensor| recording.value_of(tensor);
-    let values = HostValues { value: &mut value, deadline };
-    values.compute(recording.trace(), &recording.result().1)
+    let (trace, wanted) = (recording.trace(), &recording.result().1);
+    compute_values(trace, wanted, &mut value, deadline, &mut |_, _| ())
 }
 
 #[test]

@@ -118,11 +118,6 @@ impl Heap {
         self.kept_per_thread * (self.threads as u64 + 1)
     }
 
-    /// How many threads an operation may use at the same time.
-    pub fn threads(&self) -> usize {
-        self.threads
-    }
-
     /// Whether the model knows what `method` of burn's backend traits allocates. A call of any
     /// other method is named in [`Footprint::unaccounted`]. The simple heap treats every method
     /// alike and knows none.

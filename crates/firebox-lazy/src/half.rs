@@ -116,18 +116,6 @@ impl<B: Backend, E: Narrow> Backend for Half<B, E> {
         B::ad_enabled(device)
     }
 
-    fn memory_persistent_allocations<
-        Output: Send,
-        Input: Send,
-        Func: Fn(Input) -> Output + Send,
-    >(
-        device: &Self::Device,
-        input: Input,
-        func: Func,
-    ) -> Output {
-        B::memory_persistent_allocations(device, input, func)
-    }
-
     fn memory_cleanup(device: &Self::Device) {
         B::memory_cleanup(device);
     }

@@ -21,7 +21,7 @@ pub use kind::{Bool, Float, Int, Kind, Quantized, Value};
 pub use module::{Rehearsal, forget_graphs, initialize, rehearse, restore};
 pub use record::arrival::Arrival;
 pub use record::inputs::Input;
-pub use record::known::{forget_calls, remember_calls_within};
+pub use record::known::forget_calls;
 pub use record::limits::{
     HOST_BYTES_PER_CALL, host_bytes_of_descriptions, host_bytes_of_rehearsal,
 };

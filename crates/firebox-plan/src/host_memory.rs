@@ -7,20 +7,19 @@ use firebox_trace::Bytes;
 use sysinfo::System;
 
 use crate::budget::MemoryInfo;
-use crate::limits::{Limit, of_address_space, of_groups};
+use crate::limits::{Limit, of_groups};
 
 /// The current memory of this machine, or of the container this program runs in if that may use
 /// less.
 ///
 /// Free memory is what is available without swapping: unused memory plus cached files the system
-/// would drop. Swap does not count. In a container (cgroup v1 or v2), free is the limit minus what
+/// would drop. Swap does not count. In a container (cgroup v2), free is the limit minus what
 /// the container uses. Cached files that were not used lately do not count as used, as in the
 /// [working set](https://kubernetes.io/docs/reference/instrumentation/node-metrics/) of Kubernetes.
 ///
-/// On Linux these limits apply:
-/// - `memory.max` and `memory.high` of the control group of this process and of all groups above
-///   it, as far as they are mounted at `/sys/fs/cgroup`. Groups outside a container are not.
-/// - the address space (`RLIMIT_AS`, `ulimit -v`).
+/// On Linux the limits are `memory.max` and `memory.high` of the control group of this process and
+/// of all groups above it, as far as they are mounted at `/sys/fs/cgroup`. Groups outside a
+/// container are not.
 ///
 /// # Errors
 /// The operating system does not report how much memory there is.
@@ -40,7 +39,7 @@ pub fn host_memory() -> Result<MemoryInfo, HostMemoryError> {
         total: Bytes::new(system.total_memory()),
         free: Bytes::new(system.available_memory()),
     };
-    within(machine, &of_groups(), of_address_space())
+    within(machine, &of_groups())
 }
 
 /// The memory of this machine cannot be determined.
@@ -54,26 +53,17 @@ pub enum HostMemoryError {
     Unknown,
 }
 
-/// The tightest of the machine, the groups that limit it further, and the address space.
-fn within(
-    machine: Limit,
-    groups: &[Limit],
-    address_space: Option<Limit>,
-) -> Result<MemoryInfo, HostMemoryError> {
+/// The tightest of the machine and the groups that limit it further.
+fn within(machine: Limit, groups: &[Limit]) -> Result<MemoryInfo, HostMemoryError> {
     if machine.total == Bytes::ZERO {
         return Err(HostMemoryError::Unknown);
     }
     let mut tightest = (machine, "host memory");
     // A group with as much memory as the machine imposes no limit.
-    let groups = groups.iter().filter(|group| group.total < machine.total);
-    let groups = groups.map(|group| (*group, "host memory of this container"));
-    let address_space = address_space.map(|limit| (limit, "address space of this process"));
-    for (limit, name) in groups.chain(address_space) {
+    for group in groups.iter().filter(|group| group.total < machine.total) {
         let (so_far, _) = tightest;
-        let name = if limit.total < so_far.total { name } else { tightest.1 };
-        let limit =
-            Limit { total: limit.total.min(so_far.total), free: limit.free.min(so_far.free) };
-        tightest = (limit, name);
+        let (total, free) = (group.total.min(so_far.total), group.free.min(so_far.free));
+        tightest = (Limit { total, free }, "host memory of this container");
     }
     let (Limit { total, free }, name) = tightest;
     Ok(MemoryInfo::new(total, free.min(total), name))
@@ -88,8 +78,8 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(machine: Limit, groups: &[Limit], address_space: Option<Limit>, expected: &str) {
-        let found = within(machine, groups, address_space);
+    fn check(machine: Limit, groups: &[Limit], expected: &str) {
+        let found = within(machine, groups);
         assert_eq!(
             found.map_or_else(|error| error.to_string(), |memory| memory.to_string()),
             expected
@@ -98,30 +88,20 @@ mod tests {
 
     #[test]
     fn the_tightest_of_machine_and_groups_counts() {
-        check(gib(64, 40), &[], None, "host memory: 40.00 GiB of 64.00 GiB free");
+        check(gib(64, 40), &[], "host memory: 40.00 GiB of 64.00 GiB free");
         let limited =
             |free| format!("host memory of this container: {free}.00 GiB of 16.00 GiB free");
-        check(gib(64, 40), &[gib(16, 10)], None, &limited(10));
-        check(gib(64, 3), &[gib(16, 10)], None, &limited(3));
-        check(gib(64, 40), &[gib(16, 17)], None, &limited(16));
+        check(gib(64, 40), &[gib(16, 10)], &limited(10));
+        check(gib(64, 3), &[gib(16, 10)], &limited(3));
+        check(gib(64, 40), &[gib(16, 17)], &limited(16));
         // A group higher up may have less free than a smaller group below it.
-        check(gib(64, 40), &[gib(16, 10), gib(32, 7)], None, &limited(7));
-        check(gib(64, 40), &[gib(32, 7), gib(16, 10)], None, &limited(7));
-    }
-
-    #[test]
-    fn the_address_space_counts_where_it_is_smaller() {
-        let expected = "address space of this process: 5.00 GiB of 8.00 GiB free";
-        check(gib(64, 40), &[gib(16, 10)], Some(gib(8, 5)), expected);
-        let expected = "host memory: 40.00 GiB of 64.00 GiB free";
-        check(gib(64, 40), &[], Some(gib(1024, 900)), expected);
-        let expected = "host memory: 5.00 GiB of 64.00 GiB free";
-        check(gib(64, 40), &[], Some(gib(100, 5)), expected);
+        check(gib(64, 40), &[gib(16, 10), gib(32, 7)], &limited(7));
+        check(gib(64, 40), &[gib(32, 7), gib(16, 10)], &limited(7));
     }
 
     #[test]
     fn a_group_without_a_limit_does_not_count() {
-        check(gib(64, 40), &[gib(64, 5)], None, "host memory: 40.00 GiB of 64.00 GiB free");
+        check(gib(64, 40), &[gib(64, 5)], "host memory: 40.00 GiB of 64.00 GiB free");
     }
 
     #[test]
@@ -129,7 +109,6 @@ mod tests {
         check(
             gib(0, 0),
             &[],
-            None,
             "the operating system does not say how much memory there is: give the budget as an amount",
         );
     }

@@ -49,12 +49,10 @@ mod answers;
 mod ladder;
 mod split;
 
-mod checker;
 mod error;
 mod outcome;
 
 pub use budget::{Budget, BudgetError, MemoryInfo};
-pub use checker::{Violation, check};
 pub use error::{DoesNotFit, FixedDoesNotFit, PlanError, Remedy};
 pub use firebox_trace::Estimate;
 pub use host_memory::{HostMemoryError, host_memory};

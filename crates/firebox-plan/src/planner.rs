@@ -10,7 +10,6 @@ use std::ops::Range;
 use firebox_trace::{Bytes, Items};
 
 use crate::answers::Answers;
-use crate::checker;
 use crate::error::{DoesNotFit, FixedDoesNotFit, PlanError};
 use crate::ladder::Ladder;
 use crate::need::{Accumulating, Need, Role};
@@ -27,9 +26,6 @@ const GUESSES: usize = 3;
 
 /// How many guesses may fail before the fewest items are asked for.
 const GUESSES_BEFORE_LEAST: usize = 2;
-
-/// Plans with more micro-batches than this are not verified: the checker looks at each.
-const MOST_VERIFIED: usize = 1 << 20;
 
 /// Decides how many micro-batches to split `batch` into so that each fits `budget`.
 ///
@@ -62,10 +58,6 @@ const MOST_VERIFIED: usize = 1 << 20;
 /// - The batch has no items, the budget is zero, or the fixed size is zero.
 /// - One item, the fixed size, or the batch that is not to be split, exceeds the budget.
 /// - `footprint_of` failed.
-///
-/// # Panics
-/// Debug builds panic if the independent checker rejects the plan, which would be a bug in the
-/// planner.
 ///
 /// ```
 /// use firebox_plan::{Need, PlanOptions, Sizing, Split, plan};
@@ -121,7 +113,7 @@ pub fn plan<E>(
 /// The same as [`plan`].
 ///
 /// # Panics
-/// The same as [`plan`], and if `footprints_of` returns the wrong number of answers.
+/// If `footprints_of` returns the wrong number of answers.
 ///
 /// ```
 /// use firebox_plan::{Need, PlanOptions, Split, plan_at_once};
@@ -168,11 +160,7 @@ pub fn plan_at_once<E>(
         Sizing::Fixed(size) => search.fixed(size.get())?,
         Sizing::Whole => search.whole()?,
     };
-    let plan = Plan::new(batch, budget, split, search.answers.into_known());
-    if cfg!(debug_assertions) && plan.len() <= MOST_VERIFIED {
-        verify(&plan, options.sizing);
-    }
-    Ok(plan)
+    Ok(Plan::new(batch, budget, split, search.answers.into_known()))
 }
 
 /// One search: its goal, and the footprints known so far.
@@ -410,16 +398,4 @@ fn rungs_to_settle(open: Range<usize>, found: usize) -> Vec<usize> {
     let near = found..=found + NEIGHBOURS;
     let far = (1..usize::BITS).map(|power| found.saturating_add(NEIGHBOURS << power));
     near.chain(far).take_while(|rung| *rung < end - 1).chain([end - 1]).collect()
-}
-
-/// Runs the independent checker on a plan, using only footprints already known.
-fn verify(plan: &Plan, sizing: Sizing) {
-    let ranges: Vec<_> = plan.ranges().collect();
-    let verdict = checker::check(plan.batch(), plan.budget(), sizing, &ranges, |sizes| {
-        let is_asked = |answer: &&Answer| answer.split.sizes().eq(sizes.iter().copied());
-        plan.asked().iter().find(is_asked).map(|answer| answer.need.peak)
-    });
-    if let Err(violation) = verdict {
-        panic!("the planner made a wrong plan, {plan}: {violation}");
-    }
 }

@@ -7,7 +7,7 @@ use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::ServerError;
 
 use crate::no_place::{NoPlace, Why};
-use crate::pool::{Lifted, Needed, PageId, Place, Pool, PoolMemory};
+use crate::pool::{Lifted, Needed, PageId, Place, Pool};
 use crate::refusal::Refusals;
 use crate::region::{Pages, Region, SMALL};
 use crate::server::{Buffer, PoolServer, Training};
@@ -25,20 +25,6 @@ impl<R: Runtime> PoolServer<R> {
         self.measures = true;
         self.training = None;
         self.refusals = Refusals::default();
-    }
-
-    pub(crate) fn memory(&mut self) -> PoolMemory {
-        self.pool.collect();
-        self.pool.memory()
-    }
-
-    pub(crate) fn high(&mut self) -> Pages {
-        self.pool.collect();
-        self.pool.high()
-    }
-
-    pub(crate) fn forget_high(&mut self) {
-        self.pool.forget_high();
     }
 
     /// Begins training on the thread of `stream`. All pages together have at most `limit` bytes,

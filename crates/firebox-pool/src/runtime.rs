@@ -114,17 +114,23 @@ impl<R: Runtime> Control<R> {
 
     /// The memory of the pool, after frees have been noticed.
     pub fn memory(&self) -> PoolMemory {
-        self.ask(PoolServer::memory)
+        self.ask(|server| {
+            server.pool.collect();
+            server.pool.memory()
+        })
     }
 
     /// The bytes used on the pages of each region since [`forget_high`](Self::forget_high).
     pub fn high(&self) -> Pages {
-        self.ask(PoolServer::high)
+        self.ask(|server| {
+            server.pool.collect();
+            server.pool.high()
+        })
     }
 
     /// Restarts the high-water marks and the peak from the buffers in use now.
     pub fn forget_high(&self) {
-        self.ask(PoolServer::forget_high);
+        self.ask(|server| server.pool.forget_high());
     }
 
     /// The lifetimes of all buffers, in the order requested. Empty unless the pool only

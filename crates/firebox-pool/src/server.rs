@@ -426,7 +426,8 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
         let stream = self.inner.stream;
         let below = self.server().submit_blocking(move |server| server.memory_usage(stream));
         let below = below.map_err(|_| gone())??;
-        let PoolMemory { in_use, buffers, .. } = self.memory();
+        self.pool.collect();
+        let PoolMemory { in_use, buffers, .. } = self.pool.memory();
         Ok(MemoryUsage {
             number_allocs: buffers,
             bytes_in_use: in_use,

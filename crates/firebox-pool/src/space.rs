@@ -8,10 +8,6 @@ pub enum Fit {
     /// The smallest gap; the lowest one if several are equal. The default.
     #[default]
     Best,
-    /// The lowest gap.
-    First,
-    /// The largest gap; the lowest one if several are equal.
-    Worst,
     /// A gap left by a buffer of the same size. Other gaps are used only if there is no room after
     /// the last buffer.
     ///
@@ -137,6 +133,11 @@ impl Space {
         longest.max(self.size - last)
     }
 
+    /// The smallest gap of at least `size` bytes: its start and length.
+    fn smallest(&self, size: u64) -> Option<(u64, u64)> {
+        self.by_size.range((size, 0)..).next().map(|(length, at)| (*at, *length))
+    }
+
     /// The gap for a buffer of `size` bytes: its start and length.
     fn find(&self, size: u64) -> Option<(u64, u64)> {
         match self.fit {
@@ -147,27 +148,11 @@ impl Space {
                     let gaps = self.gaps.iter().rev().map(|(at, length)| (*at, *length));
                     return tail.or_else(|| gaps.into_iter().find(|(_, length)| *length >= size));
                 }
-                let best = self.by_size.range((size, 0)..).next();
-                let best = best.map(|(length, at)| (*at, *length));
-                best.into_iter().chain(tail).min_by_key(|(at, length)| (*length, *at))
+                let best = self.smallest(size).into_iter();
+                best.chain(tail).min_by_key(|(at, length)| (*length, *at))
             }
-            Fit::Best => {
-                let (length, at) = self.by_size.range((size, 0)..).next()?;
-                Some((*at, *length))
-            }
-            Fit::First => {
-                let (at, length) = self.gaps.iter().find(|(_, length)| **length >= size)?;
-                Some((*at, *length))
-            }
-            Fit::Worst => {
-                let (longest, _) = self.by_size.last()?;
-                let (length, at) = self.by_size.range((*longest, 0)..).next()?;
-                (*length >= size).then_some((*at, *length))
-            }
-            Fit::Same => {
-                let (length, at) = self.by_size.range((size, 0)..).next()?;
-                (*length == size).then_some((*at, *length))
-            }
+            Fit::Best => self.smallest(size),
+            Fit::Same => self.smallest(size).filter(|(_, length)| *length == size),
         }
     }
 
@@ -207,8 +192,7 @@ impl Space {
         let mut gap = self.find(size);
         if gap.is_none() && size > self.size - self.end && self.fit == Fit::Same {
             self.merge();
-            let best = self.by_size.range((size, 0)..).next();
-            gap = best.map(|(length, at)| (*at, *length));
+            gap = self.smallest(size);
         }
         if let Some((at, length)) = gap {
             self.remove(at, length);

@@ -172,8 +172,6 @@ fn no_two_buffers_share_a_place() {
     let requests = proptest::collection::vec(request(), 1_000);
     let fits = prop_oneof![
         Just(Fit::Best),
-        Just(Fit::First),
-        Just(Fit::Worst),
         Just(Fit::Same),
         (1..100_000u64).prop_map(|from| Fit::TwoEnded { from }),
     ];

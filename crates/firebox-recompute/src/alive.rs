@@ -1,4 +1,4 @@
-//! What is alive at each step of a trace, in buffers. The costs, the seeds and the lower bound ask.
+//! What is alive at each step of a trace, in buffers. The costs and the seeds ask.
 
 use firebox_trace::{TensorIndex, Trace};
 

@@ -94,8 +94,8 @@ impl Rates {
     /// 2022, appendix A.
     pub const RTX_4090: Self = Self::device(82.6e12, 1008e9);
 
-    /// burn's Flex on two cores of a server (AMD EPYC), as `measure_rates` of `firebox-train` found
-    /// it, in round numbers. What matters are the ratios between operations.
+    /// burn's Flex on two cores of a server (AMD EPYC), measured, in round numbers. What matters
+    /// are the ratios between operations.
     pub const CPU: Self = Self {
         flops: 250e9,
         bandwidth: 8e9,

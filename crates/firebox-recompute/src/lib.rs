@@ -11,7 +11,6 @@
 
 mod alive;
 mod apply;
-mod bound;
 mod check;
 mod cost;
 #[cfg(test)]
@@ -26,7 +25,6 @@ mod select;
 mod walk;
 
 pub use apply::{ApplyError, apply};
-pub use bound::lower_bound;
 pub use check::{CheckError, check};
 pub use cost::{Demand, Rates, is_redoable};
 pub use program::{Program, ProgramError};

@@ -1,4 +1,4 @@
-//! The lives of a trace's tensors and buffers, as the selector and the lower bound see them.
+//! The lives of a trace's tensors and buffers, as the selector sees them.
 
 use burn_std::DType;
 use firebox_trace::{Bytes, Mark, Origin, Step, TensorIndex, Trace};

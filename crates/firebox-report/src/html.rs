@@ -4,6 +4,7 @@ use firebox_trace::Bytes;
 use serde::Serialize;
 
 use crate::device::{DeviceReport, ReportError};
+use crate::story::Held;
 
 const TEMPLATE: &str = include_str!("view/template.html");
 const STYLE: &str = include_str!("view/style.css");
@@ -41,7 +42,7 @@ struct Plan<'a> {
     modules: Vec<Series<'a>>,
     marks: Vec<Marked<'a>>,
     peak_at: usize,
-    tensors: Vec<Tensor<'a>>,
+    tensors: &'a [Held],
     pages: Vec<Page<'a>>,
     advice: Vec<Advice<'a>>,
 }
@@ -59,19 +60,6 @@ struct Marked<'a> {
 }
 
 #[derive(Serialize)]
-struct Tensor<'a> {
-    name: &'a str,
-    op: &'a str,
-    shape: &'a [usize],
-    dtype: &'a str,
-    bytes: u64,
-    category: String,
-    module: &'a str,
-    made: Option<usize>,
-    freed: Option<usize>,
-}
-
-#[derive(Serialize)]
 struct Page<'a> {
     name: &'a str,
     bytes: u64,
@@ -82,7 +70,6 @@ struct Page<'a> {
 struct Advice<'a> {
     what: &'a str,
     saves: u64,
-    detail: &'a str,
 }
 
 /// One page about all devices, without anything to load.
@@ -130,7 +117,7 @@ fn plan(shown: &DeviceReport) -> Plan<'_> {
         modules: story.modules.iter().map(series_of).collect(),
         marks: story.marks.iter().map(|(at, name)| Marked { at: *at, name }).collect(),
         peak_at: story.peak_at,
-        tensors: story.tensors.iter().map(tensor).collect(),
+        tensors: &story.tensors,
         pages: shown.pages.iter().map(page_of).collect(),
         advice: shown.advice.iter().map(advice).collect(),
     }
@@ -151,20 +138,6 @@ fn differences(values: &[u64]) -> Vec<i64> {
     values.iter().map(difference).collect()
 }
 
-fn tensor(held: &crate::story::Held) -> Tensor<'_> {
-    Tensor {
-        name: &held.name,
-        op: &held.op,
-        shape: &held.shape,
-        dtype: &held.dtype,
-        bytes: held.bytes,
-        category: held.category.to_string(),
-        module: held.module.as_deref().unwrap_or_default(),
-        made: held.made,
-        freed: held.freed,
-    }
-}
-
 fn page_of(page: &crate::pages::Page) -> Page<'_> {
     let buffers = page.buffers.iter().map(|buffer| {
         let size = Bytes::new(buffer.size);
@@ -178,7 +151,7 @@ fn page_of(page: &crate::pages::Page) -> Page<'_> {
 }
 
 fn advice(advice: &firebox_train::Advice) -> Advice<'_> {
-    Advice { what: &advice.what, saves: advice.saves.get(), detail: "" }
+    Advice { what: &advice.what, saves: advice.saves.get() }
 }
 
 #[cfg(test)]

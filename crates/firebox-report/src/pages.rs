@@ -114,9 +114,9 @@ fn candidates_of<'a>(candidates: &mut Vec<&'a Held>, place: usize, count: usize)
 /// A tensor in words.
 fn describe(held: &Held) -> String {
     let Held { name, op, category, module, .. } = held;
-    match (op.is_empty(), module) {
-        (false, Some(module)) => format!("{op} in {module} ({category})"),
-        (false, None) => format!("{op} ({category})"),
+    match (op.is_empty(), module.as_str()) {
+        (false, "") => format!("{op} ({category})"),
+        (false, module) => format!("{op} in {module} ({category})"),
         (true, _) => format!("{name} ({category})"),
     }
 }
@@ -218,8 +218,8 @@ mod tests {
             shape: Vec::new(),
             dtype: String::new(),
             bytes: kib * 1024,
-            category: Category::Activation,
-            module: made.map(|_| "block".to_owned()),
+            category: Category::Activation.name(),
+            module: made.map_or("", |_| "block").to_owned(),
             made,
             freed: None,
         };

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use firebox_trace::{
     Bytes, Category, Footprint, Label, Mark, Modules, OpIndex, Origin, Step, TensorIndex, Trace,
 };
+use serde::Serialize;
 
 /// How many modules are drawn by themselves.
 const MODULES: usize = 12;
@@ -39,7 +40,7 @@ pub struct Story {
 }
 
 /// A tensor, with its views.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Held {
     /// The path of a parameter, or the number of the tensor.
     pub name: String,
@@ -52,9 +53,9 @@ pub struct Held {
     /// Its bytes.
     pub bytes: u64,
     /// What it is for.
-    pub category: Category,
-    /// The module it belongs to.
-    pub module: Option<String>,
+    pub category: &'static str,
+    /// The module it belongs to. Empty if to none.
+    pub module: String,
     /// The step that makes it. `None` if it existed before.
     pub made: Option<usize>,
     /// The step after which it and all its views have ended. `None` if it stays.
@@ -289,8 +290,8 @@ fn held(trace: &Trace, buffers: &BTreeMap<TensorIndex, Buffer>) -> Vec<Held> {
             shape: info.shape.to_vec(),
             dtype: format!("{:?}", info.dtype),
             bytes: buffer.bytes,
-            category: buffer.category,
-            module: buffer.module.clone(),
+            category: buffer.category.name(),
+            module: buffer.module.clone().unwrap_or_default(),
             made: buffer.made,
             freed: buffer.freed,
         }

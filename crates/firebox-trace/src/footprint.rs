@@ -303,26 +303,6 @@ impl fmt::Display for Footprint {
 }
 
 impl Footprint {
-    /// The category that holds most of the peak, with its bytes. Among equals, the first of
-    /// [`Category::ALL`].
-    ///
-    /// ```
-    /// use firebox_trace::{Bytes, Category, Footprint};
-    /// let mut footprint = Footprint::default();
-    /// footprint.categories.add(Category::Activation, Bytes::mib(9));
-    /// footprint.categories.add(Category::Parameter, Bytes::mib(4));
-    /// assert_eq!(footprint.largest_category(), (Category::Activation, Bytes::mib(9)));
-    /// ```
-    pub fn largest_category(&self) -> (Category, Bytes) {
-        let mut largest = (Category::ALL[0], self.categories.get(Category::ALL[0]));
-        for (category, bytes) in self.categories.iter() {
-            if bytes > largest.1 {
-                largest = (category, bytes);
-            }
-        }
-        largest
-    }
-
     /// What the run needs on top of what existed before it, in a process that has run something
     /// similar: [`peak`](Self::peak) minus [`baseline`](Self::baseline) and [`kept`](Self::kept).
     pub fn growth(&self) -> Bytes {

@@ -9,8 +9,6 @@ mod trace;
 
 mod structure;
 
-mod dump;
-
 mod difference;
 
 mod footprint;

@@ -1,7 +1,5 @@
 //! Marks: moments of the recorded program, set by whoever records it and read by memory models.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 /// A moment of the recorded program that memory models account for, or a note for readers.
@@ -47,20 +45,5 @@ impl From<&str> for Mark {
 impl From<String> for Mark {
     fn from(note: String) -> Self {
         Self::Note(note.into())
-    }
-}
-
-impl fmt::Display for Mark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Drain => "drain",
-            Self::Settle => "settle",
-            Self::MicroStep => "micro-step",
-            Self::MicroStepEnd(more) => return write!(f, "end of micro-step, {more} more"),
-            Self::OptimizerStep => "optimizer step",
-            Self::IterationEnd => "end of iteration",
-            Self::SteppedBefore => "stepped before",
-            Self::Note(note) => note,
-        })
     }
 }

@@ -219,7 +219,8 @@ impl<'a> Finder<'a> {
                 }
             }
         }
-        let middle = self.begin_of_backward(&range);
+        let seed = self.trace.seed_of_backward(range.start, range.end);
+        let middle = seed.unwrap_or(range.end);
         self.forward(range.start..middle);
         self.backward(middle..range.end);
     }
@@ -256,39 +257,6 @@ impl<'a> Finder<'a> {
         let found = (!path.is_empty()).then(|| self.id(&path));
         self.common.insert(pair, found);
         found
-    }
-
-    /// The step at which the backward pass of a part begins: the last one that makes a one on which
-    /// all gradients depend. The end of the part if it has no gradients.
-    fn begin_of_backward(&self, range: &Range<usize>) -> usize {
-        let is_gradient = |tensor: &TensorIndex| {
-            let label = self.trace.tensor(*tensor).label.as_deref();
-            label.is_some_and(|label| label.category == Category::Gradient)
-        };
-        let made = |(_, call): (usize, &'a Call)| call.outputs.iter().copied();
-        let gradients: Vec<TensorIndex> =
-            self.calls(range.clone()).flat_map(made).filter(is_gradient).collect();
-        if gradients.is_empty() {
-            return range.end;
-        }
-        let mut depends = vec![false; self.trace.tensors.len()];
-        // burn-autodiff begins with a one for the loss, which is a single number.
-        let is_one = |output: &TensorIndex| self.trace.tensor(*output).shape.num_elements() == 1;
-        let is_seed = |call: &Call| call.name == "float_ones" && call.outputs.iter().all(is_one);
-        let seeds = self.calls(range.clone()).rev().filter(|(_, call)| is_seed(call));
-        for (seed, _) in seeds {
-            depends.fill(false);
-            for (at, call) in self.calls(seed..range.end) {
-                let takes = call.inputs.iter().any(|input| depends[input.tensor.0 as usize]);
-                if at == seed || takes {
-                    call.outputs.iter().for_each(|output| depends[output.0 as usize] = true);
-                }
-            }
-            if gradients.iter().all(|gradient| depends[gradient.0 as usize]) {
-                return seed;
-            }
-        }
-        range.end
     }
 
     fn forward(&mut self, range: Range<usize>) {

@@ -141,7 +141,7 @@ impl Trace {
 
     /// The step at which the backward pass begins: the last one that makes ones on which a gradient
     /// depends. They have the shape of the loss.
-    fn seed_of_backward(&self, begin: usize, end: usize) -> Option<usize> {
+    pub(crate) fn seed_of_backward(&self, begin: usize, end: usize) -> Option<usize> {
         let mut leads = vec![false; self.tensors.len()];
         for (at, step) in self.steps[begin..end].iter().enumerate().rev() {
             let Step::Call(call) = step else { continue };

@@ -13,6 +13,7 @@ pub(crate) mod own_pool;
 pub(crate) mod panics;
 #[cfg(feature = "cuda")]
 pub(crate) mod prerequisites;
+#[cfg(feature = "cards")]
 pub(crate) mod rates;
 pub(crate) mod watch;
 
@@ -105,7 +106,7 @@ pub trait DeviceMemory: Backend {
     fn give_back(_device: &Self::Device) {}
 
     /// The pool of `device`, if buffers lie on firebox's pages. Default: none.
-    fn own_pool(_device: &Self::Device) -> Option<Box<dyn OwnPool>> {
+    fn own_pool(_device: &Self::Device) -> Option<OwnPool> {
         None
     }
 }

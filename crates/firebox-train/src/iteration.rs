@@ -4,6 +4,7 @@
 //! records one micro-step at a time, compares it with the budget, and runs it; [`queue`] runs the
 //! update. burn's loop, custom loops and validation share both drivers.
 
+pub(crate) mod loading;
 pub(crate) mod on_device;
 pub(crate) mod outputs;
 pub(crate) mod pieces;

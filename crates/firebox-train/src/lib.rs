@@ -27,7 +27,6 @@ mod reduction;
 mod share;
 mod splitter;
 mod statistics;
-mod step_metric;
 mod step_use;
 mod steps;
 mod weights;
@@ -39,7 +38,6 @@ mod advice;
 mod device;
 mod durable;
 mod error;
-mod footprint;
 mod report;
 mod saved;
 
@@ -49,19 +47,18 @@ pub use clock::{Clock, clock};
 #[cfg(feature = "cards")]
 pub use device::cubecl::RuntimeMemory;
 #[cfg(feature = "cuda")]
-pub use device::nvidia::{DeviceUsage, cuda_memory};
+pub use device::nvidia::cuda_memory;
 #[cfg(feature = "cuda")]
 pub use device::nvidia_error::{Looked, NvidiaError, Version};
+pub use device::own_pool::OwnPool;
 #[cfg(feature = "cuda")]
 pub use device::prerequisites::check_cuda;
-pub use device::rates::measure_rates;
 #[cfg(feature = "cards")]
 pub use device::rates::rates_of;
 pub use device::{DeviceMemory, PoolUsage};
 pub use durable::DurableRecorder;
 pub use error::{DeviceFailure, During, FitError, LastState, Phase, TrainError};
 pub use firebox_recompute::Rates;
-pub use footprint::footprint;
 pub use gradients::WeightedGradients;
 pub use learner::{FitResult, Fitted, Learner, LearnerBuilder, Unset};
 pub use loss_scale::scale_loss;
@@ -77,6 +74,5 @@ pub use run::checkpoints::newest_checkpoint;
 pub use saved::SavedPlanner;
 pub use share::batch_share;
 pub use splitter::{ByFunctions, ByMicroBatch, Splitter};
-pub use step_metric::StepMetric;
 pub use step_use::StepUse;
 pub use steps::{Batches, MicroBatches, StepPlanner};

@@ -1,10 +1,8 @@
-//! What each optimizer step used: a line of JSON, a `tracing` event, and values for burn's metrics.
+//! What each optimizer step used: a line of JSON.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use firebox_trace::Bytes;
@@ -54,22 +52,6 @@ impl StepUse {
     }
 }
 
-/// The step that ended last in this process, for metrics.
-static LATEST: Mutex<Option<StepUse>> = Mutex::new(None);
-/// Whether a metric wants to know.
-static IS_WANTED: AtomicBool = AtomicBool::new(false);
-
-/// The step that ended last. Tells the loops that somebody asks.
-pub(crate) fn latest() -> Option<StepUse> {
-    want();
-    *LATEST.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Tells the loops that somebody will ask for the latest step.
-pub(crate) fn want() {
-    IS_WANTED.store(true, Ordering::Relaxed);
-}
-
 /// Takes down what steps use.
 #[derive(Debug)]
 pub(crate) struct StepLog {
@@ -102,21 +84,14 @@ impl StepLog {
         self.micro_batches += micro_batches;
     }
 
-    /// Ends a step. `used` has the rest, and is called if somebody wants to know.
+    /// Ends a step. `used` has the rest, and is called if there is a file.
     pub(crate) fn end(&mut self, used: impl FnOnce() -> StepUse) -> Result<(), TrainError> {
         let seconds = std::mem::replace(&mut self.since, Instant::now()).elapsed().as_secs_f64();
         let items = std::mem::take(&mut self.items);
         let micro_batches = std::mem::take(&mut self.micro_batches);
-        let is_traced = tracing::enabled!(target: "firebox::step", tracing::Level::INFO);
-        let is_wanted = IS_WANTED.load(Ordering::Relaxed);
-        if self.file.is_none() && !is_traced && !is_wanted {
-            return Ok(());
-        }
+        let Some((path, file)) = &mut self.file else { return Ok(()) };
         let items_per_second = items as f64 / seconds.max(f64::MIN_POSITIVE);
         let used = StepUse { items, micro_batches, seconds, items_per_second, ..used() };
-        *LATEST.lock().unwrap_or_else(PoisonError::into_inner) = Some(used);
-        trace(&used);
-        let Some((path, file)) = &mut self.file else { return Ok(()) };
         let mut line = serde_json::to_string(&used).expect("it is plain data");
         line.push('\n');
         // One write, so that a process that is killed leaves whole lines.
@@ -126,22 +101,4 @@ impl StepLog {
 
 fn not_written(path: &Path, cause: std::io::Error) -> TrainError {
     TrainError::LogNotWritten { path: path.to_owned(), cause }
-}
-
-fn trace(used: &StepUse) {
-    tracing::info!(
-        target: "firebox::step",
-        epoch = used.epoch,
-        iteration = used.iteration,
-        items = used.items,
-        micro_batches = used.micro_batches,
-        seconds = used.seconds,
-        items_per_second = used.items_per_second,
-        lr = used.lr,
-        budget = used.budget.get(),
-        predicted = used.predicted.get(),
-        reserved = used.reserved.map(Bytes::get),
-        in_use = used.in_use.map(Bytes::get),
-        fragmentation = used.fragmentation(),
-    );
 }

@@ -4,21 +4,16 @@
 //! The step is a function that is called several times: in rehearsals on some micro-batches of a
 //! split, recorded and thrown away, and then for the batch itself.
 
-mod batches;
 mod loading;
 mod micro_batches;
 mod validation;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::data::dataloader::DataLoader;
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use firebox_lazy::{
-    LazyBackend, LoaderGate, LoaderGuard, Rehearsal, StepRecorder, mark, rehearse, restore,
-};
+use firebox_lazy::{LazyBackend, Rehearsal, StepRecorder, mark, rehearse, restore};
 use firebox_plan::Split;
 use firebox_trace::{Bytes, Mark};
 
@@ -27,22 +22,20 @@ use crate::device::DeviceMemory;
 use crate::device::panics::Listener;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::with_own_leaves;
+use crate::iteration::loading::Loading;
 use crate::iteration::on_device::OnDevice;
 use crate::iteration::pieces::representative;
-use crate::iteration::queue::give_back;
 use crate::iteration::rehearsing::Rehearsing;
 use crate::learner::LearnerBuilder;
 use crate::loss_scale::LossScale;
 use crate::parameters::has_untrained;
 use crate::park::Parking;
 use crate::planner::labels::{label_by_lifetime, label_parameters, retire_what_is_replaced};
-use crate::planner::overhead::Overhead;
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, guard};
 use crate::planner::shape::Shape;
-use crate::planner::{Admission, BatchToRun, Planner, Prepared};
+use crate::planner::{BatchToRun, Planner, Prepared};
 use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
-use crate::run::strategy::MEASURED_BATCHES;
 use crate::run::strategy::account::{measure, step_use};
 use crate::settings::Settings;
 use crate::splitter::Splitter;
@@ -50,9 +43,9 @@ use crate::step_use::{StepLog, StepUse};
 use crate::weights::BatchWeight;
 use crate::whole::Joining;
 
-pub use self::batches::Batches;
 pub use self::micro_batches::MicroBatches;
 use self::micro_batches::{Running, Since};
+pub use crate::iteration::loading::Batches;
 
 /// A step of a training loop: changes the model and the optimizers, and returns what the loop wants
 /// to know.
@@ -131,10 +124,7 @@ where
     splitter: S,
     planner: Planner,
     on: OnDevice<B::Base>,
-    gate: Arc<LoaderGuard>,
-    /// What a loader thread may have prepared before it must wait, and the items of the loader.
-    loader_limit: Bytes,
-    loader_items: Arc<AtomicUsize>,
+    loading: Loading,
     position: Position,
     keeps_statistics: bool,
     /// Where the optimizers' state is between updates, if not on the device, and what was there
@@ -217,9 +207,7 @@ where
             splitter,
             planner,
             on,
-            gate: Arc::new(LoaderGate::enter()),
-            loader_limit: Bytes::ZERO,
-            loader_items: Arc::default(),
+            loading: Loading::begin(),
             position: Position { ended: 0, latest: None, has_stepped: false },
             keeps_statistics: has_untrained::<B, _>(model),
             parking: parking.map(|parking| (parking, Bytes::ZERO)),
@@ -267,11 +255,10 @@ where
     ///
     /// Until the first batch was planned, they prepare no more than the loop waits for.
     pub fn batches<'a, L: Backend, I>(&self, loader: &'a dyn DataLoader<L, I>) -> Batches<'a, I> {
-        self.loader_items.store(loader.num_items(), Ordering::Relaxed);
         if self.records.plans.is_empty() {
-            self.gate.limit(Bytes::new(1));
+            self.loading.hold_back();
         }
-        Batches::start(loader, self.gate.clone())
+        self.loading.read(loader)
     }
 
     /// Continues a training of which `steps` steps were made before: the
@@ -373,7 +360,7 @@ where
         let to_run = BatchToRun { phase, shape, again, joining: Joining::Asked };
         let (pages, has_stepped) = (!self.planner.memory().is_on_host(), self.position.has_stepped);
         let queue = &self.on.queue;
-        let overhead = self.overhead(items);
+        let overhead = self.loading.overhead(items);
         let rehearse =
             |split: Split, (iterations, _): (Iterations, Joining), recorder: &StepRecorder| {
                 let course = RehearsalPlan {
@@ -397,19 +384,8 @@ where
             parking.has_room_for(self.planner.parked() - *there, 1)?;
         }
         self.position.latest = Some(shape);
-        if let (Some(pool), Some(_)) = (&self.on.pool, &prepared.made) {
-            // A part of an update may have run while planning.
-            pool.lasting(false);
-        }
         self.begin::<B, _>(model, phase, &prepared)?;
         Ok(prepared)
-    }
-
-    /// What is alive next to the step of a batch of `items` items.
-    fn overhead(&self, items: usize) -> Overhead {
-        let loader_items = self.loader_items.load(Ordering::Relaxed);
-        let loaders = Overhead::of_loaders(&self.gate, loader_items, items);
-        Overhead { limit: self.loader_limit, ..loaders }
     }
 
     /// Reports a new plan, lets loader threads prepare as much as it allows, and makes room for the
@@ -425,25 +401,16 @@ where
         V: Module<C>,
     {
         if let Some(planned) = &prepared.made {
-            self.records.unmeasured = MEASURED_BATCHES;
-            if self.planner.has_run_steps() {
-                give_back::<B::Base>(self.on.device());
-            }
+            self.records.unmeasured = self.on.after_planning(&self.planner);
             let budget = self.planner.budget();
             let report =
                 self.settings.report::<C, _>(model, budget, (phase, planned), &self.records.plans);
             self.records.plans.push(report);
-            self.loader_limit = planned.rehearsed.loader_limit;
-            // A loader that is read in another way would wait for ever.
-            let is_read = self.loader_items.load(Ordering::Relaxed) > 0;
-            let is_limited = is_read && self.loader_limit > Bytes::ZERO;
-            self.gate.limit(if is_limited { self.loader_limit } else { Bytes::MAX });
+            self.loading.let_ahead(planned.rehearsed.loader_limit);
         }
-        if prepared.admission == Admission::RunsOnceGivenBack {
-            self.records.unmeasured = self.records.unmeasured.max(1);
-        }
-        let queue = &self.on.queue;
-        queue.make_room(&mut self.planner, self.on.pool.as_deref(), prepared)
+        let gave_back = self.on.make_room(&mut self.planner, prepared)?;
+        self.records.unmeasured = self.records.unmeasured.max(usize::from(gave_back));
+        Ok(())
     }
 
     /// Compares the first batches of each plan with its prediction.

@@ -10,6 +10,8 @@ use std::process::Command;
 use firebox::Bytes;
 use firebox_blank::{Blank, Books, Device, InstallError, SETTINGS_VARIABLE, Settings};
 use firebox_dry::Card;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
 
 /// Stack size in bytes of a thread that tunes a kernel in an unoptimised build.
 const STACK: &str = "16777216";
@@ -63,6 +65,18 @@ pub fn device(card: &Card) -> Device {
 /// Whether there is an NVIDIA device.
 pub fn has_nvidia() -> bool {
     ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
+}
+
+/// What this process holds on the machine's first NVIDIA device, with CUDA's context. `None` if
+/// NVML does not tell, as in a container with its own process numbers.
+pub fn held_by_process() -> Option<Bytes> {
+    let nvml = Nvml::init().ok()?;
+    let processes = nvml.device_by_index(0).ok()?.running_compute_processes().ok()?;
+    let own = processes.into_iter().find(|process| process.pid == std::process::id())?;
+    match own.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some(Bytes::new(bytes)),
+        UsedGpuMemory::Unavailable => None,
+    }
 }
 
 /// Whether this process runs on the blank driver.

@@ -40,25 +40,9 @@ impl<B: DryTwin> Dry<B> {
     /// The footprint of `trace`, replayed on a pool until fusion learns nothing more or two replays
     /// need the same pages.
     pub(crate) fn replay_on_pool(&self, trace: &Trace) -> Result<Footprint, ReplayError> {
-        let lease = Lease::<B::Target>::take(self.properties())?;
-        let mut lease = lease.with_choices_of(self.tuned());
+        let (lived, below, estimate) = self.lives(trace, |last, lived| last.high == lived.high)?;
         let alignment = self.properties().memory.alignment.max(1);
-        let mut templates = Templates::new();
         let reads = trace.steps.iter().any(|step| matches!(step, Step::Read(_)));
-        let mut last: Option<(Lived, Usage)> = None;
-        let mut estimate = Estimate::Heuristic;
-        for _ in 0..MOST_REPLAYS {
-            self.count_replay();
-            let (lived, below) = lease.run(|device| self.live(device, trace, &mut templates))?;
-            let is_same = last.as_ref().is_some_and(|(last, _)| last.high == lived.high);
-            let settled = lived.settled;
-            last = Some((lived, below));
-            if settled || is_same {
-                estimate = Estimate::Exact;
-                break;
-            }
-        }
-        let (lived, below) = last.expect("a trace is replayed at least once");
         let largest_page = B::Target::largest_page(self.properties());
         let (replay, high) = lived.with(below, reads, alignment, largest_page);
         let bytes = |region| Bytes::new(high.of(region));
@@ -88,18 +72,32 @@ impl<B: DryTwin> Dry<B> {
         if !B::POOLED {
             return Ok(Lifetimes::default());
         }
+        let (lived, ..) = self.lives(trace, |_, _| false)?;
+        Ok(Lifetimes { buffers: lived.lifetimes, requests: lived.requests })
+    }
+
+    /// The last of the replays of `trace`, which end once fusion learns nothing more or two in a
+    /// row are the same.
+    fn lives(
+        &self,
+        trace: &Trace,
+        are_same: fn(&Lived, &Lived) -> bool,
+    ) -> Result<(Lived, Usage, Estimate), ReplayError> {
         let lease = Lease::<B::Target>::take(self.properties())?;
         let mut lease = lease.with_choices_of(self.tuned());
-        let mut lifetimes = Lifetimes::default();
         let mut templates = Templates::new();
+        let mut last: Option<(Lived, Usage, Estimate)> = None;
         for _ in 0..MOST_REPLAYS {
-            let (lived, _) = lease.run(|device| self.live(device, trace, &mut templates))?;
-            lifetimes = Lifetimes { buffers: lived.lifetimes, requests: lived.requests };
-            if lived.settled {
+            self.count_replay();
+            let (lived, below) = lease.run(|device| self.live(device, trace, &mut templates))?;
+            let ends = lived.settled || last.is_some_and(|(last, ..)| are_same(&last, &lived));
+            let estimate = if ends { Estimate::Exact } else { Estimate::Heuristic };
+            last = Some((lived, below, estimate));
+            if ends {
                 break;
             }
         }
-        Ok(lifetimes)
+        Ok(last.expect("a trace is replayed at least once"))
     }
 
     fn live(

@@ -40,86 +40,56 @@ pub enum NotComputed {
 /// Called with each computed call and a function that reads the tensors that the call made.
 pub type Observer<'a> = dyn FnMut(&Call, &dyn Fn(TensorIndex) -> TensorData) + 'a;
 
-/// What is needed to compute a trace.
-pub struct HostValues<'a> {
-    /// The value of a tensor that existed before the trace, or that the trace makes from host data.
-    pub value: &'a mut dyn FnMut(TensorIndex) -> Option<TensorData>,
-    /// When to give up. Checked between steps.
-    pub deadline: Instant,
-}
-
-impl HostValues<'_> {
-    /// Computes `trace` on Flex, with draws from Flex's generator, and returns the tensors
-    /// `wanted`, which must be alive at its end.
-    ///
-    /// # Errors
-    ///
-    /// If a call is unknown, a value is missing, the deadline passes, or an operation panics, as
-    /// operations of Flex do on inputs that they do not support. A trace that contradicts itself,
-    /// or a wanted tensor that is gone at its end, also ends in [`NotComputed::Panicked`].
-    ///
-    /// # Panics
-    ///
-    /// If a call names a description that the trace does not have.
-    pub fn compute(
-        self,
-        trace: &Trace,
-        wanted: &[TensorIndex],
-    ) -> Result<Vec<TensorData>, NotComputed> {
-        self.compute_observed(trace, wanted, &mut |_, _| ())
+/// Computes `trace` on Flex, with draws from Flex's generator, and returns the tensors `wanted`,
+/// which must be alive at its end.
+///
+/// `value` has the value of a tensor that existed before the trace, or that the trace makes from
+/// host data. `deadline` is when to give up, checked between steps. `observe` is called after each
+/// call is done.
+///
+/// # Errors
+///
+/// If a call is unknown, a value is missing, the deadline passes, or an operation panics, as
+/// operations of Flex do on inputs that they do not support. A trace that contradicts itself, or a
+/// wanted tensor that is gone at its end, also ends in [`NotComputed::Panicked`].
+///
+/// # Panics
+///
+/// If a call names a description that the trace does not have.
+pub fn compute_values(
+    trace: &Trace,
+    wanted: &[TensorIndex],
+    value: &mut dyn FnMut(TensorIndex) -> Option<TensorData>,
+    deadline: Instant,
+    observe: &mut Observer<'_>,
+) -> Result<Vec<TensorData>, NotComputed> {
+    let unknown = unaccounted(trace);
+    if !unknown.is_empty() {
+        return Err(NotComputed::Unknown(unknown));
     }
-
-    /// As [`compute`](Self::compute). Also calls `observe` after each call is done, with a function
-    /// that reads the tensors that the call made.
-    ///
-    /// # Errors
-    ///
-    /// As [`compute`](Self::compute).
-    ///
-    /// # Panics
-    ///
-    /// As [`compute`](Self::compute).
-    pub fn compute_observed(
-        mut self,
-        trace: &Trace,
-        wanted: &[TensorIndex],
-        observe: &mut Observer<'_>,
-    ) -> Result<Vec<TensorData>, NotComputed> {
-        let unknown = unaccounted(trace);
-        if !unknown.is_empty() {
-            return Err(NotComputed::Unknown(unknown));
-        }
-        match catch_unwind(AssertUnwindSafe(|| self.run(trace, wanted, observe))) {
-            Ok(result) => result,
-            Err(panic) => Err(NotComputed::Panicked(panic_message(&*panic))),
-        }
-    }
-
-    fn run(
-        &mut self,
-        trace: &Trace,
-        wanted: &[TensorIndex],
-        observe: &mut Observer<'_>,
-    ) -> Result<Vec<TensorData>, NotComputed> {
+    let compute = || -> Result<Vec<TensorData>, NotComputed> {
         let types = host_types();
         let mut templates = Templates::new();
         let runner = Runner::<Flex>::new(FlexDevice);
         let none = Leftovers::default();
         let (mut program, begin) = Program::new(trace, &types, &mut templates, none);
-        let existing: Vec<TensorIndex> = trace.existing().collect();
-        for (tensor, made) in existing.into_iter().zip(begin.existing) {
-            self.upload(&runner, &made, tensor)?;
+        let mut upload = |made: &TensorIr, tensor: TensorIndex| -> Result<(), NotComputed> {
+            let data = value(tensor).ok_or(NotComputed::NoValue(tensor))?;
+            runner.register_tensor_data_id(made.id, data.convert_dtype(made.dtype));
+            Ok(())
+        };
+        for (tensor, made) in trace.existing().zip(begin.existing) {
+            upload(&made, tensor)?;
         }
         for step in &trace.steps {
-            if Instant::now() > self.deadline {
+            if Instant::now() > deadline {
                 return Err(NotComputed::TooLong);
             }
             for instruction in program.step(step) {
                 match instruction {
                     Instruction::Run(operation) => runner.register_op(*operation),
                     Instruction::Upload(made) => {
-                        let tensor = TensorIndex(made.id.value() as u32);
-                        self.upload(&runner, &made, tensor)?;
+                        upload(&made, TensorIndex(made.id.value() as u32))?;
                     }
                     // The value was read while recording. What was done with it is in the trace.
                     Instruction::Read(tensor) if tensor.status == TensorStatus::ReadWrite => {
@@ -133,18 +103,9 @@ impl HostValues<'_> {
             }
         }
         Ok(wanted.iter().map(|tensor| read(&runner, program.made(*tensor))).collect())
-    }
-
-    fn upload(
-        &mut self,
-        runner: &Runner<Flex>,
-        made: &TensorIr,
-        tensor: TensorIndex,
-    ) -> Result<(), NotComputed> {
-        let data = (self.value)(tensor).ok_or(NotComputed::NoValue(tensor))?;
-        runner.register_tensor_data_id(made.id, data.convert_dtype(made.dtype));
-        Ok(())
-    }
+    };
+    catch_unwind(AssertUnwindSafe(compute))
+        .unwrap_or_else(|panic| Err(NotComputed::Panicked(panic_message(&*panic))))
 }
 
 fn read(runner: &Runner<Flex>, mut made: TensorIr) -> TensorData {

@@ -29,13 +29,28 @@ pub(super) struct Window {
 }
 
 impl Window {
+    /// The window of the convolution, or of the one whose gradient is computed.
+    pub(super) fn of(call: &Invocation<'_>) -> Result<Self, NoRule> {
+        macro_rules! of_any {
+            ($($variant:ident)*) => {
+                call.module(|op| match op {
+                    $(Module::$variant(op) => {
+                        let o = &op.options;
+                        Some(Self::new(&o.stride, &o.padding, &o.dilation, o.groups))
+                    })*
+                    _ => None,
+                })
+            };
+        }
+        of_any! {
+            Conv1d Conv1dXBackward Conv1dWeightBackward
+            Conv2d Conv2dXBackward Conv2dWeightBackward
+            Conv3d Conv3dXBackward Conv3dWeightBackward
+        }
+    }
+
     /// The window of a convolution over fewer dimensions. The missing ones have size one.
-    pub(super) fn new(
-        stride: &[usize],
-        padding: &[usize],
-        dilation: &[usize],
-        groups: usize,
-    ) -> Self {
+    fn new(stride: &[usize], padding: &[usize], dilation: &[usize], groups: usize) -> Self {
         let pad = |values: &[usize], missing: usize| {
             let mut all = [missing; 3];
             all[3 - values.len()..].copy_from_slice(values);
@@ -60,27 +75,8 @@ impl Window {
     }
 }
 
-/// The window of a forward convolution.
-fn window(call: &Invocation<'_>) -> Result<Window, NoRule> {
-    call.module(|op| match op {
-        Module::Conv1d(op) => {
-            let o = &op.options;
-            Some(Window::new(&o.stride, &o.padding, &o.dilation, o.groups))
-        }
-        Module::Conv2d(op) => {
-            let o = &op.options;
-            Some(Window::new(&o.stride, &o.padding, &o.dilation, o.groups))
-        }
-        Module::Conv3d(op) => {
-            let o = &op.options;
-            Some(Window::new(&o.stride, &o.padding, &o.dilation, o.groups))
-        }
-        _ => None,
-    })
-}
-
 fn convolution(arena: &Arena, call: Invocation<'_>) -> Made {
-    let window = window(&call)?;
+    let window = Window::of(&call)?;
     let mut inputs = call.inputs.into_iter();
     let (Some(x), Some(weight)) = (inputs.next(), inputs.next()) else { return Err(NoRule) };
     Ok(vec![conv(arena, x, weight, inputs.next(), window)])
@@ -251,7 +247,7 @@ fn in_flight(arena: &Arena, tasks: usize, product: &Product) -> u64 {
 
 /// burn's default: a convolution with a weight of zeros and ones.
 fn unfold4d(arena: &Arena, call: Invocation<'_>) -> Made {
-    let window = window(&call)?;
+    let window = Window::of(&call)?;
     let weight = call.module(|op| match op {
         Module::Conv2d(op) => Some(op.weight.shape.to_vec()),
         _ => None,

@@ -1,11 +1,10 @@
 //! Rules for gradients of convolutions: burn's defaults, which call convolutions with the operands'
 //! roles exchanged.
 
-use burn_ir::ModuleOperationIr as Module;
 use burn_std::Slice;
 
 use crate::arena::{Arena, View};
-use crate::call::{Invocation, Made, NoRule, Rule};
+use crate::call::{Invocation, Made, Rule};
 use crate::flex::conv::{Window, conv, cropped};
 use crate::flex::conv_transpose::conv_transpose;
 use crate::flex::reductions::summed;
@@ -24,35 +23,9 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("conv3d_bias_backward", bias),
 ];
 
-/// The window of the forward convolution.
-fn window(call: &Invocation<'_>) -> Result<Window, NoRule> {
-    macro_rules! window {
-        ($op:ident, $($variant:ident),*) => {
-            match $op {
-                $(Module::$variant(op) => {
-                    let o = &op.options;
-                    Some(Window::new(&o.stride, &o.padding, &o.dilation, o.groups))
-                })*
-                _ => None,
-            }
-        };
-    }
-    call.module(|op| {
-        window!(
-            op,
-            Conv1dXBackward,
-            Conv2dXBackward,
-            Conv3dXBackward,
-            Conv1dWeightBackward,
-            Conv2dWeightBackward,
-            Conv3dWeightBackward
-        )
-    })
-}
-
 /// A transposed convolution of the output's gradient.
 fn conv_x(arena: &Arena, call: Invocation<'_>) -> Made {
-    let groups = window(&call)?.groups;
+    let groups = Window::of(&call)?.groups;
     let shape = call.output()?.shape;
     let [_x, weight, grad] = call.take()?;
     Ok(vec![conv_transpose(arena, grad, weight, None, groups, &shape)])
@@ -61,7 +34,7 @@ fn conv_x(arena: &Arena, call: Invocation<'_>) -> Made {
 /// A convolution of the input with the output's gradient as kernel, with batch and channels
 /// exchanged. One per group.
 fn conv_weight(arena: &Arena, call: Invocation<'_>) -> Made {
-    let window = window(&call)?;
+    let window = Window::of(&call)?;
     let shape = call.output()?.shape;
     let [x, weight, grad] = call.take()?;
     let exchanged = exchanged(&window);

@@ -2,6 +2,9 @@
 //!
 //! Each rule follows the code that it models, with the same clones and the same scopes, so it
 //! copies, shares and frees where that code does. `run.rs` looks rules up with [`model`].
+//!
+//! In the tables, `_reshape` stands for `float_reshape`, `int_reshape` and `bool_reshape`, for
+//! those that have no row of their own.
 
 mod views;
 
@@ -29,6 +32,7 @@ mod creation;
 
 mod attention;
 
+use std::iter;
 use std::sync::LazyLock;
 
 pub(super) use gemm::kept_per_thread;
@@ -47,9 +51,8 @@ pub(super) enum Model {
 
 /// Methods that Flex leaves to burn's defaults, or whose own code is the default.
 const DECOMPOSED: &[&str] = &[
-    "float_powi_scalar",
+    "_powi_scalar",
     "float_powf_scalar",
-    "int_powi_scalar",
     "log_softmax",
     "softmin",
     "conv_transpose1d_x_backward",
@@ -88,17 +91,27 @@ fn groups() -> [&'static [(&'static str, Rule)]; 12] {
     ]
 }
 
+/// The names under which `method` may be in a table: its own, and the one of all kinds.
+fn names(method: &str) -> impl Iterator<Item = &str> {
+    let kinds = ["float", "int", "bool"].into_iter();
+    iter::once(method).chain(kinds.filter_map(move |kind| method.strip_prefix(kind)))
+}
+
 /// The model of `method`.
 pub(super) fn model(method: &str) -> Option<Model> {
-    MODELS.get(method).copied()
+    names(method).find_map(|name| MODELS.get(name).copied())
+}
+
+fn has(rules: &[(&str, Rule)], method: &str) -> bool {
+    names(method).any(|name| rules.iter().any(|(row, _)| *row == name))
 }
 
 /// Whether `method` returns another layout on the same buffer.
 pub(super) fn is_view(method: &str) -> bool {
-    views::RULES.iter().any(|(name, _)| *name == method)
+    has(views::RULES, method)
 }
 
 /// Whether `method` computes each element of its output from the same element of each operand.
 pub(super) fn is_elementwise(method: &str) -> bool {
-    elementwise::RULES.iter().any(|(name, _)| *name == method)
+    has(elementwise::RULES, method)
 }

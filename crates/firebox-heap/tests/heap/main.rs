@@ -6,4 +6,3 @@ mod categories;
 mod lifetimes;
 mod methods;
 mod properties;
-mod text;

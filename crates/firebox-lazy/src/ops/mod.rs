@@ -7,7 +7,7 @@
 
 mod activation;
 pub(crate) mod bool;
-mod float;
+pub(crate) mod float;
 pub(crate) mod int;
 mod module;
 mod quantized;

@@ -5,7 +5,6 @@
 //! asks burn-router only for calls that are not found.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
@@ -17,57 +16,31 @@ use burn_backend::ops::{
 };
 use burn_backend::tensor::IndexingUpdateOp;
 use burn_backend::{Distribution, Scalar};
-use burn_ir::OperationIr;
 use burn_std::{BoolDType, DType, FloatDType, IntDType, Shape, Slice};
-use firebox_trace::{Bytes, Description};
+use firebox_trace::Description;
 use rustc_hash::{FxHashMap, FxHasher};
 
-/// The most bytes of calls that a thread remembers, its latest recording included.
-const MOST: usize = 32 << 20;
+/// A call is forgotten if this many recordings in a row have not used it.
+const KEPT: u64 = 16;
 
 thread_local! {
     static MEMORY: RefCell<Memory> = RefCell::default();
 }
 
 /// The calls that a thread remembers, each with the number of the recording that used it last.
+#[derive(Default)]
 struct Memory {
     calls: FxHashMap<u64, (Arc<Known>, u64)>,
-    bytes: usize,
-    /// How many bytes of earlier calls a recording starts with at most. The calls of the recording
-    /// before it stay even if they take more. If each step has other shapes, or a parameter such as
-    /// a learning rate changes each time, most calls do not come again.
-    capacity: usize,
     recordings: u64,
 }
 
-impl Default for Memory {
-    fn default() -> Self {
-        Self { calls: FxHashMap::default(), bytes: 0, capacity: MOST, recordings: 0 }
-    }
-}
-
 impl Memory {
-    /// If the calls take more than the capacity, forgets those unused for the longest time.
+    /// Forgets the calls that the latest recordings have not used. If each step has other shapes,
+    /// or a parameter such as a learning rate changes each time, most calls do not come again.
     fn begin(&mut self) {
         self.recordings += 1;
-        if self.bytes <= self.capacity {
-            return;
-        }
-        let mut bytes: BTreeMap<u64, usize> = BTreeMap::new();
-        for (call, used) in self.calls.values() {
-            *bytes.entry(*used).or_default() += call.bytes();
-        }
-        let mut latest = bytes.into_iter().rev();
-        let (mut oldest, mut kept) = latest.next().unwrap_or_default();
-        for (used, bytes) in latest {
-            if kept + bytes > self.capacity {
-                break;
-            }
-            (oldest, kept) = (used, kept + bytes);
-        }
+        let oldest = self.recordings.saturating_sub(KEPT);
         self.calls.retain(|_, (_, used)| *used >= oldest);
-        self.calls.shrink_to_fit();
-        self.bytes = kept;
     }
 
     fn find(&mut self, signature: u64) -> Option<Arc<Known>> {
@@ -77,14 +50,7 @@ impl Memory {
     }
 
     fn remember(&mut self, signature: u64, call: Arc<Known>) {
-        if self.bytes > MOST {
-            self.calls.clear();
-            self.bytes = 0;
-        }
-        self.bytes += call.bytes();
-        if let Some((earlier, _)) = self.calls.insert(signature, (call, self.recordings)) {
-            self.bytes -= earlier.bytes();
-        }
+        self.calls.insert(signature, (call, self.recordings));
     }
 }
 
@@ -99,25 +65,6 @@ pub(crate) struct Known {
     pub(crate) description: Description,
     /// The results, in order. `None` for one that the method may return and did not.
     pub(crate) results: Vec<Option<Form>>,
-}
-
-impl Known {
-    /// The bytes it takes on the host. Heuristic.
-    fn bytes(&self) -> usize {
-        let shapes = self.inputs.len() + self.results.len() + 2 * self.description.operations.len();
-        size_of::<Self>()
-            + self.description.operations.len() * size_of::<OperationIr>()
-            + shapes * (size_of::<(Form, bool)>() + 64)
-    }
-}
-
-/// Limits how many bytes of calls this thread remembers from its recordings. Default: 32 MiB, which
-/// is also the most.
-///
-/// The calls of the latest recording stay even if they take more than `bytes`.
-pub fn remember_calls_within(bytes: Bytes) {
-    let capacity = usize::try_from(bytes.get()).unwrap_or(usize::MAX).min(MOST);
-    MEMORY.with_borrow_mut(|memory| memory.capacity = capacity);
 }
 
 /// Starts a recording on this thread.
@@ -249,10 +196,9 @@ mod tests {
 
     #[test]
     fn calls_that_do_not_come_again_are_forgotten_and_those_of_the_latest_steps_are_not() {
-        let capacity = 100 * call(1).bytes();
-        let mut memory = Memory { capacity, ..Memory::default() };
+        let mut memory = Memory::default();
         let mut made = 0;
-        for _ in 0..2000 {
+        for _ in 0..100 {
             memory.begin();
             for every in 0..4 {
                 if memory.find(every).is_none() {
@@ -267,20 +213,18 @@ mod tests {
             }
         }
         assert_eq!(made, 4, "what every step does is remembered");
-        let latest = 20 * call(1).bytes();
-        assert!(memory.bytes <= capacity + latest, "{} of {capacity}", memory.bytes);
-        assert!(memory.bytes > capacity / 2, "{} of {capacity}", memory.bytes);
-        let bytes: usize = memory.calls.values().map(|(call, _)| call.bytes()).sum();
-        assert_eq!(memory.bytes, bytes);
+        let kept = KEPT as usize + 1;
+        assert_eq!(memory.calls.len(), 4 + kept * 20, "what one step did is forgotten");
     }
 
     #[test]
-    fn a_recording_of_too_many_calls_is_bounded_as_well() {
+    fn a_call_that_comes_again_in_time_is_remembered() {
         let mut memory = Memory::default();
         memory.begin();
-        for signature in 0..200_000 {
-            memory.remember(signature, call(1));
+        memory.remember(0, call(1));
+        for (pause, is_known) in [(KEPT, true), (KEPT, true), (KEPT + 1, false)] {
+            (0..pause).for_each(|_| memory.begin());
+            assert_eq!(memory.find(0).is_some(), is_known, "{pause} recordings later");
         }
-        assert!(memory.bytes <= MOST + call(1).bytes(), "{}", memory.bytes);
     }
 }

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use burn_backend::{Backend, TensorData};
 use burn_std::{DType, Shape};
-use firebox_trace::{Category, Label, Mark, OpIndex, Origin, Step, TensorIndex, Trace};
+use firebox_trace::{Category, Label, Mark, Origin, Step, TensorIndex, Trace};
 
 use crate::kind::Kind;
 use crate::record::inputs::{Input, rows_of, values_of};
@@ -189,36 +189,11 @@ impl<B: Backend, T> Recording<B, T> {
     ///
     /// If an operation panics on `B`. The tensors of the recording are lost; all others stay
     /// usable.
-    pub fn run(self) -> T {
-        self.run_observed(|_| ())
-    }
-
-    /// Runs the recording as [`run`](Self::run) does, and calls `done` after each step of the
-    /// trace. Use it to measure what a step takes and to compare that with a footprint's timeline.
-    ///
-    /// `done` is not called for steps before a read, which have already run, or for marks.
-    ///
-    /// # Panics
-    ///
-    /// As [`run`](Self::run), and if `done` panics.
-    ///
-    /// ```
-    /// use burn::backend::Flex;
-    /// use burn::tensor::Tensor;
-    /// use firebox_lazy::{Lazy, StepRecorder};
-    ///
-    /// let x = Tensor::<Lazy<Flex>, 1>::from_floats([1.0, 2.0], &Default::default());
-    /// let recording = StepRecorder::new().record::<Flex, _>(|| x.exp().sum())?;
-    /// let mut steps = 0;
-    /// recording.run_observed(|_| steps += 1);
-    /// assert_eq!(steps, 2);
-    /// # Ok::<(), firebox_lazy::RecordError>(())
-    /// ```
-    pub fn run_observed(mut self, mut done: impl FnMut(OpIndex)) -> T {
+    pub fn run(mut self) -> T {
         let (result, mut session) =
             self.parts.take().expect("a recording has its parts until it ends");
         session.end(Stage::Failed);
-        session.run_observed(&mut done);
+        session.run();
         session.settle();
         session.end(Stage::Run);
         result

@@ -29,23 +29,18 @@ struct Running<B: Backend> {
 }
 
 impl Rewriting {
-    /// Runs the program with recorded instructions. Calls `done` after each step that does
-    /// something.
+    /// Runs the program with recorded instructions.
     pub(crate) fn run<B: Backend>(
         self,
         instructions: Vec<(OpIndex, Instruction<B>)>,
         values: &mut Values<B>,
-        done: &mut dyn FnMut(OpIndex),
     ) {
         let instructions = instructions.into_iter().map(|(at, run)| (at, Some(run))).collect();
         let mut running = Running { drain: self.drain, instructions, next: 0 };
         let trace = self.program.trace();
         values.resize(trace.tensors.len());
-        for ((at, step), origin) in trace.iter().zip(self.program.origins()) {
+        for (step, origin) in trace.steps.iter().zip(self.program.origins()) {
             running.step((trace, step, *origin), values);
-            if !matches!(step, Step::Mark(_)) {
-                done(at);
-            }
         }
         // Effects may come after the last step.
         for (_, instruction) in &mut running.instructions[running.next..] {

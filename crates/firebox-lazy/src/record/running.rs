@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn_backend::Backend;
 use firebox_recompute::Program;
-use firebox_trace::{OpIndex, Step};
+use firebox_trace::Step;
 
 use crate::record::recording::Recording;
 use crate::record::rewriting::Rewriting;
@@ -38,17 +38,12 @@ impl<B: Backend, T> Recording<B, T> {
 impl<B: Backend> Session<B> {
     /// Runs all steps that have not run yet.
     pub(crate) fn run(&mut self) {
-        self.run_observed(&mut |_| ());
-    }
-
-    /// Runs all steps that have not run yet. Calls `done` after each that does something.
-    pub(crate) fn run_observed(&mut self, done: &mut dyn FnMut(OpIndex)) {
         if self.options.never_runs {
             return;
         }
         let _turn = TrainingTurn::take();
         if let Some(rewriting) = self.program.rewriting.take() {
-            rewriting.run(std::mem::take(&mut self.program.instructions), &mut self.values, done);
+            rewriting.run(std::mem::take(&mut self.program.instructions), &mut self.values);
             self.program.ran = self.trace.steps.len();
             return;
         }
@@ -70,9 +65,8 @@ impl<B: Backend> Session<B> {
                     drop(self.values.remove(*tensor));
                 }
                 Some(Step::Call(_) | Step::Upload { .. }) => self.park_behind(at),
-                Some(Step::Read(_) | Step::Mark(_)) | None => continue,
+                Some(Step::Read(_) | Step::Mark(_)) | None => {}
             }
-            done(OpIndex(at as u32));
         }
         self.park_behind(usize::MAX);
         self.program.ran = self.trace.steps.len();

@@ -906,8 +906,8 @@ function buildSummary(view) {
 function buildAdvice({ plan }) {
   const advice = plan.advice || [];
   $("advice-section").hidden = !advice.length;
-  $("advice").replaceChildren(...advice.map(({ what, saves, detail }) => {
-    const text = el("div", {}, el("b", {}, what), el("div", { class: "muted" }, detail || ""));
+  $("advice").replaceChildren(...advice.map(({ what, saves }) => {
+    const text = el("div", {}, el("b", {}, what));
     return el("li", {}, el("b", { class: "number" }, bytes(saves)), text);
   }));
 }

@@ -11,7 +11,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
-use firebox_dry::{HostValues, NotComputed};
+use firebox_dry::{NotComputed, compute_values};
 use firebox_lazy::{Input, LazyBackend, RecordError, StepRecorder, index_in_trace};
 use firebox_trace::{Bytes, Call, TensorIndex, Trace};
 
@@ -119,11 +119,10 @@ where
             },
         };
         let deadline = host.deadline();
-        let values = HostValues { value: &mut value, deadline };
         let (gradients, _) = recording.result();
         let wanted: Vec<TensorIndex> = gradients.iter().filter_map(|grad| grad.ok()).collect();
         let trace = recording.trace();
-        let computed = values.compute_observed(trace, &wanted, &mut |call, read| {
+        let computed = compute_values(trace, &wanted, &mut value, deadline, &mut |call, read| {
             observe(trace, call, read);
         });
         let computed = computed.map_err(|error| match error {

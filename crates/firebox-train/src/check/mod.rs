@@ -8,12 +8,11 @@
 //! anyway. Then all items get the float inputs of one item, so that statistics agree, and only
 //! tensors of other types differ.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -32,21 +31,18 @@ use crate::parameters::{has_untrained, parameters};
 use crate::planner::rehearsal::train_step;
 use crate::planner::rehearsed::recording_bytes;
 use crate::reduction::LossReduction;
-use crate::settings::Settings;
 use crate::share::with_share;
 use crate::splitter::Splitter;
 
 mod choice;
 mod first;
 mod host;
-mod pace;
 mod rows;
 mod sketch;
 pub(crate) mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
 pub(crate) use self::host::Host;
-pub(crate) use self::pace::Pace;
 use self::rows::{OfBatch, Rows};
 use self::sketch::{of_zeros, sketch};
 pub use self::verdict::{Coupling, SplitCheck};
@@ -108,7 +104,7 @@ pub(crate) struct ToSplit<'a, I, S> {
     /// The most items in one of its micro-batches.
     pub(crate) micro_batch: usize,
     pub(crate) splitter: &'a S,
-    pub(crate) settings: &'a Settings,
+    pub(crate) reduction: LossReduction,
 }
 
 /// What a check may use, and what is known of the model.
@@ -144,8 +140,6 @@ pub(crate) struct Check<'a, LC: LazyComponents, S> {
 pub(crate) struct Found {
     /// The most memory that one needed.
     pub(crate) needed: Cell<Bytes>,
-    /// The times of steps on the batch's device.
-    pub(crate) pace: RefCell<Pace>,
     /// Whether one has changed running statistics.
     has_statistics: Cell<bool>,
     /// The most bytes of all pages of the pool.
@@ -233,9 +227,8 @@ where
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
         let permuted = whole.gradient.clone();
         let mut gradients = Gradients { whole, pair: None, singles, permuted };
-        let verdict = |gradients: &Gradients| {
-            gradients.verdict(self.of.settings.reduction, Precision::of(dtype))
-        };
+        let verdict =
+            |gradients: &Gradients| gradients.verdict(self.of.reduction, Precision::of(dtype));
         match verdict(&gradients) {
             Verdict::Equal => return Ok(Outcome::Agrees { each: None }),
             Verdict::Nothing => return Ok(Outcome::NotEstablished("the gradient is zero")),
@@ -277,7 +270,7 @@ where
     /// with its halves, so that few kernels are compiled and tuned for it. A sum is compared with
     /// its thirds: two parts do not show whether each has the same penalty.
     pub(crate) fn run_on_device(&self, micro_batch: usize) -> Result<Outcome, TrainError> {
-        let most = if self.of.settings.reduction == LossReduction::Sum { GROUPS } else { 2 };
+        let most = if self.of.reduction == LossReduction::Sum { GROUPS } else { 2 };
         let groups = most.min(micro_batch.max(2));
         let size = (micro_batch / groups).max(1);
         if self.of.items < groups * size {
@@ -313,7 +306,7 @@ where
         let precision = Precision::of(dtype);
         let precision =
             if self.means.normalizes { precision.behind_equal_items() } else { precision };
-        let is_mean = self.of.settings.reduction == LossReduction::Mean;
+        let is_mean = self.of.reduction == LossReduction::Mean;
         // Weights that differ by less make no visible difference.
         let least = (10.0 * precision.tolerance).min(0.02) * weights[0].abs();
         let is_same = weights.iter().all(|weight| (weight - weights[0]).abs() <= least);
@@ -325,7 +318,7 @@ where
                 true => (self.of.weight / self.of.items as f64 - weights[0]).abs() > least,
                 false => !gradients.depends_on_weights(precision),
             };
-        Ok(match gradients.verdict(self.of.settings.reduction, precision) {
+        Ok(match gradients.verdict(self.of.reduction, precision) {
             // A normalizing model couples items anyway, and items with one input can still differ
             // in other tensors.
             Verdict::Differs { coupling: Coupling::Items, .. } if self.means.normalizes => {
@@ -371,7 +364,7 @@ where
             }
             Failure::Impossible(why) => Outcome::NotCheckable(why),
         })?;
-        if whole.weight == 0.0 && self.of.settings.reduction == LossReduction::Mean {
+        if whole.weight == 0.0 && self.of.reduction == LossReduction::Mean {
             return Err(Outcome::NotEstablished("the items weigh nothing"));
         }
         if whole.gradient != again.gradient {
@@ -492,7 +485,6 @@ where
 
     /// Runs the items on the batch's device.
     fn run_there(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
-        let (begin, items) = (Instant::now(), range.len());
         let (memory, place) = (self.means.memory.clone(), self.place());
         let needs = move |trace: &Trace| {
             let footprint = memory.footprint(trace);
@@ -505,7 +497,6 @@ where
             let weight = self.of.splitter.weight(&micro);
             (train_step(self.learner, &self.learner.model(), micro).grads, weight)
         })?;
-        let recorded = begin.elapsed();
         let trace = recording.trace();
         let footprint = self.means.memory.footprint(trace);
         let to_record = recording_bytes(&*self.means.memory, trace, trace.calls().count());
@@ -521,9 +512,7 @@ where
         }
         self.found.needed.set(self.found.needed.get().max(needed));
         self.means.kept.fetch_max(footprint.stays.get(), Relaxed);
-        let begin = Instant::now();
         let (grads, weight) = recording.run();
-        self.found.pace.borrow_mut().add(items, recorded + begin.elapsed());
         let mut values = Values { grads, gradient: Vec::new() };
         self.learner.model().visit(&mut values);
         Ok(Weighed { gradient: values.gradient, weight })

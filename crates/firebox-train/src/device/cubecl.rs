@@ -20,7 +20,7 @@ use firebox_recompute::Rates;
 use firebox_trace::{Bytes, MemoryModel};
 
 use super::{DeviceMemory, PoolUsage};
-use crate::device::own_pool::OwnPool;
+use crate::device::own_pool::{Controls, OwnPool};
 use crate::error::TrainError;
 
 /// What can be asked of a CubeCL runtime's driver.
@@ -48,7 +48,7 @@ pub trait RuntimeMemory: Mirrored {
     }
 
     /// See [`DeviceMemory::own_pool`].
-    fn own_pool(_device: &Self::Device) -> Option<Box<dyn OwnPool>> {
+    fn own_pool(_device: &Self::Device) -> Option<OwnPool> {
         None
     }
 }
@@ -75,8 +75,8 @@ impl<R: RuntimeMemory> RuntimeMemory for Pooled<R> {
         Some(PoolUsage { reserved, in_use: Bytes::new(usage.bytes_in_use), own: reserved })
     }
 
-    fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
-        Some(Box::new(Control::<R>::of(device)))
+    fn own_pool(device: &Self::Device) -> Option<OwnPool> {
+        Some(OwnPool::new(Control::<R>::of(device)))
     }
 }
 
@@ -87,7 +87,7 @@ impl RuntimeMemory for cubecl::cuda::CudaRuntime {
     }
 
     fn memory_info(device: &Self::Device) -> Result<MemoryInfo, TrainError> {
-        Ok(crate::device::nvidia::memory_info(device.index)?)
+        Ok(crate::device::nvidia::cuda_memory(device.index)?)
     }
 
     fn rates(device: &Self::Device) -> Option<Rates> {
@@ -134,7 +134,7 @@ macro_rules! of_runtime {
             R::pool_usage(device)
         }
 
-        fn own_pool(device: &Self::Device) -> Option<Box<dyn OwnPool>> {
+        fn own_pool(device: &Self::Device) -> Option<OwnPool> {
             R::own_pool(device)
         }
 
@@ -180,7 +180,7 @@ where
     of_runtime!();
 }
 
-impl<R: RuntimeMemory> OwnPool for Control<R> {
+impl<R: RuntimeMemory> Controls for Control<R> {
     fn begin(&self, stream: StreamId, limit: Bytes) {
         let largest_page = <R::Target as Target>::largest_page(&self.properties());
         self.begin(stream, limit.get(), largest_page);

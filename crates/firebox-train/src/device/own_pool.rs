@@ -10,8 +10,29 @@ use firebox_trace::{Bytes, Footprint, Mark, PoolPages};
 
 use crate::ready::OtherTensors;
 
-/// The pool of a device, for any runtime below it.
-pub trait OwnPool: Send + Sync {
+/// firebox's pool on a device. Only firebox's own backends have one.
+pub struct OwnPool(Box<dyn Controls>);
+
+impl OwnPool {
+    #[cfg(feature = "cards")]
+    pub(crate) fn new(pool: impl Controls + 'static) -> Self {
+        Self(Box::new(pool))
+    }
+
+    /// The bytes of its buffers that are smaller than [`SMALL`](firebox_pool::SMALL) bytes.
+    pub(crate) fn small_in_use(&self) -> Bytes {
+        self.0.small_in_use()
+    }
+}
+
+impl fmt::Debug for OwnPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnPool").finish_non_exhaustive()
+    }
+}
+
+/// What training asks of a pool, for any runtime below it.
+pub(crate) trait Controls: Send + Sync {
     /// See `firebox_pool::Control::begin`.
     fn begin(&self, stream: StreamId, limit: Bytes);
     /// The bytes of its buffers that are smaller than [`SMALL`](firebox_pool::SMALL) bytes.
@@ -30,7 +51,7 @@ pub trait OwnPool: Send + Sync {
 
 /// The pool of a device during training.
 pub(crate) struct TrainingPool {
-    pool: Box<dyn OwnPool>,
+    pool: Box<dyn Controls>,
     /// Runs what the training thread has queued.
     drain: Box<dyn Fn() + Send + Sync>,
     /// Tensors that do not belong to training.
@@ -57,7 +78,7 @@ impl TrainingPool {
     /// Begins training on the calling thread, next to `others`. `drain` runs what this thread has
     /// queued.
     pub(crate) fn begin(
-        pool: Box<dyn OwnPool>,
+        OwnPool(pool): OwnPool,
         drain: impl Fn() + Send + Sync + 'static,
         others: OtherTensors,
     ) -> Self {

@@ -102,7 +102,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     ///
     /// Default: the published numbers of an NVIDIA card that firebox knows, those of an RTX 4090
     /// for other GPUs, and those of two cores of a server on the host. They give the same plans in
-    /// every run. [`measure_rates`](crate::measure_rates) measures them.
+    /// every run.
     pub fn rates(mut self, rates: Rates) -> Self {
         self.settings.fitting.rates = Some(rates);
         self
@@ -249,8 +249,8 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// Shows metrics the outputs of burn's own types micro-batch by micro-batch, as they come. Default:
-    /// batch by batch, see [`metrics_see_whole`](Self::metrics_see_whole).
+    /// Shows metrics the outputs of burn's own types micro-batch by micro-batch, as they come.
+    /// Default: batch by batch, see [`metrics_see_whole`](Self::metrics_see_whole).
     pub fn metrics_see_parts(mut self) -> Self {
         self.sees_parts = true;
         self
@@ -339,9 +339,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// the memory predicted, reserved and in use, in bytes, and the items in a second. Default: no
     /// file.
     ///
-    /// The same is a [`tracing`] event with the target `firebox::step`, if a subscriber wants it,
-    /// and the value of a [`StepMetric`](crate::StepMetric). A file that cannot be written is
-    /// [`TrainError::LogNotWritten`].
+    /// A file that cannot be written is [`TrainError::LogNotWritten`].
     ///
     /// [`StepUse`]: crate::StepUse
     pub fn log_json(mut self, path: impl Into<PathBuf>) -> Self {

@@ -51,7 +51,7 @@ impl Planner {
         };
         let more = more + more.scale(1.0 / parts) + overhead;
         let grown = self.grown(planned) + self.ledger.beyond();
-        planned.held + self.kept_since(planned) + self.room.remembers() + more + grown
+        planned.held + self.kept_since(planned) + more + grown
     }
 
     /// What updates have left since a plan was made that it does not count.
@@ -270,9 +270,7 @@ impl Planner {
         // A micro-step larger than planned, or of another program, may need more than predicted.
         let is_more = self.plans.batch > planned.batch || kept > planned.rehearsed.kept;
         if is_more || !is_planned {
-            // What may be remembered of other shapes need not be.
-            let reserve = if is_more { Bytes::ZERO } else { self.room.remembers() };
-            self.room.predict(held + needed - reserve);
+            self.room.predict(held + needed);
         }
         match self.memory.keeps_pages() && needed > planned.standalone {
             true => Ok(Admission::RunsOnceGivenBack),

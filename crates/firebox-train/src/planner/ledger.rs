@@ -25,8 +25,8 @@ pub(crate) struct Ledger {
     /// What the micro-steps of the running batch leave beyond those that were planned: gradients of
     /// parameters that had none.
     beyond: Bytes,
-    /// The optimizer's state on the device, as the last plan has it. Validation does not use it, but
-    /// it is alive meanwhile.
+    /// The optimizer's state on the device, as the last plan has it. Validation does not use it,
+    /// but it is alive meanwhile.
     pub(super) optimizer_state: Vec<TensorInfo>,
     /// What of the optimizer's state is outside of the device between steps.
     pub(super) parked: Vec<TensorInfo>,
@@ -114,8 +114,8 @@ impl Left {
         self.reads
     }
 
-    /// The state that it leaves for each parameter. What belongs to which is not known: each has its
-    /// share by bytes.
+    /// The state that it leaves for each parameter. What belongs to which is not known: each has
+    /// its share by bytes.
     fn by_parameter(&self) -> impl Iterator<Item = (&str, Bytes)> {
         let ratio = self.ratio();
         self.parameters.iter().map(move |(path, bytes)| (path.as_str(), bytes.scale(ratio)))

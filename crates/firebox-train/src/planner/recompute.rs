@@ -34,15 +34,8 @@ const SLACK: f64 = 0.02;
 /// Default: [`if_needed`](Self::if_needed), at most 30 % more time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecomputePolicy {
-    when: When,
-    most: f64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum When {
-    Never,
-    IfNeeded,
-    IfFaster,
+    /// The most time that may be spent, if anything may.
+    most: Option<f64>,
 }
 
 impl Default for RecomputePolicy {
@@ -57,18 +50,12 @@ impl RecomputePolicy {
     /// statistics, such as batch normalization, counts as one whose batches must not be split, as
     /// long as the whole batch fits this way.
     pub const fn if_needed() -> Self {
-        Self { when: When::IfNeeded, most: 0.3 }
-    }
-
-    /// Also where a batch fits in several micro-batches, and larger ones that compute tensors again
-    /// are predicted to be faster.
-    pub const fn if_faster() -> Self {
-        Self { when: When::IfFaster, most: 0.3 }
+        Self { most: Some(0.3) }
     }
 
     /// Never.
     pub const fn never() -> Self {
-        Self { when: When::Never, most: 0.0 }
+        Self { most: None }
     }
 
     /// The most time that may be spent on recomputing, as a share of the time of forward and
@@ -79,17 +66,13 @@ impl RecomputePolicy {
     /// If the share is negative or not a number.
     pub fn at_most(mut self, share: f64) -> Self {
         assert!(share >= 0.0, "a share of time is not negative: {share}");
-        self.most = share;
+        self.most = self.most.map(|_| share);
         self
     }
 
     /// The most time that may be spent, if anything may.
     pub(crate) fn if_allowed(self) -> Option<f64> {
-        (self.when != When::Never).then_some(self.most)
-    }
-
-    pub(crate) fn is_for_speed(self) -> bool {
-        self.when == When::IfFaster
+        self.most
     }
 }
 

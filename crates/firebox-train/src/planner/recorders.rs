@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use firebox_lazy::StepRecorder;
+use firebox_lazy::{StepRecorder, forget_calls};
 use firebox_trace::Bytes;
 
 use super::Planner;
@@ -18,9 +18,13 @@ pub(super) fn with_autodiff(recording: Bytes) -> Bytes {
 }
 
 impl Planner {
-    /// The recorder for rehearsals.
+    /// The recorder for rehearsals. On the host, calls of others are forgotten: no plan counts what
+    /// remembering them takes.
     pub(super) fn recorder(&self, budget: Bytes) -> StepRecorder {
         let memory = self.memory.clone();
+        if memory.is_on_host() {
+            forget_calls();
+        }
         let mut recorder = StepRecorder::new().substitute_random();
         if memory.is_on_host() {
             recorder = recorder.limit_host(budget.scale(1.0 - BESIDE_RECORDING));

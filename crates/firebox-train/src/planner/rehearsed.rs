@@ -18,7 +18,7 @@ use crate::planner::overhead::{
 };
 use crate::planner::parked::park_state;
 use crate::planner::recompute::{Attempt, Least, Passes, Recomputed};
-use crate::planner::speed::{Speed, Time};
+use crate::planner::speed::Speed;
 
 /// The conditions under which a rehearsal is assessed.
 pub(crate) struct Conditions<'a> {
@@ -52,8 +52,6 @@ pub(crate) struct Rehearsed {
     pub(crate) recomputed: Option<Recomputed>,
     /// The least that was found by recomputing, if that is too much.
     pub(crate) least: Option<Least>,
-    /// The predicted time of an iteration.
-    pub(crate) time: Time,
     /// What holds the peak, by module.
     pub(crate) modules: Vec<ModuleBytes>,
     /// What the footprint counts in addition to the step.
@@ -159,7 +157,6 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     Rehearsed {
         recomputed,
         least,
-        time: Time::of(&trace, &conditions.speed.rates),
         held,
         modules,
         kept: footprint.stays + left,

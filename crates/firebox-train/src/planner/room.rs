@@ -3,11 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use firebox_lazy::remember_calls_within;
 use firebox_trace::Bytes;
-
-/// The share of the budget that recording may use to remember calls of other shapes.
-const MOST_REMEMBERED: f64 = 1.0 / 16.0;
 
 /// The budget, and what is known to be needed of it.
 #[derive(Debug)]
@@ -19,8 +15,6 @@ pub(crate) struct Room {
     /// The most memory predicted for the run: that of a plan, or of a rehearsal that runs parts of
     /// a step.
     predicted: Bytes,
-    /// The most memory that recording may use to remember calls of other shapes.
-    remembers: Bytes,
     /// The most bytes that a rehearsal needed. Counts rehearsals on the host, and those that ran
     /// parts of a step to read values.
     rehearsed: Arc<AtomicU64>,
@@ -28,13 +22,7 @@ pub(crate) struct Room {
 
 impl Room {
     pub(super) fn new(budget: Bytes) -> Self {
-        Self {
-            budget,
-            share: 1.0,
-            predicted: Bytes::ZERO,
-            remembers: Bytes::ZERO,
-            rehearsed: Arc::default(),
-        }
+        Self { budget, share: 1.0, predicted: Bytes::ZERO, rehearsed: Arc::default() }
     }
 
     /// What a plan may need.
@@ -67,26 +55,8 @@ impl Room {
         &self.rehearsed
     }
 
-    /// What may be remembered of calls of other shapes.
-    pub(super) fn remembers(&self) -> Bytes {
-        self.remembers
-    }
-
-    /// Takes a plan's peak and that of the rehearsals into account. On the host, remembered calls,
-    /// which no plan counts, may take half of what is left.
-    pub(super) fn take(&mut self, peak: Bytes, is_on_host: bool) {
+    /// Takes what rehearsals needed into account.
+    pub(super) fn take_rehearsals(&mut self) {
         self.predict(Bytes::new(self.rehearsed.load(Relaxed)));
-        if is_on_host {
-            let left = self.budget - self.predicted.max(peak);
-            self.remembers = left.scale(0.5).min(self.budget.scale(MOST_REMEMBERED));
-            remember_calls_within(self.remembers);
-        }
-    }
-}
-
-impl Drop for Room {
-    /// Lifts the limit on remembered calls: it was computed from this run's plans.
-    fn drop(&mut self) {
-        remember_calls_within(Bytes::MAX);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use firebox_lazy::{RecordError, Rehearsal, StepRecorder, forget_calls, remember_calls_within};
+use firebox_lazy::{RecordError, Rehearsal, StepRecorder, forget_calls};
 use firebox_plan::{Need, Plan, PlanError, PlanOptions, Probing, Sizing, Split, plan_at_once};
 use firebox_saved::InstantiateError;
 use firebox_trace::{Bytes, Items};
@@ -54,9 +54,6 @@ impl Planner {
     ) -> Result<&Planned, TrainError> {
         let started = Instant::now();
         let mut cost = PlanningCost::default();
-        if self.memory.is_on_host() {
-            remember_calls_within(Bytes::ZERO);
-        }
         let tuned = self.planned(phase, shape).filter(|planned| planned.tuning.is_over());
         let tuned = tuned.map(|planned| planned.plan.split());
         let mut apart =
@@ -130,20 +127,12 @@ impl Planner {
             Err(TrainError::Plan { cause, .. }) if does_not_fit(cause) => {
                 self.search(wanted, cost, rehearse)
             }
-            _ if self.step.reads => found,
             // A whole batch has the statistics of a whole batch.
-            Ok((plan, recorded)) if !plan.is_whole() && self.prefers_whole(recorded) => {
+            Ok((plan, recorded))
+                if !self.step.reads && !plan.is_whole() && self.prefers_whole(recorded) =>
+            {
                 let whole = Wanted { sizing: Sizing::Whole, ..wanted };
                 self.search(whole, cost, rehearse).or(found)
-            }
-            Ok((plan, recorded)) if !plan.is_whole() && self.choices.recompute.is_for_speed() => {
-                let as_recorded = recorded.time.total(plan.len());
-                match self.search(wanted, cost, rehearse) {
-                    Ok((plan, again)) if again.time.total(plan.len()) < as_recorded => {
-                        Ok((plan, again))
-                    }
-                    _ => found,
-                }
             }
             _ => found,
         }
@@ -170,7 +159,7 @@ impl Planner {
         may_tune: bool,
         (iterations, cost): (Iterations, PlanningCost),
     ) -> Planned {
-        self.room.take(plan.peak(), self.memory.is_on_host());
+        self.room.take_rehearsals();
         // Most rehearsed sizes do not come again.
         forget_calls();
         if key.0 == Phase::Training {
@@ -272,13 +261,13 @@ impl Planner {
     ) -> Result<(Plan, HashMap<Split, Rehearsed>), PlanError<TrainError>> {
         let budget = self.room.of_plans();
         let Wanted { phase, items, sizing, recompute } = wanted;
-        let recorder = self.recorder(budget);
         let options = self.options(sizing);
         let mut rehearsals: HashMap<Split, Rehearsed> = HashMap::new();
         let plan = plan_at_once(Items::new(items), budget, &options, |splits| {
             cost.rehearsals += splits.len();
             let conditions = Conditions { recompute, ..self.conditions(phase, budget) };
-            let assessed = assess_all(splits, |split| rehearse(split, &recorder), &conditions);
+            let assessed =
+                assess_all(splits, |split| rehearse(split, &self.recorder(budget)), &conditions);
             let needs = splits.iter().zip(assessed).map(|(split, assessed)| match assessed {
                 Ok(rehearsed) => {
                     self.count_rehearsal(&rehearsed, cost);

@@ -31,7 +31,6 @@ use burn::train::{
     Interrupter, Learner, LearnerModelRecord, LearningComponentsTypes, SupervisedLearningStrategy,
     SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
 };
-use firebox_lazy::LoaderGuard;
 use firebox_ranks::begin_epoch;
 use firebox_trace::Bytes;
 
@@ -40,6 +39,7 @@ use crate::clock::{ClockGuard, set_clock};
 use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
+use crate::iteration::loading::Loading;
 use crate::iteration::on_device::OnDevice;
 use crate::iteration::running::{Around, MicroSteps};
 use crate::loss_scale::{LossScale, Scaling, are_finite};
@@ -66,10 +66,6 @@ use self::no_summary::without_summary;
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
 use self::together::{Step, Together};
 use self::update::Covered;
-
-/// How many batches after a new plan are compared with its prediction. An optimizer's state exists
-/// from the second batch on.
-pub(crate) const MEASURED_BATCHES: usize = 3;
 
 /// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
 pub(crate) struct AutoBatch<LC: LazyComponents, ST, SV> {
@@ -207,16 +203,6 @@ struct Learning<LC: LazyComponents> {
     loss_scale: Option<LossScale>,
 }
 
-/// How far ahead loader threads may be.
-struct Loading {
-    /// Makes them wait.
-    gate: LoaderGuard,
-    /// What each may have alive before it must wait.
-    limit: Bytes,
-    /// The number of items in this epoch's loader.
-    items: usize,
-}
-
 /// How far training has come.
 #[derive(Clone, Copy)]
 struct Position {
@@ -311,13 +297,12 @@ where
             let rank = self.team.as_ref().map_or(0, |team| team.ranks.rank());
             seed_epoch::<LC::Backend>(self.on.device(), seed, epoch.items_processed, rank);
         }
-        self.loading.items = loader.num_items();
-        let mut iterator = self.loading.gate.starting(|| loader.iter());
+        let mut batches = self.loading.read(loader);
         let (mut iteration, mut before) = (0, 0);
         let mut accumulated = Accumulated::new(self.strategy.settings.reduction);
-        while let Some(batch) = self.loading.gate.waiting(|| iterator.next()) {
+        while let Some(batch) = batches.next() {
             iteration += 1;
-            let loader = iterator.progress();
+            let loader = batches.iterator.progress();
             let yielded = loader.items_processed;
             let at = Place { loader, before, epoch: epoch.clone(), iteration, lr: None };
             before = yielded;
@@ -408,10 +393,15 @@ where
         let mut is_asked = !plan.is_whole();
         let (model, known, learner) = (self.learner.model(), &mut self.known, &self.learner);
         let to_split =
-            ToSplit { batch, items, weight: weight.stated, micro_batch, splitter, settings };
+            ToSplit { batch, items, weight: weight.stated, micro_batch, splitter, reduction };
         let mut may_split = |planner: &Planner| match std::mem::replace(&mut is_asked, true) {
             true => Ok(Bytes::ZERO),
-            false => Means::of(planner, held + sum).ask_midway(known, learner, &to_split, pages),
+            false => Means::of(planner, held + sum).ask_midway(
+                known,
+                learner,
+                (&to_split, settings),
+                pages,
+            ),
         };
         let around = Around {
             may_split: Some(&mut may_split),
@@ -481,7 +471,12 @@ where
         }
         seen.is_new = planner.takes_new_structure();
         if seen.first_end < items || self.team.is_some() {
-            Means::of(planner, held + sum).look_again(known, learner, &to_split, &seen)?;
+            Means::of(planner, held + sum).look_again(
+                known,
+                learner,
+                (&to_split, settings),
+                &seen,
+            )?;
         }
         Ok(Ran { parts, last: outputs.end(reduction, queue) })
     }

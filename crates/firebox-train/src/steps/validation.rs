@@ -108,7 +108,7 @@ where
             Shape::of::<B::InnerBackend, _, _>(phase, batch, items, splitter, &mut self.planner);
         let to_run = BatchToRun { phase, shape, again: true, joining: Joining::Asked };
         let queue = &self.on.queue;
-        let overhead = self.overhead(items);
+        let overhead = self.loading.overhead(items);
         let pages = !self.planner.memory().is_on_host();
         let rehearse = |split: Split, _: (Iterations, Joining), recorder: &StepRecorder| {
             let batch = (splitter, batch);

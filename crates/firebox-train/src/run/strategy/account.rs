@@ -3,7 +3,7 @@
 
 use firebox_trace::Bytes;
 
-use super::{Loading, Position, Run};
+use super::{Position, Run};
 use crate::components::LazyComponents;
 use crate::device::DeviceMemory;
 use crate::error::{TrainError, over_budget};
@@ -20,17 +20,8 @@ where
 {
     /// What goes on outside of the steps for batches of `items` items.
     pub(super) fn overhead(&self, items: usize) -> Overhead {
-        let Loading { gate, limit, items: of_loader } = &self.loading;
         let exchange = self.team.as_ref().map_or(Bytes::ZERO, |team| team.exchange);
-        let loaders = Overhead::of_loaders(gate, *of_loader, items);
-        Overhead { limit: *limit, saves: self.asked.saves, exchange, ..loaders }
-    }
-
-    /// Sets how much each loader thread may have alive before it must wait. There is no limit if
-    /// loader threads make no tensors.
-    pub(super) fn let_loaders_ahead(&mut self, limit: Bytes) {
-        self.loading.limit = limit;
-        self.loading.gate.limit(if limit == Bytes::ZERO { Bytes::MAX } else { limit });
+        Overhead { saves: self.asked.saves, exchange, ..self.loading.overhead(items) }
     }
 
     /// Takes down what a step has used, if somebody wants to know.

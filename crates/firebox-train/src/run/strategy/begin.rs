@@ -7,16 +7,15 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Interrupter, Learner, SupervisedTrainingEventProcessor};
-use firebox_lazy::LoaderGate;
-use firebox_trace::Bytes;
 
 use super::again::{restored_scheduler, skip_epochs};
 use super::coupled::Known;
 use super::update::Covered;
-use super::{Asked, AutoBatch, Learning, Loaders, Loading, Position, Records, Run};
+use super::{Asked, AutoBatch, Learning, Loaders, Position, Records, Run};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::device::DeviceMemory;
 use crate::error::TrainError;
+use crate::iteration::loading::Loading;
 use crate::iteration::on_device::OnDevice;
 use crate::loss_scale::LossScale;
 use crate::parameters::has_untrained;
@@ -103,10 +102,8 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
         {
             team.exchange = exchanged_bytes::<LC::Backend, _>(&model);
         }
-        let gate = LoaderGate::enter();
-        // Until the first batch is planned, loader threads make no more than the training thread
-        // waits for.
-        gate.limit(Bytes::new(1));
+        let loading = Loading::begin();
+        loading.hold_back();
         let asked = Asked {
             interrupter,
             signals: self.settings.telling.stops_on_ctrl_c.then(Signals::catch),
@@ -132,7 +129,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             learning,
             processor,
             on: OnDevice::begin(device, self.settings.others),
-            loading: Loading { gate, limit: Bytes::ZERO, items: 0 },
+            loading,
             team,
             position: Position { epoch, batch: 0, steps: 0, latest: None },
             records: Records::default(),

@@ -25,9 +25,6 @@ use crate::weights;
 /// How many batches are checked before giving up.
 const ATTEMPTS: usize = 8;
 
-/// A split batch may take this many times as long without a warning.
-const SLOW: f64 = 2.0;
-
 /// What is known about whether batches may be split.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
@@ -232,14 +229,14 @@ impl Means {
         &self,
         known: &mut Known,
         learner: &Learner<LC>,
-        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
+        (to_split, settings): (&ToSplit<'_, TrainBatch<LC>, S>, &Settings),
         pages: Option<[PoolPages; 2]>,
     ) -> Result<Bytes, TrainError>
     where
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
-        let needed = self.ask(known, learner, to_split)?;
+        let needed = self.ask(known, learner, (to_split, settings))?;
         let of_batch = self.pool.as_ref().zip(pages).map(|(pool, pages)| pool.prepare(pages));
         Ok(needed.max(of_batch.transpose()?.unwrap_or_default()))
     }
@@ -267,7 +264,7 @@ impl Means {
         &self,
         known: &mut Known,
         learner: &Learner<LC>,
-        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
+        (to_split, settings): (&ToSplit<'_, TrainBatch<LC>, S>, &Settings),
         seen: &Seen,
     ) -> Result<(), TrainError>
     where
@@ -289,7 +286,7 @@ impl Means {
         }
         let agreed = std::mem::replace(&mut later.agreed, seen.step);
         let Outcome::Differs { .. } = outcome else { return Ok(()) };
-        known.learn(outcome, to_split.settings).map_err(|cause| TrainError::CoupledSince {
+        known.learn(outcome, settings).map_err(|cause| TrainError::CoupledSince {
             agreed,
             found: seen.step,
             cause: Box::new(cause),
@@ -303,13 +300,13 @@ impl Means {
         &self,
         known: &mut Known,
         learner: &Learner<LC>,
-        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
+        (to_split, settings): (&ToSplit<'_, TrainBatch<LC>, S>, &Settings),
     ) -> Result<Bytes, TrainError>
     where
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
-        let ToSplit { items, weight, micro_batch, settings, .. } = *to_split;
+        let ToSplit { items, weight, micro_batch, .. } = *to_split;
         if let Some(Nonlinear { operation, parameter }) = self.nonlinear.clone() {
             known.accept(TrainError::GradientsChanged { operation, parameter }, settings)?;
         }
@@ -331,25 +328,10 @@ impl Means {
             }
         }
         known.learn(outcome, settings)?;
-        // Kernels that are compiled and tuned on first use make a device's first times meaningless.
-        if known.asked == 1 && self.memory.is_on_host() {
-            let slowdown = check.found.pace.borrow().slowdown(items, micro_batch);
-            warn_if_slow(slowdown, (items, micro_batch), settings);
-        }
         known.took = known.took.max(check.found.needed.get());
         if self.memory.is_on_host() {
             return Ok(Bytes::ZERO);
         }
         Ok((check.found.needed.get() + self.held).max(Bytes::new(check.found.pages.load(Relaxed))))
-    }
-}
-
-/// Warns if a batch in micro-batches takes much longer than at once.
-fn warn_if_slow(slowdown: Option<f64>, (items, micro_batch): (usize, usize), settings: &Settings) {
-    if let Some(slowdown) = slowdown.filter(|slowdown| *slowdown > SLOW) {
-        settings.warn(&format!(
-            "in micro-batches of {micro_batch} of {items} items a step takes about {slowdown:.1} times as long as at once, by what a \
-             few items took: a larger budget is faster"
-        ));
     }
 }

@@ -25,13 +25,12 @@ where
         epoch: &Progress,
     ) -> Result<(), TrainError> {
         let model = validation_model(&self.learner);
-        self.loading.items = loader.num_items();
-        let mut iterator = self.loading.gate.starting(|| loader.iter());
+        let mut batches = self.loading.read(loader);
         let (mut iteration, mut before) = (0, 0);
         let mut latest = None;
-        while let Some(batch) = self.loading.gate.waiting(|| iterator.next()) {
+        while let Some(batch) = batches.next() {
             iteration += 1;
-            let loader = iterator.progress();
+            let loader = batches.iterator.progress();
             let yielded = loader.items_processed;
             let at = Place { loader, before, epoch: epoch.clone(), iteration, lr: None };
             before = yielded;

@@ -6,7 +6,7 @@ use firebox_plan::{Accumulating, Split};
 use firebox_ranks::Ranks;
 use firebox_trace::Bytes;
 
-use super::{MEASURED_BATCHES, Run, sender};
+use super::{Run, sender};
 use crate::check::{Coupling, Means, ToSplit};
 use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch, ValidItem};
 use crate::device::DeviceMemory;
@@ -130,10 +130,6 @@ where
             let copies = if self.asked.saves { 2.0 } else { 1.0 };
             parking.has_room_for(planner.parked().scale(copies) - *there, sharing)?;
         }
-        if let (Some(pool), Some(_)) = (&self.on.pool, &prepared.made) {
-            // A part of an optimizer step may have run while planning.
-            pool.lasting(false);
-        }
         self.report(planner, phase, &prepared);
         self.position.latest = Some(shape);
         Ok(prepared)
@@ -156,8 +152,9 @@ where
             true => items.div_ceil(2),
             false => prepared.plan.split().largest().get(),
         };
-        let to_split = ToSplit { batch, items, weight, micro_batch, splitter, settings };
-        Means::of(planner, prepared.held).ask(&mut self.known, &self.learner, &to_split)
+        let to_split =
+            ToSplit { batch, items, weight, micro_batch, splitter, reduction: settings.reduction };
+        Means::of(planner, prepared.held).ask(&mut self.known, &self.learner, (&to_split, settings))
     }
 
     /// Plans a batch whole that must not be split because of `cause`: its loss is a function of all
@@ -274,20 +271,15 @@ where
     /// Gives back what must be given back before a batch runs, and prepares its pages if the pool
     /// is firebox's.
     fn make_room(&mut self, planner: &mut Planner, prepared: &Prepared) -> Result<(), TrainError> {
-        if prepared.admission == Admission::RunsOnceGivenBack {
-            self.records.unmeasured = self.records.unmeasured.max(1);
-        }
-        let queue = &self.on.queue;
-        queue.make_room(planner, self.on.pool.as_deref(), prepared)
+        let gave_back = self.on.make_room(planner, prepared)?;
+        self.records.unmeasured = self.records.unmeasured.max(usize::from(gave_back));
+        Ok(())
     }
 
     /// Reports a new plan, and lets loader threads prepare as much as it allows.
     fn report(&mut self, planner: &Planner, phase: Phase, prepared: &Prepared) {
         let Some(planned) = &prepared.made else { return };
-        self.records.unmeasured = MEASURED_BATCHES;
-        if planner.has_run_steps() {
-            LC::Base::give_back(self.on.device());
-        }
+        self.records.unmeasured = self.on.after_planning(planner);
         let plans = &mut self.strategy.outcome().plans;
         let model = self.learner.model();
         let settings = &self.strategy.settings;
@@ -303,7 +295,7 @@ where
             }
         }
         plans.push(report);
-        self.let_loaders_ahead(planned.rehearsed.loader_limit);
+        self.loading.let_ahead(planned.rehearsed.loader_limit);
     }
 
     /// What is alive in addition to a micro-step once it is split further than planned: the sum of
