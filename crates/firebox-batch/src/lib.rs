@@ -156,6 +156,7 @@ pub use micro_batch::MicroBatch;
 pub use tally::Tally;
 pub use tensor::SliceDim;
 
+#[cfg(feature = "burn-0-21")]
 pub mod weight;
 
 /// What the derive's generated code uses in addition to [`MicroBatch`]. Not a public interface.

@@ -2,9 +2,6 @@
 
 use std::ops::Range;
 
-use burn_tensor::backend::Backend;
-use burn_tensor::{BasicOps, Tensor};
-
 use crate::{MicroBatch, MicroBatchError};
 
 /// A value whose items lie along a dimension named by the batch. `#[micro_batch(dim = ...)]`
@@ -46,30 +43,57 @@ pub trait SliceDim: Sized {
     fn dim_range(&self, dim: usize, range: Range<usize>) -> Self;
 }
 
-impl<B, const D: usize, K> SliceDim for Tensor<B, D, K>
-where
-    B: Backend,
-    K: BasicOps<B>,
-{
-    fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError> {
-        self.dims().get(dim).copied().ok_or(MicroBatchError::DimOutOfRank {
-            owner: "Tensor",
-            field: String::new(),
-            dim,
-            rank: D,
-        })
-    }
+/// The impls for the tensors of one burn, of rank `D` and of any kind.
+macro_rules! tensors {
+    ($tensor:ty, [$($generics:tt)*]) => {
+        impl<$($generics)*> SliceDim for $tensor {
+            fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError> {
+                self.dims().get(dim).copied().ok_or(MicroBatchError::DimOutOfRank {
+                    owner: "Tensor",
+                    field: String::new(),
+                    dim,
+                    rank: D,
+                })
+            }
 
-    fn dim_range(&self, dim: usize, range: Range<usize>) -> Self {
-        let shape = self.dims();
-        assert!(dim < D, "dim {dim} is outside a tensor of shape {shape:?}: count from 0");
-        assert!(
-            range.start <= range.end && range.end <= shape[dim],
-            "items {range:?} are outside dim {dim} of a tensor of shape {shape:?}: take a range of `items()`"
-        );
-        if range == (0..shape[dim]) { self.clone() } else { self.clone().slice_dim(dim, range) }
-    }
+            fn dim_range(&self, dim: usize, range: Range<usize>) -> Self {
+                let shape = self.dims();
+                assert!(dim < D, "dim {dim} is outside a tensor of shape {shape:?}: count from 0");
+                assert!(
+                    range.start <= range.end && range.end <= shape[dim],
+                    "items {range:?} are outside dim {dim} of a tensor of shape {shape:?}: take a range of `items()`"
+                );
+                if range == (0..shape[dim]) {
+                    self.clone()
+                } else {
+                    self.clone().slice_dim(dim, range)
+                }
+            }
+        }
+
+        /// One item per entry of dim 0.
+        impl<$($generics)*> MicroBatch for $tensor {
+            fn items(&self) -> Result<usize, MicroBatchError> {
+                self.dim_items(0)
+            }
+
+            fn range(&self, range: Range<usize>) -> Self {
+                self.dim_range(0, range)
+            }
+        }
+    };
 }
+
+#[cfg(feature = "burn-0-21")]
+tensors!(
+    burn_tensor::Tensor<B, D, K>,
+    [B: burn_tensor::backend::Backend, const D: usize, K: burn_tensor::BasicOps<B>]
+);
+#[cfg(feature = "burn-0-22")]
+tensors!(
+    burn_tensor_0_22::Tensor<D, K>,
+    [const D: usize, K: burn_tensor_0_22::kind::Basic]
+);
 
 impl<T: SliceDim> SliceDim for Option<T> {
     fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError> {
@@ -81,20 +105,5 @@ impl<T: SliceDim> SliceDim for Option<T> {
 
     fn dim_range(&self, dim: usize, range: Range<usize>) -> Self {
         self.as_ref().map(|value| value.dim_range(dim, range))
-    }
-}
-
-/// One item per entry of dim 0.
-impl<B, const D: usize, K> MicroBatch for Tensor<B, D, K>
-where
-    B: Backend,
-    K: BasicOps<B>,
-{
-    fn items(&self) -> Result<usize, MicroBatchError> {
-        self.dim_items(0)
-    }
-
-    fn range(&self, range: Range<usize>) -> Self {
-        self.dim_range(0, range)
     }
 }

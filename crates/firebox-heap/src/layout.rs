@@ -148,37 +148,3 @@ pub(crate) fn broadcast(lhs: &[usize], rhs: &[usize]) -> Vec<usize> {
         })
         .collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn transposing_breaks_contiguity_and_transposing_back_restores_it() {
-        let layout = Layout::contiguous([2, 3]);
-        let transposed = layout.clone().swap(0, 1);
-        assert!(!transposed.is_contiguous());
-        assert_eq!(transposed.swap(0, 1), layout);
-    }
-
-    #[test]
-    fn a_slice_of_rows_is_contiguous_but_not_from_the_start() {
-        let (rows, copies) = Layout::contiguous([4, 3]).slice(&[Slice::new(1, Some(3), 1)]);
-        assert!(!copies && rows.is_contiguous() && !rows.is_contiguous_from_start());
-        assert_eq!(rows.shape, [2, 3]);
-        assert_eq!(rows.offset, 3);
-    }
-
-    #[test]
-    fn a_negative_step_copies() {
-        let (_, copies) = Layout::contiguous([4]).slice(&[Slice::new(0, None, -1)]);
-        assert!(copies);
-    }
-
-    #[test]
-    fn broadcasting_reads_one_element_many_times() {
-        let column = Layout::contiguous([4, 1]).expand(&[2, 4, 5]);
-        assert_eq!(column.strides, [0, 1, 0]);
-        assert_eq!(broadcast(&[4, 1], &[2, 1, 5]), [2, 4, 5]);
-    }
-}

@@ -10,7 +10,8 @@ use burn_std::{DType, Shape};
 use firebox_trace::Bytes;
 
 use crate::kind::Kind;
-use crate::record::call::CallFrame;
+use crate::record::call::forms::{Argument, Many, Returned, Slot, TensorSlot};
+use crate::record::call::{CallFrame, once};
 use crate::record::values::Frame;
 use crate::tensor::LazyTensor;
 use crate::threads::deferred;
@@ -132,20 +133,18 @@ impl CustomOp {
         let name = self.name;
         let forms = O::list(results);
         let Some(_until_done) = deferred::begin::<B>() else {
-            return O::wrap(on_stream::<B, _>(|| run(inputs.plain())), name, &mut forms.iter());
+            let plain = on_stream::<B, _>(|| run(inputs.plain()));
+            return O::wrap(as_said::<B, O>(plain, name, &forms));
         };
         let mut frame = CallFrame::<B>::open(name);
         let slots = inputs.take(&mut frame);
-        let device = frame.device.clone();
-        let device =
-            device.unwrap_or_else(|| panic!("custom operation `{name}` has an input tensor"));
-        let (promised, outputs) = O::promise(&mut forms.iter(), &device, &mut frame);
+        assert!(frame.device.is_some(), "custom operation `{name}` has an input tensor");
         let said = forms.clone();
-        frame.close_custom(self.parameters.join(", "), forms, self.workspace, move |frame| {
-            let plain = run(I::fetch(slots, frame));
-            O::store(outputs, plain, name, &mut said.iter(), frame);
-        });
-        promised
+        let run = move |frame: &mut Frame<'_, B>| {
+            as_said::<B, O>(run(I::fetch(slots, frame)), name, &said)
+        };
+        let parameters = self.parameters.join(", ");
+        frame.close_custom(&parameters, &forms, self.workspace, once::<B, O>(run))
     }
 }
 
@@ -166,86 +165,42 @@ pub trait CustomInputs<B: Backend> {
 }
 
 /// The results of a [`CustomOp`]. Implemented for a tensor of `Lazy<B>` and for tuples of two to
-/// four.
-pub trait CustomResults<B: Backend>: Sized {
+/// four. `Plain` is what the backend returns.
+pub trait CustomResults<B: Backend>: Returned<B> {
     /// The shape and element type of each.
     type Forms;
-    /// What the backend returns.
-    type Plain;
-    #[doc(hidden)]
-    type Slots: Send + 'static;
 
     #[doc(hidden)]
     fn list(forms: Self::Forms) -> Vec<Form>;
     #[doc(hidden)]
-    fn wrap(plain: Self::Plain, name: &str, forms: &mut Forms<'_>) -> Self;
-    #[doc(hidden)]
-    fn promise(
-        forms: &mut Forms<'_>,
-        device: &B::Device,
-        frame: &mut CallFrame<B>,
-    ) -> (Self, Self::Slots);
-    #[doc(hidden)]
-    fn store(
-        slots: Self::Slots,
-        plain: Self::Plain,
-        name: &str,
-        forms: &mut Forms<'_>,
-        frame: &mut Frame<'_, B>,
-    );
+    fn forms(plain: &Self::Plain) -> Self::Forms;
 }
 
-type Forms<'a> = std::slice::Iter<'a, Form>;
+macro_rules! inputs {
+    ($($tensors:ty: $plain:ty, $slots:ty;)*) => {$(
+        impl<B: Backend, K: Kind<B>> CustomInputs<B> for $tensors {
+            type Plain = $plain;
+            type Slots = $slots;
 
-impl<B: Backend, K: Kind<B>> CustomInputs<B> for LazyTensor<B, K> {
-    type Plain = K::Primitive;
-    type Slots = u32;
+            fn plain(self) -> Self::Plain {
+                Argument::plain(self)
+            }
 
-    fn plain(self) -> Self::Plain {
-        self.into_inner()
-    }
+            fn take(self, frame: &mut CallFrame<B>) -> Self::Slots {
+                Argument::take(self, frame)
+            }
 
-    fn take(self, frame: &mut CallFrame<B>) -> u32 {
-        frame.input(self).number
-    }
-
-    fn fetch(slot: u32, frame: &mut Frame<'_, B>) -> Self::Plain {
-        K::restore(frame.fetch(slot))
-    }
+            fn fetch(slots: Self::Slots, frame: &mut Frame<'_, B>) -> Self::Plain {
+                slots.fetch(frame)
+            }
+        }
+    )*};
 }
 
-impl<B: Backend, K: Kind<B>> CustomInputs<B> for Option<LazyTensor<B, K>> {
-    type Plain = Option<K::Primitive>;
-    type Slots = Option<u32>;
-
-    fn plain(self) -> Self::Plain {
-        self.map(LazyTensor::into_inner)
-    }
-
-    fn take(self, frame: &mut CallFrame<B>) -> Self::Slots {
-        self.map(|tensor| tensor.take(frame))
-    }
-
-    fn fetch(slot: Self::Slots, frame: &mut Frame<'_, B>) -> Self::Plain {
-        slot.map(|slot| K::restore(frame.fetch(slot)))
-    }
-}
-
-impl<B: Backend, K: Kind<B>> CustomInputs<B> for Vec<LazyTensor<B, K>> {
-    type Plain = Vec<K::Primitive>;
-    type Slots = Vec<u32>;
-
-    fn plain(self) -> Self::Plain {
-        self.into_iter().map(LazyTensor::into_inner).collect()
-    }
-
-    fn take(self, frame: &mut CallFrame<B>) -> Self::Slots {
-        self.into_iter().map(|tensor| tensor.take(frame)).collect()
-    }
-
-    fn fetch(slots: Self::Slots, frame: &mut Frame<'_, B>) -> Self::Plain {
-        slots.into_iter().map(|slot| K::restore(frame.fetch(slot))).collect()
-    }
+inputs! {
+    LazyTensor<B, K>: K::Primitive, TensorSlot<K>;
+    Option<LazyTensor<B, K>>: Option<K::Primitive>, Option<TensorSlot<K>>;
+    Vec<LazyTensor<B, K>>: Vec<K::Primitive>, Many<TensorSlot<K>>;
 }
 
 macro_rules! tuples_of_inputs {
@@ -282,29 +237,13 @@ tuples_of_inputs! {
 
 impl<B: Backend, K: Kind<B>> CustomResults<B> for LazyTensor<B, K> {
     type Forms = Form;
-    type Plain = K::Primitive;
-    type Slots = u32;
 
     fn list(form: Form) -> Vec<Form> {
         vec![form]
     }
 
-    fn wrap(plain: Self::Plain, name: &str, forms: &mut Forms<'_>) -> Self {
-        Self::new(as_said(plain, name, forms))
-    }
-
-    fn promise(forms: &mut Forms<'_>, device: &B::Device, frame: &mut CallFrame<B>) -> (Self, u32) {
-        frame.promise(next(forms).clone(), device.clone())
-    }
-
-    fn store(
-        slot: u32,
-        plain: Self::Plain,
-        name: &str,
-        forms: &mut Forms<'_>,
-        frame: &mut Frame<'_, B>,
-    ) {
-        frame.store(slot, K::erase(as_said(plain, name, forms)));
+    fn forms(plain: &Self::Plain) -> Form {
+        (plain.shape(), plain.dtype())
     }
 }
 
@@ -312,34 +251,13 @@ macro_rules! tuples_of_results {
     ($(($($name:ident $at:tt),+))*) => {$(
         impl<B: Backend, $($name: CustomResults<B>),+> CustomResults<B> for ($($name,)+) {
             type Forms = ($($name::Forms,)+);
-            type Plain = ($($name::Plain,)+);
-            type Slots = ($($name::Slots,)+);
 
             fn list(forms: Self::Forms) -> Vec<Form> {
                 [$($name::list(forms.$at)),+].concat()
             }
 
-            fn wrap(plain: Self::Plain, name: &str, forms: &mut Forms<'_>) -> Self {
-                ($($name::wrap(plain.$at, name, forms),)+)
-            }
-
-            fn promise(
-                forms: &mut Forms<'_>,
-                device: &B::Device,
-                frame: &mut CallFrame<B>,
-            ) -> (Self, Self::Slots) {
-                let promised = ($($name::promise(forms, device, frame),)+);
-                (($(promised.$at.0,)+), ($(promised.$at.1,)+))
-            }
-
-            fn store(
-                slots: Self::Slots,
-                plain: Self::Plain,
-                name: &str,
-                forms: &mut Forms<'_>,
-                frame: &mut Frame<'_, B>,
-            ) {
-                $($name::store(slots.$at, plain.$at, name, forms, frame);)+
+            fn forms(plain: &Self::Plain) -> Self::Forms {
+                ($($name::forms(&plain.$at),)+)
             }
         }
     )*};
@@ -351,19 +269,20 @@ tuples_of_results! {
     (O0 0, O1 1, O2 2, O3 3)
 }
 
-fn next<'a>(forms: &mut Forms<'a>) -> &'a Form {
-    forms.next().expect("each result has a form")
-}
-
-/// Checks that a result has the stated form, and returns it.
-fn as_said<T: TensorMetadata>(plain: T, name: &str, forms: &mut Forms<'_>) -> T {
-    let (shape, dtype) = next(forms);
-    assert!(
-        plain.shape() == *shape && plain.dtype() == *dtype,
-        "custom operation `{name}` was said to give {:?} {dtype:?}, and gave {:?} {:?}",
-        shape.as_slice(),
-        plain.shape().as_slice(),
-        plain.dtype(),
-    );
+/// Checks that results have the stated forms, and returns them.
+fn as_said<B: Backend, O: CustomResults<B>>(
+    plain: O::Plain,
+    name: &str,
+    said: &[Form],
+) -> O::Plain {
+    for ((shape, dtype), given) in said.iter().zip(O::list(O::forms(&plain))) {
+        assert!(
+            given.0 == *shape && given.1 == *dtype,
+            "custom operation `{name}` was said to give {:?} {dtype:?}, and gave {:?} {:?}",
+            shape.as_slice(),
+            given.0.as_slice(),
+            given.1,
+        );
+    }
     plain
 }

@@ -49,6 +49,8 @@ mod answers;
 mod ladder;
 mod split;
 
+#[doc(hidden)]
+pub mod checker;
 mod error;
 mod outcome;
 

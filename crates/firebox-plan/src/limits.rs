@@ -20,8 +20,8 @@ impl Limit {
     }
 }
 
-/// Files that may hold a limit. The lowest limit applies: above `memory.high` the kernel throttles a
-/// process until it hardly runs.
+/// Files that may hold a limit. The lowest limit applies: above `memory.high` the kernel throttles
+/// a process until it hardly runs.
 const LIMITS: [&str; 2] = ["memory.max", "memory.high"];
 
 /// The limits of this process's control group and of all groups above it.

@@ -172,32 +172,3 @@ impl Need {
             .sum()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_largest_holding_is_not_an_empty_one() {
-        let need = Need::exact(Bytes::mib(1)).holding("inputs", Role::Inputs, Bytes::ZERO);
-        assert_eq!(need.largest(), None);
-    }
-
-    #[test]
-    fn roles_add_up_over_holdings() {
-        let need = Need::heuristic(Bytes::mib(9))
-            .holding("parameters", Role::State, Bytes::mib(1))
-            .holding("activations", Role::Activations, Bytes::mib(5))
-            .holding("optimizer state", Role::State, Bytes::mib(2));
-        assert_eq!(need.held_by(Role::State), Bytes::mib(3));
-        assert_eq!(need.held_by(Role::Other), Bytes::ZERO);
-    }
-
-    #[test]
-    fn the_least_sure_estimate_is_the_largest() {
-        assert!(Estimate::Exact < Estimate::UpperBound);
-        assert!(Estimate::UpperBound < Estimate::Heuristic);
-        assert!(Estimate::Heuristic < Estimate::LowerBound);
-        assert_eq!(Estimate::UpperBound.to_string(), "upper bound");
-    }
-}

@@ -10,6 +10,7 @@ use std::ops::Range;
 use firebox_trace::{Bytes, Items};
 
 use crate::answers::Answers;
+use crate::checker::judge;
 use crate::error::{DoesNotFit, FixedDoesNotFit, PlanError};
 use crate::ladder::Ladder;
 use crate::need::{Accumulating, Need, Role};
@@ -26,6 +27,9 @@ const GUESSES: usize = 3;
 
 /// How many guesses may fail before the fewest items are asked for.
 const GUESSES_BEFORE_LEAST: usize = 2;
+
+/// Plans with more micro-batches than this are not judged: the checker looks at each.
+const MOST_JUDGED: usize = 1 << 20;
 
 /// Decides how many micro-batches to split `batch` into so that each fits `budget`.
 ///
@@ -160,7 +164,11 @@ pub fn plan_at_once<E>(
         Sizing::Fixed(size) => search.fixed(size.get())?,
         Sizing::Whole => search.whole()?,
     };
-    Ok(Plan::new(batch, budget, split, search.answers.into_known()))
+    let plan = Plan::new(batch, budget, split, search.answers.into_known());
+    if cfg!(debug_assertions) && plan.len() <= MOST_JUDGED {
+        assert_eq!(judge(&plan, options.sizing), Ok(()), "the planner made a wrong plan: {plan}");
+    }
+    Ok(plan)
 }
 
 /// One search: its goal, and the footprints known so far.

@@ -6,6 +6,7 @@ mod checker;
 use std::collections::HashSet;
 use std::convert::Infallible;
 
+use firebox_plan::checker::check;
 use firebox_plan::{
     Accumulating, Need, Plan, PlanError, PlanOptions, Probing, Role, Sizing, Split, plan,
     plan_at_once,
@@ -13,7 +14,7 @@ use firebox_plan::{
 use firebox_trace::{Bytes, Items};
 use proptest::prelude::*;
 
-use crate::checker::{check, judged};
+use crate::checker::judged;
 
 /// A footprint in bytes.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 use crate::Lazy;
 use crate::kind::{Bool, Int};
 use crate::ops::{create, forward, into_data, move_to};
-use crate::record::call::CallFrame;
+use crate::record::call::{CallFrame, once};
 use crate::record::session;
 use crate::tensor::LazyTensor;
 use crate::threads::deferred;
@@ -69,7 +69,7 @@ impl<B: Backend> BoolTensorOps<Self> for Lazy<B> {
     }
 
     fn bool_to_device(tensor: BoolTensor<Self>, device: &Device<Self>) -> BoolTensor<Self> {
-        move_to!(bool_to_device, tensor, device)
+        move_to!(bool_to_device: Bool, tensor, device)
     }
 
     /// Inside a recording the tensor is read, because the number of results depends on its values.
@@ -110,7 +110,6 @@ fn argwhere_now<B: Backend>(
     tensor: LazyTensor<B, Bool>,
     out_dtype: IntDType,
 ) -> LazyTensor<B, Int> {
-    let device = tensor.device();
     let primitive = session::read(tensor.clone()).unwrap_or_else(|| {
         session::with::<B, _>(|session| session.unwind_refused());
         unreachable!("it was refused")
@@ -118,8 +117,6 @@ fn argwhere_now<B: Backend>(
     let indices = burn_std::future::block_on(B::bool_argwhere(primitive, out_dtype));
     let mut frame = CallFrame::<B>::open("bool_argwhere");
     frame.input(tensor);
-    let shape = (indices.shape(), indices.dtype());
-    let [described] = frame.describe_by_shape(String::new(), &device, [shape]);
-    let result: LazyTensor<B, Int> = frame.close_once(described, move |_| indices);
-    result
+    let form = (indices.shape(), indices.dtype());
+    frame.close_custom("", &[form], None, once::<B, LazyTensor<B, Int>>(move |_| indices))
 }

@@ -168,7 +168,7 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
     }
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
-        move_to!(float_to_device, tensor, device)
+        move_to!(float_to_device: Float, tensor, device)
     }
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -145,7 +145,7 @@ impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
     }
 
     fn int_to_device(tensor: IntTensor<Self>, device: &Device<Self>) -> IntTensor<Self> {
-        move_to!(int_to_device, tensor, device)
+        move_to!(int_to_device: Int, tensor, device)
     }
 
     create! {

@@ -47,32 +47,22 @@ macro_rules! forward {
 /// Methods that the describing router does not know, or knows only by reading values. Described by
 /// the shapes and element types of their results.
 macro_rules! by_shape {
-    ($(
-        fn $name:ident($first:ident: $first_ty:ty $(, $arg:ident: $ty:ty)*) -> $ret:ty => $shapes:expr;
-    )*) => {$(
-        fn $name($first: $first_ty $(, $arg: $ty)*) -> $ret {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty => $forms:expr;)*) => {$(
+        fn $name($($arg: $ty),*) -> $ret {
             let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
                 return <$ret as $crate::record::call::forms::Returned<B>>::wrap($crate::threads::streams::on_stream::<B, _>(|| {
-                    B::$name(
-                        <$first_ty as $crate::record::call::forms::Argument<B>>::plain($first)
-                        $(, <$ty as $crate::record::call::forms::Argument<B>>::plain($arg))*
-                    )
+                    B::$name($(<$ty as $crate::record::call::forms::Argument<B>>::plain($arg)),*)
                 }));
             };
-            let shapes = $shapes;
-            let device = $first.device();
-            let parameters = $crate::ops::parameters(&[$(&$crate::ops::Described(&$arg)),*]);
+            let forms = $forms;
+            let texts = [$(<$ty as $crate::record::call::forms::Argument<B>>::text(&$arg)),*];
+            let parameters = texts.into_iter().flatten().collect::<Vec<_>>().join(", ");
             let mut frame = $crate::record::call::CallFrame::<B>::open(stringify!($name));
-            let $first = <$first_ty as $crate::record::call::forms::Argument<B>>::take($first, &mut frame);
             $(let $arg = <$ty as $crate::record::call::forms::Argument<B>>::take($arg, &mut frame);)*
-            let described = frame.describe_by_shape(parameters, &device, shapes);
-            let described = $crate::ops::FromShapes::from_shapes(described);
-            frame.close::<$ret>(described, move |frame| {
-                B::$name(
-                    $crate::record::call::forms::Slot::<B>::fetch(&$first, frame)
-                    $(, $crate::record::call::forms::Slot::<B>::fetch(&$arg, frame))*
-                )
-            })
+            let run = $crate::record::call::again::<B, $ret>(move |frame| {
+                B::$name($($crate::record::call::forms::Slot::<B>::fetch(&$arg, frame)),*)
+            });
+            frame.close_custom(&parameters, &forms, None, run)
         }
     )*};
 }
@@ -132,7 +122,7 @@ macro_rules! into_data {
 
 /// Moves a tensor to a device. Records nothing if the tensor is already there.
 macro_rules! move_to {
-    ($name:ident, $tensor:ident, $device:ident) => {{
+    ($name:ident: $kind:ident, $tensor:ident, $device:ident) => {{
         if $crate::threads::deferred::is_later::<B>() && &$tensor.device() == $device {
             return $tensor;
         }
@@ -141,17 +131,18 @@ macro_rules! move_to {
                 || B::$name($tensor.into_inner(), $device),
             ));
         };
-        let shape = (
+        let form = (
             burn_backend::TensorMetadata::shape(&$tensor),
             burn_backend::TensorMetadata::dtype(&$tensor),
         );
         let mut frame = $crate::record::call::CallFrame::<B>::open(stringify!($name));
         let slot = frame.input($tensor);
-        let [described] = frame.describe_by_shape(String::new(), $device, [shape]);
         let $device = $device.clone();
-        frame.close(described, move |frame| {
+        frame.device = Some($device.clone());
+        let run = $crate::record::call::again::<B, $crate::LazyTensor<B, $kind>>(move |frame| {
             B::$name($crate::record::call::forms::Slot::<B>::fetch(&slot, frame), &$device)
-        })
+        });
+        frame.close_custom("", &[form], None, run)
     }};
 }
 
@@ -160,64 +151,3 @@ use create;
 use forward;
 use into_data;
 use move_to;
-
-/// A parameter of a call, as its description shows it. Tensors are left out, because the trace
-/// shows them.
-struct Described<'a, T>(&'a T);
-
-/// A [`Described`] without its type.
-trait Show {
-    fn show(&self) -> Option<String>;
-}
-
-impl<T: Parameter> Show for Described<'_, T> {
-    fn show(&self) -> Option<String> {
-        self.0.text()
-    }
-}
-
-/// An argument of a method that is described by the shapes of its results.
-trait Parameter {
-    fn text(&self) -> Option<String>;
-}
-
-macro_rules! parameter {
-    ($($ty:ty),*) => {$(
-        impl Parameter for $ty {
-            fn text(&self) -> Option<String> {
-                Some(format!("{self:?}"))
-            }
-        }
-    )*};
-}
-
-parameter!(bool, usize, Option<usize>, burn_std::IntDType, burn_backend::ops::GridSampleOptions);
-
-impl<B: burn_backend::Backend, K: crate::kind::Kind<B>> Parameter for crate::LazyTensor<B, K> {
-    fn text(&self) -> Option<String> {
-        None
-    }
-}
-
-fn parameters(parameters: &[&dyn Show]) -> String {
-    parameters.iter().filter_map(|parameter| parameter.show()).collect::<Vec<_>>().join(", ")
-}
-
-/// Turns the list of a call's described tensors into the described results.
-trait FromShapes<B: burn_backend::Backend, const N: usize> {
-    fn from_shapes(described: [crate::record::describe::Described<B>; N]) -> Self;
-}
-
-impl<B: burn_backend::Backend> FromShapes<B, 1> for crate::record::describe::Described<B> {
-    fn from_shapes([described]: [crate::record::describe::Described<B>; 1]) -> Self {
-        described
-    }
-}
-
-impl<B: burn_backend::Backend> FromShapes<B, 2>
-    for (crate::record::describe::Described<B>, crate::record::describe::Described<B>)
-{
-    fn from_shapes([first, second]: [crate::record::describe::Described<B>; 2]) -> Self {
-        (first, second)
-    }
-}

@@ -52,14 +52,17 @@ fn session<B: Backend, R>(f: impl FnOnce(&mut Session<B>) -> R) -> R {
 }
 
 /// The instruction of a call that may run again.
-fn again<B: Backend, R: Returned<B>>(
-    slots: R::Slots,
+pub(crate) fn again<B: Backend, R: Returned<B>>(
     run: impl Fn(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
-) -> Instruction<B> {
-    Instruction::Call(Box::new(move |frame: &mut Frame<'_, B>| {
-        let plain = run(frame);
-        R::store(slots, plain, frame);
-    }))
+) -> impl FnOnce(R::Slots) -> Instruction<B> {
+    |slots| Instruction::Call(Box::new(move |frame| R::store(slots, run(frame), frame)))
+}
+
+/// The instruction of a call that runs once.
+pub(crate) fn once<B: Backend, R: Returned<B>>(
+    run: impl FnOnce(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
+) -> impl FnOnce(R::Slots) -> Instruction<B> {
+    |slots| Instruction::Once(Box::new(move |frame| R::store(slots, run(frame), frame)))
 }
 
 impl<B: Backend> CallFrame<B> {
@@ -141,12 +144,9 @@ impl<B: Backend> CallFrame<B> {
         described
     }
 
-    /// Adds a described tensor as the next output. Returns its position as well.
-    pub(crate) fn output<K: Kind<B>>(
-        &mut self,
-        described: Described<B>,
-    ) -> (LazyTensor<B, K>, u32) {
-        let device = described.client.device.clone();
+    /// Notes a described tensor as the next result.
+    pub(crate) fn output(&mut self, described: Described<B>) {
+        self.device.get_or_insert_with(|| described.client.device.clone());
         let mut ir = described.into_ir();
         if ir.id.value() < self.inputs.len() as u64 {
             // The description returns an input unchanged. The result is a tensor of its own all the
@@ -159,16 +159,12 @@ impl<B: Backend> CallFrame<B> {
             });
         }
         self.local_outputs.push(ir.id.value());
-        self.results.push(Some((ir.shape.clone(), ir.dtype)));
-        self.promise((ir.shape, ir.dtype), device)
+        self.results.push(Some((ir.shape, ir.dtype)));
     }
 
     /// Adds a new tensor as the next output. Returns its position as well.
-    pub(crate) fn promise<K: Kind<B>>(
-        &mut self,
-        form: Form,
-        device: B::Device,
-    ) -> (LazyTensor<B, K>, u32) {
+    pub(crate) fn promise<K: Kind<B>>(&mut self, form: Form) -> (LazyTensor<B, K>, u32) {
+        let device = self.device.clone().expect("a call has an input, or names a device");
         let (tensor, index) = session::<B, _>(|session| session.promise(form, device, self.name));
         self.outputs.push(index);
         (tensor, self.outputs.len() as u32 - 1)
@@ -176,150 +172,89 @@ impl<B: Backend> CallFrame<B> {
 
     /// Ends a described call. `run` will run it on the backend.
     pub(crate) fn close<R: Returned<B>>(
-        self,
+        mut self,
         described: R::Described,
         run: impl Fn(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
     ) -> R {
-        self.close_with::<R>(described, |slots| again::<B, R>(slots, run))
-    }
-
-    /// Ends a described call that runs once, because its result comes of a read.
-    pub(crate) fn close_once<R: Returned<B>>(
-        self,
-        described: R::Described,
-        run: impl FnOnce(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
-    ) -> R {
-        self.close_with::<R>(described, |slots| {
-            Instruction::Once(Box::new(move |frame: &mut Frame<'_, B>| {
-                let plain = run(frame);
-                R::store(slots, plain, frame);
-            }))
-        })
-    }
-
-    fn close_with<R: Returned<B>>(
-        mut self,
-        described: R::Described,
-        instruction: impl FnOnce(R::Slots) -> Instruction<B>,
-    ) -> R {
-        let (result, slots) = R::adopt(described, &mut self);
-        session::<B, _>(|session| {
-            session.place_described(&self.local_outputs, &self.outputs);
-            let description = session.close_call(std::mem::take(&mut self.local_outputs));
+        R::adopt(described, &mut self);
+        let results = std::mem::take(&mut self.results);
+        let description = session::<B, _>(|session| {
+            let description = session.close_call(self.local_outputs.clone());
             if self.looked_up {
-                let known = Arc::new(self.remembered(session, description));
+                let known = Arc::new(Known {
+                    name: self.name,
+                    inputs: self.forms_of_inputs(session),
+                    description: session.trace.descriptions[description.0 as usize].clone(),
+                    results: results.clone(),
+                });
                 session.remember_call(self.signature.finish(), description, known);
             }
-            self.finish(session, description, instruction(slots));
+            description
         });
-        drop(self.shared);
-        result
-    }
-
-    fn remembered(&mut self, session: &Session<B>, description: DescriptionIndex) -> Known {
-        Known {
-            name: self.name,
-            inputs: self.forms_of_inputs(session),
-            description: session.trace.descriptions[description.0 as usize].clone(),
-            results: std::mem::take(&mut self.results),
-        }
+        self.finish(description, &results, again::<B, R>(run))
     }
 
     /// Ends a known call.
     pub(crate) fn close_known<R: Returned<B>>(
-        mut self,
+        self,
         (description, known): (DescriptionIndex, Arc<Known>),
         run: impl Fn(&mut Frame<'_, B>) -> R::Plain + Send + 'static,
     ) -> R {
-        let (result, slots) = R::promise(&mut known.results.iter(), &mut self);
-        let instruction = again::<B, R>(slots, run);
-        session::<B, _>(|session| self.finish(session, description, instruction));
-        result
+        self.finish(description, &known.results, again::<B, R>(run))
     }
 
-    fn finish(
-        &mut self,
-        session: &mut Session<B>,
+    /// Ends a call that burn-ir has no operation for, described by the forms of its results.
+    /// `workspace` is what it takes while it runs, if known.
+    pub(crate) fn close_custom<R: Returned<B>>(
+        self,
+        parameters: &str,
+        outputs: &[Form],
+        workspace: Option<Bytes>,
+        instruction: impl FnOnce(R::Slots) -> Instruction<B>,
+    ) -> R {
+        let description = session::<B, _>(|session| {
+            let inputs = self.forms_of_inputs(session).into_iter().zip(0..);
+            let inputs = inputs.map(|(((shape, dtype), last), number)| TensorIr {
+                id: TensorId::new(number),
+                shape,
+                status: if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly },
+                dtype,
+            });
+            let outputs = outputs.iter().zip(self.inputs.len() as u64..);
+            let outputs: Vec<_> = outputs
+                .map(|((shape, dtype), number)| {
+                    TensorIr::uninit(TensorId::new(number), shape.clone(), *dtype)
+                })
+                .collect();
+            let numbers = outputs.iter().map(|output| output.id.value()).collect();
+            let id = format!("{}({parameters})", self.name);
+            let operation = CustomOpIr { id, inputs: inputs.collect(), outputs };
+            let operations = vec![OperationIr::Custom(operation)];
+            session.share(Description { operations, outputs: numbers, workspace })
+        });
+        let results: Vec<_> = outputs.iter().cloned().map(Some).collect();
+        self.finish(description, &results, instruction)
+    }
+
+    /// Promises the results and adds the call to the session.
+    fn finish<R: Returned<B>>(
+        mut self,
         description: DescriptionIndex,
-        instruction: Instruction<B>,
-    ) {
-        let call = Call {
-            name: self.name.into(),
-            inputs: std::mem::take(&mut self.inputs),
-            outputs: std::mem::take(&mut self.outputs),
-            description,
-        };
-        session.push_call(call, instruction);
+        results: &[Option<Form>],
+        instruction: impl FnOnce(R::Slots) -> Instruction<B>,
+    ) -> R {
+        let (result, slots) = R::promise(&mut results.iter(), &mut self);
+        let Self { name, inputs, outputs, local_outputs, .. } = self;
+        session::<B, _>(|session| {
+            session.place_described(&local_outputs, &outputs);
+            let call = Call { name: name.into(), inputs, outputs, description };
+            session.push_call(call, instruction(slots));
+        });
+        result
     }
 
     fn forms_of_inputs(&self, session: &Session<B>) -> Vec<(Form, bool)> {
         let inputs = self.inputs.iter();
         inputs.map(|input| (session.form(input.tensor), input.last)).collect()
-    }
-
-    /// Ends a call of the user's own, which runs once. `workspace` is what it takes while it runs,
-    /// if known.
-    pub(crate) fn close_custom(
-        self,
-        parameters: String,
-        outputs: Vec<Form>,
-        workspace: Option<Bytes>,
-        run: impl FnOnce(&mut Frame<'_, B>) + Send + 'static,
-    ) {
-        self.describe();
-        session::<B, _>(|session| {
-            let operation = self.custom(session, &parameters, outputs);
-            let outputs = operation.outputs.iter().map(|output| output.id.value()).collect();
-            let operations = vec![OperationIr::Custom(operation)];
-            let description = session.share(Description { operations, outputs, workspace });
-            let Self { name, inputs, outputs, .. } = self;
-            let call = Call { name: name.into(), inputs, outputs, description };
-            session.push_call(call, Instruction::Once(Box::new(run)));
-        });
-    }
-
-    /// The call as an operation that burn-ir does not have.
-    fn custom(
-        &self,
-        session: &mut Session<B>,
-        parameters: &str,
-        outputs: impl IntoIterator<Item = Form>,
-    ) -> CustomOpIr {
-        let inputs = self.forms_of_inputs(session).into_iter().enumerate();
-        let inputs = inputs.map(|(number, ((shape, dtype), last))| TensorIr {
-            id: TensorId::new(number as u64),
-            shape,
-            status: if last { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly },
-            dtype,
-        });
-        let outputs = outputs.into_iter().map(|(shape, dtype)| {
-            let id = session.next_local();
-            TensorIr::uninit(id, shape, dtype)
-        });
-        CustomOpIr {
-            id: format!("{}({parameters})", self.name),
-            inputs: inputs.collect(),
-            outputs: outputs.collect(),
-        }
-    }
-
-    /// Describes a call that burn-ir has no operation for by the shapes of its results.
-    pub(crate) fn describe_by_shape<const N: usize>(
-        &mut self,
-        parameters: String,
-        device: &B::Device,
-        outputs: [Form; N],
-    ) -> [Described<B>; N] {
-        self.describe();
-        let outputs = session::<B, _>(|session| {
-            let operation = self.custom(session, &parameters, outputs);
-            let outputs = operation.outputs.clone();
-            session.describe(OperationIr::Custom(operation));
-            outputs
-        });
-        let outputs: [TensorIr; N] = outputs.try_into().expect("as many as were given");
-        outputs.map(|ir| {
-            Described::new(ir.id, ir.shape, ir.dtype, DescriptionClient::new(device.clone()))
-        })
     }
 }

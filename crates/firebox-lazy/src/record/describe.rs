@@ -21,7 +21,7 @@ pub(crate) type Describer<B> = BackendRouter<Description<B>>;
 pub(crate) type Described<B> = RouterTensor<DescriptionClient<B>>;
 
 /// The channel of the describing router.
-pub(crate) struct Description<B: Backend>(PhantomData<B>);
+pub struct Description<B: Backend>(PhantomData<B>);
 
 impl<B: Backend> Clone for Description<B> {
     fn clone(&self) -> Self {
@@ -30,7 +30,7 @@ impl<B: Backend> Clone for Description<B> {
 }
 
 /// The client of the describing router. Writes into the session of its thread.
-pub(crate) struct DescriptionClient<B: Backend> {
+pub struct DescriptionClient<B: Backend> {
     pub(crate) device: B::Device,
 }
 
@@ -129,7 +129,7 @@ impl<B: Backend> RunnerChannel for Description<B> {
 }
 
 /// The bridge that the router requires. A description never crosses it.
-pub(crate) struct NoBridge<B: Backend>(PhantomData<B>);
+pub struct NoBridge<B: Backend>(PhantomData<B>);
 
 impl<B: Backend> MultiBackendBridge for NoBridge<B> {
     type TensorHandle = ();

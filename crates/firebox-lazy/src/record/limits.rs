@@ -26,12 +26,12 @@ pub const HOST_BYTES_PER_CALL: Bytes = Bytes::new(416);
 
 /// The host memory of the descriptions of `trace`. Heuristic.
 ///
-/// Counts them twice: in the trace, and among the calls that the thread remembers for the next
-/// step.
+/// Counts them three times: in the trace, among the calls that the thread remembers for the next
+/// step, and as much for those of earlier recordings of other sizes.
 pub fn host_bytes_of_descriptions(trace: &Trace) -> Bytes {
     const REST: usize = 512;
     let operations = |description: &Description| description.operations.len();
-    let bytes = |count: usize| 2 * (count * size_of::<OperationIr>() + REST) as u64;
+    let bytes = |count: usize| 3 * (count * size_of::<OperationIr>() + REST) as u64;
     Bytes::new(trace.descriptions.iter().map(operations).map(bytes).sum())
 }
 

@@ -4,6 +4,7 @@
 //! router takes) and a *slot* (what the program keeps until it runs). Every result has the same
 //! three. `call.rs` is generic over them.
 
+use std::fmt::Debug;
 use std::ops::Range;
 
 use burn_backend::ops::{
@@ -33,6 +34,10 @@ pub(crate) trait Argument<B: Backend> {
     type Slot: Slot<B> + Send + 'static;
 
     fn plain(self) -> Self::Plain;
+    /// The argument in the name of an operation that burn-ir does not have. `None` for tensors.
+    fn text(&self) -> Option<String> {
+        None
+    }
     fn take(self, frame: &mut CallFrame<B>) -> Self::Slot;
     fn describe<'a>(slot: &'a Self::Slot, frame: &mut CallFrame<B>) -> Self::Described<'a>;
 }
@@ -48,7 +53,7 @@ pub(crate) trait Slot<B: Backend> {
 }
 
 /// A result of a backend method.
-pub(crate) trait Returned<B: Backend>: Sized {
+pub trait Returned<B: Backend>: Sized {
     /// What the backend returns.
     type Plain;
     /// What the describing router returns.
@@ -57,16 +62,16 @@ pub(crate) trait Returned<B: Backend>: Sized {
     type Slots: Copy + Send + 'static;
 
     fn wrap(plain: Self::Plain) -> Self;
-    fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots);
+    fn adopt(described: Self::Described, frame: &mut CallFrame<B>);
     fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots);
     fn store(slots: Self::Slots, plain: Self::Plain, frame: &mut Frame<'_, B>);
 }
 
-/// The forms of the results of a known call.
-pub(crate) type Results<'a> = std::slice::Iter<'a, Option<Form>>;
+/// The forms of the results of a call, in order. `None` for one that the call does not make.
+pub type Results<'a> = std::slice::Iter<'a, Option<Form>>;
 
 /// The slot of a tensor.
-pub(crate) struct TensorSlot<K> {
+pub struct TensorSlot<K> {
     /// The tensor's position among the inputs.
     pub(crate) number: u32,
     pub(crate) kind: std::marker::PhantomData<fn() -> K>,
@@ -145,7 +150,7 @@ impl<B: Backend, K: Kind<B>> Argument<B> for Vec<LazyTensor<B, K>> {
 }
 
 /// The slots of several tensors.
-pub(crate) struct Many<S>(Vec<S>);
+pub struct Many<S>(Vec<S>);
 
 impl<B: Backend, K: Kind<B>> Slot<B> for Many<TensorSlot<K>> {
     type Plain<'a> = Vec<K::Primitive>;
@@ -155,13 +160,17 @@ impl<B: Backend, K: Kind<B>> Slot<B> for Many<TensorSlot<K>> {
     }
 }
 
-impl<'s, B: Backend, T: Clone + Sign + Send + 'static> Argument<B> for &'s [T] {
+impl<'s, B: Backend, T: Clone + Debug + Sign + Send + 'static> Argument<B> for &'s [T] {
     type Plain = &'s [T];
     type Described<'a> = &'a [T];
     type Slot = Vec<T>;
 
     fn plain(self) -> Self::Plain {
         self
+    }
+
+    fn text(&self) -> Option<String> {
+        Some(format!("{self:?}"))
     }
 
     fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
@@ -202,6 +211,10 @@ macro_rules! parameters {
 
             fn plain(self) -> Self {
                 self
+            }
+
+            fn text(&self) -> Option<String> {
+                Some(format!("{self:?}"))
             }
 
             fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
@@ -252,14 +265,12 @@ impl<B: Backend, K: Kind<B>> Returned<B> for LazyTensor<B, K> {
         Self::new(plain)
     }
 
-    fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
-        frame.output(described)
+    fn adopt(described: Self::Described, frame: &mut CallFrame<B>) {
+        frame.output(described);
     }
 
     fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
-        let form = results.next().cloned().flatten().expect("the call makes this result");
-        let device = frame.device.clone().expect("a known call has an input");
-        frame.promise(form, device)
+        frame.promise(results.next().cloned().flatten().expect("the call makes this result"))
     }
 
     fn store(slot: Self::Slots, plain: Self::Plain, frame: &mut Frame<'_, B>) {
@@ -276,17 +287,15 @@ impl<B: Backend, K: Kind<B>> Returned<B> for Option<LazyTensor<B, K>> {
         plain.map(LazyTensor::new)
     }
 
-    fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
-        if described.is_none() {
-            frame.results.push(None);
+    fn adopt(described: Self::Described, frame: &mut CallFrame<B>) {
+        match described {
+            Some(described) => frame.output(described),
+            None => frame.results.push(None),
         }
-        described.map(|described| frame.output(described)).unzip()
     }
 
     fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
-        let form = results.next().expect("the call may make this result").clone();
-        let device = frame.device.clone().expect("a known call has an input");
-        form.map(|form| frame.promise(form, device)).unzip()
+        results.next().cloned().flatten().map(|form| frame.promise(form)).unzip()
     }
 
     fn store(slots: Self::Slots, plain: Self::Plain, frame: &mut Frame<'_, B>) {
@@ -296,31 +305,37 @@ impl<B: Backend, K: Kind<B>> Returned<B> for Option<LazyTensor<B, K>> {
     }
 }
 
-impl<B: Backend, R1: Returned<B>, R2: Returned<B>> Returned<B> for (R1, R2) {
-    type Plain = (R1::Plain, R2::Plain);
-    type Described = (R1::Described, R2::Described);
-    type Slots = (R1::Slots, R2::Slots);
+macro_rules! returned_tuples {
+    ($(($($name:ident $at:tt),+))*) => {$(
+        impl<B: Backend, $($name: Returned<B>),+> Returned<B> for ($($name,)+) {
+            type Plain = ($($name::Plain,)+);
+            type Described = ($($name::Described,)+);
+            type Slots = ($($name::Slots,)+);
 
-    fn wrap(plain: Self::Plain) -> Self {
-        (R1::wrap(plain.0), R2::wrap(plain.1))
-    }
+            fn wrap(plain: Self::Plain) -> Self {
+                ($($name::wrap(plain.$at),)+)
+            }
 
-    fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
-        let (first, first_slots) = R1::adopt(described.0, frame);
-        let (second, second_slots) = R2::adopt(described.1, frame);
-        ((first, second), (first_slots, second_slots))
-    }
+            fn adopt(described: Self::Described, frame: &mut CallFrame<B>) {
+                $($name::adopt(described.$at, frame);)+
+            }
 
-    fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
-        let (first, first_slots) = R1::promise(results, frame);
-        let (second, second_slots) = R2::promise(results, frame);
-        ((first, second), (first_slots, second_slots))
-    }
+            fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
+                let promised = ($($name::promise(results, frame),)+);
+                (($(promised.$at.0,)+), ($(promised.$at.1,)+))
+            }
 
-    fn store(slots: Self::Slots, plain: Self::Plain, frame: &mut Frame<'_, B>) {
-        R1::store(slots.0, plain.0, frame);
-        R2::store(slots.1, plain.1, frame);
-    }
+            fn store(slots: Self::Slots, plain: Self::Plain, frame: &mut Frame<'_, B>) {
+                $($name::store(slots.$at, plain.$at, frame);)+
+            }
+        }
+    )*};
+}
+
+returned_tuples! {
+    (R0 0, R1 1)
+    (R0 0, R1 1, R2 2)
+    (R0 0, R1 1, R2 2, R3 3)
 }
 
 /// Results that burn returns as a struct.
@@ -335,9 +350,8 @@ macro_rules! returned_struct {
                 Self { $($field: Returned::<B>::wrap(plain.$field)),* }
             }
 
-            fn adopt(described: Self::Described, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
-                $(let $field = <$returned as Returned<B>>::adopt(described.$field, frame);)*
-                (Self { $($field: $field.0),* }, ($($field.1,)*))
+            fn adopt(described: Self::Described, frame: &mut CallFrame<B>) {
+                $(<$returned as Returned<B>>::adopt(described.$field, frame);)*
             }
 
             fn promise(results: &mut Results<'_>, frame: &mut CallFrame<B>) -> (Self, Self::Slots) {
