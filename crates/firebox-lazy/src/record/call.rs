@@ -31,7 +31,7 @@ pub struct CallFrame<B: Backend> {
     name: &'static str,
     inputs: SmallVec<[Use; 2]>,
     outputs: SmallVec<[TensorIndex; 2]>,
-    /// The device of the first input.
+    /// The device of the results. That of the first input, unless another one is set.
     pub(crate) device: Option<B::Device>,
     /// The hash of the backend, the method, its parameters, and the shapes, element types and
     /// ownership of its inputs.

@@ -4,7 +4,6 @@
 //! results. Here it is used for nothing else. The channel below executes nothing, and its client
 //! writes the operations into the session of the thread.
 
-use std::fmt;
 use std::marker::PhantomData;
 
 use burn_backend::{Backend, DType, DTypeUsageSet, ExecutionError, Shape, TensorData};
@@ -21,15 +20,11 @@ pub(crate) type Describer<B> = BackendRouter<Description<B>>;
 pub(crate) type Described<B> = RouterTensor<DescriptionClient<B>>;
 
 /// The channel of the describing router.
+#[derive(Clone)]
 pub struct Description<B: Backend>(PhantomData<B>);
 
-impl<B: Backend> Clone for Description<B> {
-    fn clone(&self) -> Self {
-        Self(PhantomData)
-    }
-}
-
 /// The client of the describing router. Writes into the session of its thread.
+#[derive(Clone, Debug)]
 pub struct DescriptionClient<B: Backend> {
     pub(crate) device: B::Device,
 }
@@ -37,18 +32,6 @@ pub struct DescriptionClient<B: Backend> {
 impl<B: Backend> DescriptionClient<B> {
     pub(crate) fn new(device: B::Device) -> Self {
         Self { device }
-    }
-}
-
-impl<B: Backend> Clone for DescriptionClient<B> {
-    fn clone(&self) -> Self {
-        Self { device: self.device.clone() }
-    }
-}
-
-impl<B: Backend> fmt::Debug for DescriptionClient<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DescriptionClient").field("device", &self.device).finish()
     }
 }
 
