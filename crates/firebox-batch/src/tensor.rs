@@ -2,6 +2,11 @@
 
 use std::ops::Range;
 
+#[cfg(feature = "burn-0-21")]
+use burn_tensor::backend::Backend;
+#[cfg(feature = "burn-0-21")]
+use burn_tensor::{BasicOps, Tensor};
+
 use crate::{MicroBatch, MicroBatchError};
 
 /// A value whose items lie along a dimension named by the batch. `#[micro_batch(dim = ...)]`
@@ -43,57 +48,97 @@ pub trait SliceDim: Sized {
     fn dim_range(&self, dim: usize, range: Range<usize>) -> Self;
 }
 
-/// The impls for the tensors of one burn, of rank `D` and of any kind.
-macro_rules! tensors {
-    ($tensor:ty, [$($generics:tt)*]) => {
-        impl<$($generics)*> SliceDim for $tensor {
-            fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError> {
-                self.dims().get(dim).copied().ok_or(MicroBatchError::DimOutOfRank {
-                    owner: "Tensor",
-                    field: String::new(),
-                    dim,
-                    rank: D,
-                })
-            }
+#[cfg(feature = "burn-0-21")]
+impl<B, const D: usize, K> SliceDim for Tensor<B, D, K>
+where
+    B: Backend,
+    K: BasicOps<B>,
+{
+    fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError> {
+        items_along(&self.dims(), dim)
+    }
 
-            fn dim_range(&self, dim: usize, range: Range<usize>) -> Self {
-                let shape = self.dims();
-                assert!(dim < D, "dim {dim} is outside a tensor of shape {shape:?}: count from 0");
-                assert!(
-                    range.start <= range.end && range.end <= shape[dim],
-                    "items {range:?} are outside dim {dim} of a tensor of shape {shape:?}: take a range of `items()`"
-                );
-                if range == (0..shape[dim]) {
-                    self.clone()
-                } else {
-                    self.clone().slice_dim(dim, range)
-                }
-            }
+    fn dim_range(&self, dim: usize, range: Range<usize>) -> Self {
+        match is_whole(&self.dims(), dim, &range) {
+            true => self.clone(),
+            false => self.clone().slice_dim(dim, range),
         }
-
-        /// One item per entry of dim 0.
-        impl<$($generics)*> MicroBatch for $tensor {
-            fn items(&self) -> Result<usize, MicroBatchError> {
-                self.dim_items(0)
-            }
-
-            fn range(&self, range: Range<usize>) -> Self {
-                self.dim_range(0, range)
-            }
-        }
-    };
+    }
 }
 
+/// One item per entry of dim 0.
 #[cfg(feature = "burn-0-21")]
-tensors!(
-    burn_tensor::Tensor<B, D, K>,
-    [B: burn_tensor::backend::Backend, const D: usize, K: burn_tensor::BasicOps<B>]
-);
+impl<B, const D: usize, K> MicroBatch for Tensor<B, D, K>
+where
+    B: Backend,
+    K: BasicOps<B>,
+{
+    fn items(&self) -> Result<usize, MicroBatchError> {
+        self.dim_items(0)
+    }
+
+    fn range(&self, range: Range<usize>) -> Self {
+        self.dim_range(0, range)
+    }
+}
+
 #[cfg(feature = "burn-0-22")]
-tensors!(
-    burn_tensor_0_22::Tensor<D, K>,
-    [const D: usize, K: burn_tensor_0_22::kind::Basic]
-);
+impl<const D: usize, K> SliceDim for burn_tensor_0_22::Tensor<D, K>
+where
+    K: burn_tensor_0_22::kind::Basic,
+{
+    fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError> {
+        items_along(&self.dims(), dim)
+    }
+
+    fn dim_range(&self, dim: usize, range: Range<usize>) -> Self {
+        match is_whole(&self.dims(), dim, &range) {
+            true => self.clone(),
+            false => self.clone().slice_dim(dim, range),
+        }
+    }
+}
+
+/// One item per entry of dim 0.
+#[cfg(feature = "burn-0-22")]
+impl<const D: usize, K> MicroBatch for burn_tensor_0_22::Tensor<D, K>
+where
+    K: burn_tensor_0_22::kind::Basic,
+{
+    fn items(&self) -> Result<usize, MicroBatchError> {
+        self.dim_items(0)
+    }
+
+    fn range(&self, range: Range<usize>) -> Self {
+        self.dim_range(0, range)
+    }
+}
+
+#[cfg(any(feature = "burn-0-21", feature = "burn-0-22"))]
+fn items_along(shape: &[usize], dim: usize) -> Result<usize, MicroBatchError> {
+    shape.get(dim).copied().ok_or(MicroBatchError::DimOutOfRank {
+        owner: "Tensor",
+        field: String::new(),
+        dim,
+        rank: shape.len(),
+    })
+}
+
+/// Whether `range` is all of `dim`.
+///
+/// # Panics
+/// If it is not inside of it.
+#[cfg(any(feature = "burn-0-21", feature = "burn-0-22"))]
+#[track_caller]
+fn is_whole(shape: &[usize], dim: usize, range: &Range<usize>) -> bool {
+    let rank = shape.len();
+    assert!(dim < rank, "dim {dim} is outside a tensor of shape {shape:?}: count from 0");
+    assert!(
+        range.start <= range.end && range.end <= shape[dim],
+        "items {range:?} are outside dim {dim} of a tensor of shape {shape:?}: take a range of `items()`"
+    );
+    *range == (0..shape[dim])
+}
 
 impl<T: SliceDim> SliceDim for Option<T> {
     fn dim_items(&self, dim: usize) -> Result<usize, MicroBatchError> {
