@@ -1,0 +1,98 @@
+//! Why training does not begin, or ends.
+
+use std::sync::Arc;
+
+use burn::train::TrainingError;
+use firebox_batch::MicroBatchError;
+use firebox_plan::{BudgetError, HostMemoryError, PlanError};
+use firebox_trace::Bytes;
+
+/// Why training does not begin, or ends.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The batch says nothing sensible about its items.
+    #[error("a batch cannot be cut: {0}")]
+    Batch(#[from] MicroBatchError),
+    /// A loader made a batch without items.
+    #[error("a batch has no items: leave it out in the batcher")]
+    EmptyBatch,
+    /// The model does not live on one device with automatic differentiation.
+    #[error("the model is not on a training device: build it on `device.autodiff()`")]
+    NoAutodiff,
+    /// The memory of the device is not the host's, and cannot be measured yet.
+    #[error(
+        "the memory of {device} cannot be measured by this edition yet: train on `Device::flex().autodiff()`"
+    )]
+    UnknownDevice {
+        /// The device.
+        device: String,
+    },
+    /// It is not known how much memory there is.
+    #[error("set the budget with `.memory(..)`: {0}")]
+    UnknownMemory(#[from] HostMemoryError),
+    /// The budget makes no sense on this memory.
+    #[error("{0}")]
+    Budget(#[from] BudgetError),
+    /// No split of the batch fits.
+    #[error("training does not fit: {0}")]
+    DoesNotFit(Box<PlanError<std::convert::Infallible>>),
+    /// The gradient of the batch is not that of its parts.
+    #[error(
+        "a batch must not be split: the gradient of `{parameter}` differs by {percent:.2} % from that of its parts. \
+         State what items weigh (`#[micro_batch(weight = ..)]`, `.reduction(..)`), raise the budget so that a batch fits, \
+         or accept it (`.split_although_coupled()`)"
+    )]
+    Coupled {
+        /// The path of the parameter that differs most.
+        parameter: String,
+        /// The difference, relative to the largest gradient of the parameter.
+        percent: f64,
+    },
+    /// The parts of a batch do not weigh what the batch weighs.
+    #[error(
+        "the micro-batches weigh {parts}, and the batch weighs {whole}: check its weight function"
+    )]
+    UnequalWeights {
+        /// What the micro-batches weigh.
+        parts: f64,
+        /// What the batch weighs.
+        whole: f64,
+    },
+    /// A step needed more than the budget.
+    #[error(
+        "a step took {measured} where {predicted} were predicted, more than the budget of {budget}"
+    )]
+    OverBudget {
+        /// What it took.
+        measured: Bytes,
+        /// What was predicted.
+        predicted: Bytes,
+        /// What training may take.
+        budget: Bytes,
+    },
+    /// burn ended training.
+    #[error("{0}")]
+    Burn(Arc<TrainingError>),
+}
+
+/// Why training ended, and the model after the last whole optimizer step.
+#[derive(Debug)]
+pub struct FitError<M> {
+    /// Why.
+    pub cause: TrainError,
+    /// The model after the last whole optimizer step.
+    pub model: M,
+}
+
+impl<M> std::fmt::Display for FitError<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.cause.fmt(f)
+    }
+}
+
+impl<M: std::fmt::Debug> std::error::Error for FitError<M> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.cause)
+    }
+}

@@ -1,0 +1,158 @@
+//! Adds the gradients of micro-batches by their weights.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor};
+
+/// How the loss of a batch is made of the losses of its items.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LossReduction {
+    /// A mean, by the weights of the items. The default.
+    #[default]
+    Mean,
+    /// A sum.
+    Sum,
+}
+
+/// The gradient of a batch, as the sum over its micro-batches. In 16 bit, gradients are summed in
+/// 32 bit.
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::GradientsParams;
+/// use burn::tensor::{Device, Tensor};
+/// use firebox::WeightedGradients;
+///
+/// let device = Device::flex().autodiff();
+/// let model: Linear = LinearConfig::new(3, 1).init(&device);
+/// let gradient = |items: Tensor<2>| {
+///     GradientsParams::from_grads(model.forward(items).mean().backward(), &model)
+/// };
+/// // A batch of three items, in micro-batches of two and one.
+/// let items = Tensor::<2>::from_floats([[1., 2., 3.], [4., 5., 6.], [7., 8., 9.]], &device);
+/// let mut gradients = WeightedGradients::mean(3.0);
+/// gradients.add(&model, gradient(items.clone().narrow(0, 0, 2)), 2.0);
+/// gradients.add(&model, gradient(items.narrow(0, 2, 1)), 1.0);
+///
+/// let sum = gradients.finish(&model).get::<2>(model.weight.id).expect("it is trained");
+/// let means: Vec<f32> = sum.into_data().try_to_vec()?;
+/// assert!(means.iter().zip([4.0, 5.0, 6.0]).all(|(mean, is)| (mean - is).abs() < 1e-5));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct WeightedGradients {
+    sum: Option<GradientsParams>,
+    /// Whether the sum is one gradient as it came.
+    is_single: bool,
+    reduction: LossReduction,
+    /// What all summands weigh.
+    total: f64,
+    added: f64,
+}
+
+impl WeightedGradients {
+    /// For a loss that is a mean, over a batch of weight `total`: its number of items, unless the
+    /// batch says otherwise.
+    ///
+    /// # Panics
+    ///
+    /// If `total` is not a positive number.
+    pub fn mean(total: f64) -> Self {
+        assert!(total > 0.0 && total.is_finite(), "no mean is taken over a weight of {total}");
+        Self::new(LossReduction::Mean, total)
+    }
+
+    /// For a loss that is a sum.
+    pub fn sum() -> Self {
+        Self::new(LossReduction::Sum, 1.0)
+    }
+
+    pub(crate) fn new(reduction: LossReduction, total: f64) -> Self {
+        Self { sum: None, is_single: false, reduction, total, added: 0.0 }
+    }
+
+    /// Adds the gradient of a micro-batch. One that weighs nothing in a mean is left out: its mean
+    /// is not a number. A single gradient with all the weight stays bit for bit what it is.
+    pub fn add<M: Module>(&mut self, model: &M, grads: GradientsParams, weight: f64) {
+        self.added += weight;
+        let scale = match self.reduction {
+            LossReduction::Mean if weight == 0.0 => return,
+            LossReduction::Mean => weight / self.total,
+            LossReduction::Sum => 1.0,
+        };
+        if self.sum.is_none() && scale == 1.0 {
+            (self.sum, self.is_single) = (Some(grads), true);
+            return;
+        }
+        self.is_single = false;
+        let sum = self.sum.get_or_insert_default();
+        model.visit(&mut Add { sum, grads, scale });
+    }
+
+    /// What was added weighs so much.
+    pub fn weight(&self) -> f64 {
+        self.added
+    }
+
+    /// The gradient for the optimizer, in the types of the parameters. If the weights do not sum up
+    /// to the total, it is the mean over what was added. Nothing is left.
+    pub fn finish<M: Module>(&mut self, model: &M) -> GradientsParams {
+        let rest = match self.reduction {
+            LossReduction::Mean if self.added > 0.0 => self.total / self.added,
+            _ => 1.0,
+        };
+        self.added = 0.0;
+        let grads = self.sum.take().unwrap_or_default();
+        // Weights are added up in floats.
+        let rest = if (rest - 1.0).abs() < 1e-6 { 1.0 } else { rest };
+        if self.is_single && rest == 1.0 {
+            return grads;
+        }
+        let mut finish = Finish { finished: GradientsParams::new(), grads, scale: rest };
+        model.visit(&mut finish);
+        finish.finished
+    }
+}
+
+/// The type in which gradients of a type are summed.
+fn summed_in(dtype: DType) -> DType {
+    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+}
+
+fn in_type<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
+    if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
+}
+
+struct Add<'a> {
+    sum: &'a mut GradientsParams,
+    grads: GradientsParams,
+    scale: f64,
+}
+
+impl ModuleVisitor for Add<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(grad) = self.grads.remove::<D>(param.id) else { return };
+        let wide = summed_in(grad.dtype());
+        let grad = in_type(grad, wide);
+        let grad = if self.scale == 1.0 { grad } else { grad * self.scale };
+        let grad = match self.sum.remove::<D>(param.id) {
+            Some(sum) => in_type(sum, wide) + grad,
+            None => grad,
+        };
+        self.sum.register::<D>(param.id, grad);
+    }
+}
+
+struct Finish {
+    finished: GradientsParams,
+    grads: GradientsParams,
+    scale: f64,
+}
+
+impl ModuleVisitor for Finish {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(grad) = self.grads.remove::<D>(param.id) else { return };
+        let grad = if self.scale == 1.0 { grad } else { grad * self.scale };
+        self.finished.register::<D>(param.id, in_type(grad, param.val().dtype()));
+    }
+}

@@ -1,0 +1,235 @@
+//! The Learner: its options, and `fit`.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::ModuleOptimizer;
+use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::train::renderer::MetricsRenderer;
+use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep, TrainingStrategy};
+use firebox_batch::MicroBatch;
+use firebox_plan::{Budget, host_memory};
+use firebox_trace::Bytes;
+
+use crate::error::{FitError, TrainError};
+use crate::gauge::Gauge;
+use crate::gradients::LossReduction;
+use crate::planner::{PlanReport, Planner};
+use crate::split_check::SplitCheck;
+use crate::strategy::AutoBatch;
+
+/// The options of a [`Learner`].
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct LearnerBuilder {
+    budget: Budget,
+    pub(crate) reduction: LossReduction,
+    pub(crate) accepts_coupling: bool,
+    pub(crate) is_strict: bool,
+    pub(crate) quiet: bool,
+    pub(crate) seed: Option<u64>,
+}
+
+impl LearnerBuilder {
+    /// Splits batches by their [`MicroBatch`] implementation.
+    pub fn auto_batch(self) -> Self {
+        self
+    }
+
+    /// The memory that training may use, including parameters and optimizer state. Default:
+    /// [`Budget::free`], what is free when training starts, minus a margin.
+    pub fn memory(mut self, budget: impl Into<Budget>) -> Self {
+        self.budget = budget.into();
+        self
+    }
+
+    /// How the loss of a batch is made of the losses of its items. Default: a mean.
+    pub fn reduction(mut self, reduction: LossReduction) -> Self {
+        self.reduction = reduction;
+        self
+    }
+
+    /// Splits batches although the gradient of their parts is another one. Default: that is
+    /// [`TrainError::Coupled`] before a batch is split.
+    pub fn split_although_coupled(mut self) -> Self {
+        self.accepts_coupling = true;
+        self
+    }
+
+    /// Ends training with [`TrainError::OverBudget`] after a step that took more than the budget.
+    /// Default: a warning, and batches are planned anew.
+    pub fn strict(mut self) -> Self {
+        self.is_strict = true;
+        self
+    }
+
+    /// Seeds the device at the beginning of each epoch, by this number and the epoch's: planning
+    /// draws random numbers, too. Default: the device is not seeded.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Prints neither plans nor warnings. They are logged in either case.
+    pub fn quiet(mut self) -> Self {
+        self.quiet = true;
+        self
+    }
+
+    /// A learner for a model with an optimizer and a learning rate or its scheduler.
+    pub fn build<M: LearnerModel>(
+        self,
+        model: M,
+        optim: ModuleOptimizer,
+        lr_scheduler: impl Into<ModuleLrScheduler>,
+    ) -> Learner<M> {
+        Learner { model, optim, lr_scheduler: lr_scheduler.into(), builder: self }
+    }
+
+    /// Logs a text, and prints it.
+    pub(crate) fn say(&self, level: log::Level, text: &str) {
+        log::log!(level, "{text}");
+        if !self.quiet {
+            let warning = if level == log::Level::Warn { "warning: " } else { "" };
+            eprintln!("{warning}{text}");
+        }
+    }
+
+    /// The planner for a model on a device, whose parameters take `parameters`.
+    pub(crate) fn planner(
+        &self,
+        device: &Device,
+        parameters: Bytes,
+    ) -> Result<Planner, TrainError> {
+        if !device.is_autodiff() {
+            return Err(TrainError::NoAutodiff);
+        }
+        let unknown = || TrainError::UnknownDevice { device: format!("{device:?}") };
+        let gauge = Gauge::of(device).ok_or_else(unknown)?;
+        let budget = match self.budget {
+            Budget::Bytes(bytes) => bytes,
+            // What is held is not free.
+            Budget::Free { .. } => self.budget.resolve(&host_memory()?)? + parameters,
+            _ => self.budget.resolve(&host_memory()?)?,
+        };
+        Ok(Planner::new(gauge, budget, parameters))
+    }
+}
+
+/// Trains a model on batches of any size, in micro-batches that fit into memory.
+///
+/// Replaces the argument of burn's `launch`. Model, optimizer, loaders, metrics, checkpoints and
+/// early stopping are burn's own.
+pub struct Learner<M> {
+    model: M,
+    optim: ModuleOptimizer,
+    lr_scheduler: ModuleLrScheduler,
+    builder: LearnerBuilder,
+}
+
+impl Learner<()> {
+    /// The options of a Learner.
+    pub fn builder() -> LearnerBuilder {
+        LearnerBuilder::default()
+    }
+}
+
+/// A trained model.
+#[non_exhaustive]
+pub struct Fitted<M> {
+    /// The model, without automatic differentiation.
+    pub model: M,
+    /// burn's renderer, for an evaluation.
+    pub renderer: Box<dyn MetricsRenderer>,
+    /// The plans, in the order in which they were made.
+    pub plans: Vec<PlanReport>,
+    /// Whether gradients of split batches are known to be right.
+    pub split_check: SplitCheck,
+    /// The most memory that was predicted.
+    pub predicted: Bytes,
+    /// The most memory that a step was measured to take: by the counting allocator if the program
+    /// has [one](crate::PeakAlloc), otherwise by what the process had resident.
+    pub measured: Bytes,
+    /// Why training stopped before its last epoch, if the interrupter or early stopping asked.
+    pub stopped: Option<String>,
+}
+
+/// What a run hands back besides the model.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    pub(crate) plans: Vec<PlanReport>,
+    pub(crate) split_check: SplitCheck,
+    pub(crate) predicted: Bytes,
+    pub(crate) measured: Bytes,
+    pub(crate) failure: Option<TrainError>,
+}
+
+impl<M> Learner<M>
+where
+    M: LearnerModel,
+    <M as TrainStep>::Input: MicroBatch,
+    <M as InferenceStep>::Input: MicroBatch,
+{
+    /// Trains with burn's supervised training.
+    ///
+    /// # Errors
+    ///
+    /// See [`TrainError`]. The error has the model after the last whole optimizer step.
+    pub fn fit(self, training: SupervisedTraining<M>) -> Result<Fitted<M>, Box<FitError<M>>> {
+        let outcome = Arc::new(Mutex::new(Outcome::default()));
+        let Self { model, optim, lr_scheduler, builder } = self;
+        let strategy = AutoBatch { settings: builder, outcome: outcome.clone() };
+        let strategy = TrainingStrategy::Custom(Arc::new(strategy));
+        let learner = burn::train::Learner::new(model, optim, lr_scheduler);
+        let result = training.with_training_strategy(strategy).launch(learner);
+        let outcome = std::mem::take(&mut *outcome.lock().unwrap_or_else(PoisonError::into_inner));
+        let failure = outcome.failure.or(result.error.map(TrainError::Burn));
+        if let Some(cause) = failure {
+            return Err(FitError { cause, model: result.model }.into());
+        }
+        let Outcome { plans, split_check, predicted, measured, .. } = outcome;
+        let stopped = result.interrupted.map(|stop| stop.reason.unwrap_or("interrupted".into()));
+        Ok(Fitted {
+            model: result.model,
+            renderer: result.renderer,
+            plans,
+            split_check,
+            predicted,
+            measured,
+            stopped,
+        })
+    }
+}
+
+/// The bytes of a model's parameters and running statistics.
+pub(crate) fn parameter_bytes<M: Module>(model: &M) -> Bytes {
+    struct Count(u64);
+
+    impl Count {
+        fn add(&mut self, elements: usize, size: usize) {
+            self.0 += (elements * size) as u64;
+        }
+    }
+
+    impl ModuleVisitor for Count {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let tensor = param.val();
+            self.add(tensor.shape().num_elements(), tensor.dtype().size());
+        }
+
+        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+            let tensor = param.val();
+            self.add(tensor.shape().num_elements(), tensor.dtype().size());
+        }
+
+        fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+            let tensor = param.val();
+            self.add(tensor.shape().num_elements(), tensor.dtype().size());
+        }
+    }
+
+    let mut count = Count(0);
+    model.visit(&mut count);
+    Bytes::new(count.0)
+}

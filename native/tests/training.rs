@@ -1,0 +1,307 @@
+//! Trains small models on Flex: split against whole, against burn, within budgets.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::loss::{CrossEntropyLossConfig, MseLoss, Reduction};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::optim::AdamConfig;
+use burn::tensor::{Device, Int, Tensor, TensorData, activation};
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{
+    ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
+};
+use firebox::{
+    Bytes, Fitted, Learner, LearnerBuilder, MicroBatch, PeakAlloc, SplitCheck, TrainError,
+};
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+/// One training at a time: they share the heap that is counted, and the device's random numbers.
+fn alone() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const FEATURES: usize = 128;
+const HIDDEN: usize = 1024;
+const CLASSES: usize = 8;
+
+#[derive(Clone, Debug, MicroBatch)]
+struct Points {
+    inputs: Tensor<2>,
+    targets: Tensor<1, Int>,
+}
+
+#[derive(Clone)]
+struct PointBatcher;
+
+impl Batcher<usize, Points> for PointBatcher {
+    fn batch(&self, items: Vec<usize>, device: &Device) -> Points {
+        let feature = |item: usize, at: usize| ((item * 31 + at * 17) % 97) as f32 / 97.0 - 0.5;
+        let inputs: Vec<f32> =
+            items.iter().flat_map(|item| (0..FEATURES).map(|at| feature(*item, at))).collect();
+        let targets: Vec<i32> = items.iter().map(|item| (item % CLASSES) as i32).collect();
+        Points {
+            inputs: Tensor::from_data(TensorData::new(inputs, [items.len(), FEATURES]), device),
+            targets: Tensor::from_data(TensorData::new(targets, [items.len()]), device),
+        }
+    }
+}
+
+/// What a model has besides two layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Plain,
+    Dropout,
+    Norm,
+    /// Its loss is the square of a mean.
+    Coupled,
+}
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    norm: Option<BatchNorm>,
+    dropout: Option<Dropout>,
+    second: Linear,
+    #[module(skip)]
+    is_coupled: bool,
+}
+
+impl Net {
+    fn new(kind: Kind, device: &Device) -> Self {
+        device.seed(7);
+        Self {
+            first: LinearConfig::new(FEATURES, HIDDEN).init(device),
+            norm: (kind == Kind::Norm).then(|| BatchNormConfig::new(HIDDEN).init(device)),
+            dropout: (kind == Kind::Dropout).then(|| DropoutConfig::new(0.3).init()),
+            second: LinearConfig::new(HIDDEN, CLASSES).init(device),
+            is_coupled: kind == Kind::Coupled,
+        }
+    }
+
+    fn classify(&self, points: Points) -> ClassificationOutput {
+        let mut x = activation::relu(self.first.forward(points.inputs));
+        if let Some(norm) = &self.norm {
+            x = norm.forward(x);
+        }
+        if let Some(dropout) = &self.dropout {
+            x = dropout.forward(x);
+        }
+        let output = self.second.forward(x);
+        let loss = match self.is_coupled {
+            true => output.clone().mean_dim(0).powi_scalar(2).sum(),
+            false => CrossEntropyLossConfig::new()
+                .init(&output.device())
+                .forward(output.clone(), points.targets.clone()),
+        };
+        ClassificationOutput::new(loss, output, points.targets)
+    }
+}
+
+impl TrainStep for Net {
+    type Input = Points;
+    type Output = ClassificationOutput;
+
+    fn step(&self, points: Points) -> TrainOutput<ClassificationOutput> {
+        let item = self.classify(points);
+        TrainOutput::new(self, item.loss.backward(), item)
+    }
+}
+
+impl InferenceStep for Net {
+    type Input = Points;
+    type Output = ClassificationOutput;
+
+    fn step(&self, points: Points) -> ClassificationOutput {
+        self.classify(points)
+    }
+}
+
+/// A training on 2,400 points in batches of 1,024, so that the last one of an epoch is smaller.
+fn training(folder: &std::path::Path) -> SupervisedTraining<Net> {
+    let loader = |count| {
+        let items = InMemDataset::new((0..count).collect::<Vec<usize>>());
+        DataLoaderBuilder::new(PointBatcher).batch_size(1024).build(items)
+    };
+    SupervisedTraining::new(folder, loader(2400), loader(100))
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .with_application_logger(None)
+        .renderer(Box::new(CliMetricsRenderer::new()))
+        .num_epochs(2)
+}
+
+fn train(kind: Kind, builder: LearnerBuilder) -> Result<Fitted<Net>, TrainError> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = Net::new(kind, &Device::flex().autodiff());
+    let learner = builder.quiet().build(model, AdamConfig::new().init(), 1e-2);
+    learner.fit(training(folder.path())).map_err(|error| error.cause)
+}
+
+fn numbers<M: Module>(model: &M) -> Vec<f32> {
+    struct Numbers(Vec<f32>);
+
+    impl ModuleVisitor for Numbers {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.extend(param.val().into_data().iter::<f32>());
+        }
+    }
+
+    let mut numbers = Numbers(Vec::new());
+    model.visit(&mut numbers);
+    numbers.0
+}
+
+#[track_caller]
+fn close(one: &[f32], other: &[f32], tolerance: f32) {
+    assert_eq!(one.len(), other.len());
+    let largest = one.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+    let apart = one.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(apart <= tolerance * largest, "{apart} apart of {largest}");
+}
+
+/// A budget that the whole batch exceeds.
+const TIGHT: Bytes = Bytes::mib(10);
+
+#[test]
+fn a_split_training_is_the_whole_one() {
+    let _alone = alone();
+    let builder = || Learner::builder().auto_batch();
+    let whole = train(Kind::Plain, builder().memory(Bytes::gib(1))).expect("it fits");
+    let split = train(Kind::Plain, builder().memory(TIGHT)).expect("it fits");
+    assert!(whole.plans.iter().all(|report| report.plan.is_whole()));
+    assert_eq!(whole.split_check, SplitCheck::NotNeeded);
+    assert!(split.plans[0].plan.len() >= 3, "{}", split.plans[0]);
+    assert_eq!(split.split_check, SplitCheck::Agreed);
+    close(&numbers(&whole.model), &numbers(&split.model), 2e-3);
+}
+
+#[test]
+fn a_whole_training_is_burns() {
+    let _alone = alone();
+    let fitted = train(Kind::Plain, Learner::builder().auto_batch().memory(Bytes::gib(1)));
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = Net::new(Kind::Plain, &Device::flex().autodiff());
+    let learner = burn::train::Learner::new(model, AdamConfig::new().init(), 1e-2);
+    let of_burn = training(folder.path()).launch(learner);
+    assert_eq!(numbers(&fitted.expect("it fits").model), numbers(&of_burn.model));
+}
+
+#[test]
+fn training_stays_within_the_budget_and_near_the_prediction() {
+    let _alone = alone();
+    for budget in [TIGHT, Bytes::mib(15), Bytes::mib(64)] {
+        let fitted = train(Kind::Plain, Learner::builder().auto_batch().memory(budget).strict());
+        let fitted = fitted.expect("it fits");
+        let Fitted { predicted, measured, .. } = fitted;
+        assert!(measured <= budget && predicted <= budget, "{measured}, {predicted} of {budget}");
+        let ratio = predicted.get() as f64 / measured.get() as f64;
+        assert!((1.0..1.35).contains(&ratio), "{predicted} predicted, {measured} measured");
+    }
+}
+
+#[test]
+fn running_statistics_and_parameters_are_those_of_training_alone() {
+    let _alone = alone();
+    let fitted = train(Kind::Norm, Learner::builder().auto_batch().memory(Bytes::gib(1)));
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = Net::new(Kind::Norm, &Device::flex().autodiff());
+    let learner = burn::train::Learner::new(model, AdamConfig::new().init(), 1e-2);
+    let of_burn = training(folder.path()).launch(learner);
+    assert_eq!(numbers(&fitted.expect("it fits").model), numbers(&of_burn.model));
+}
+
+#[test]
+fn couplings_are_named_before_training() {
+    let _alone = alone();
+    let tight = || Learner::builder().auto_batch().memory(TIGHT);
+    let error = train(Kind::Coupled, tight()).err().expect("it is refused");
+    assert!(matches!(error, TrainError::Coupled { .. }), "{error}");
+    assert!(train(Kind::Coupled, tight().split_although_coupled()).is_ok());
+    let roomy = Learner::builder().auto_batch().memory(Bytes::gib(1));
+    assert!(train(Kind::Coupled, roomy).is_ok(), "it is not split");
+    let norm = train(Kind::Norm, Learner::builder().auto_batch().memory(Bytes::mib(15)));
+    assert_eq!(norm.expect("a warning").split_check, SplitCheck::BatchNorm);
+    let dropout = train(Kind::Dropout, Learner::builder().auto_batch().memory(Bytes::mib(15)));
+    assert_eq!(dropout.expect("a warning").split_check, SplitCheck::Random);
+}
+
+#[test]
+fn one_item_that_does_not_fit_is_an_error_before_training() {
+    let _alone = alone();
+    let error = train(Kind::Plain, Learner::builder().auto_batch().memory(Bytes::mib(1)));
+    let error = error.err().expect("it does not fit");
+    assert!(matches!(error, TrainError::DoesNotFit(_)), "{error}");
+    assert!(error.to_string().contains("one item needs"), "{error}");
+}
+
+#[test]
+fn groups_of_batches_are_weighted_and_the_last_one_counts() {
+    let _alone = alone();
+    let train = |accumulation: usize, batch: usize, memory: Bytes| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let items = || InMemDataset::new((0..300).collect::<Vec<usize>>());
+        let loader = DataLoaderBuilder::new(PointBatcher).batch_size(batch).build(items());
+        let training = SupervisedTraining::new(folder.path(), loader.clone(), loader)
+            .with_application_logger(None)
+            .renderer(Box::new(CliMetricsRenderer::new()))
+            .grads_accumulation(accumulation)
+            .num_epochs(1);
+        let model = Net::new(Kind::Plain, &Device::flex().autodiff());
+        let builder = Learner::builder().auto_batch().memory(memory).quiet();
+        let learner = builder.build(model, AdamConfig::new().init(), 1e-2);
+        numbers(&learner.fit(training).map_err(|error| error.cause).expect("it fits").model)
+    };
+    // 300 items: two steps, the last one on 44 items, in batches of 64 and 44.
+    let whole = train(1, 256, Bytes::gib(1));
+    close(&whole, &train(4, 64, Bytes::gib(1)), 2e-3);
+    close(&whole, &train(4, 64, Bytes::mib(4)), 2e-3);
+}
+
+/// A mean over real tokens, with the weight that says so.
+#[derive(Clone, Debug, MicroBatch)]
+#[micro_batch(weight = Weighted::weight)]
+struct Weighted {
+    inputs: Tensor<2>,
+    weights: Tensor<2>,
+}
+
+impl Weighted {
+    fn weight(&self) -> f64 {
+        self.weights.clone().sum().into_data().iter::<f64>().sum()
+    }
+}
+
+#[test]
+fn weights_make_parts_add_up_to_the_whole() {
+    let device = Device::flex().autodiff();
+    let model: Linear = LinearConfig::new(4, 1).init(&device);
+    let numbers = |count: usize| (0..count).map(|at| (at * 7 % 11) as f32).collect::<Vec<f32>>();
+    let tensor = |count: usize, columns: usize| {
+        Tensor::<2>::from_data(TensorData::new(numbers(count * columns), [count, columns]), &device)
+    };
+    let batch = Weighted { inputs: tensor(9, 4), weights: tensor(9, 1) };
+    let gradient = |batch: &Weighted| {
+        let output = model.forward(batch.inputs.clone()) * batch.weights.clone();
+        let target = Tensor::zeros_like(&output);
+        let loss = MseLoss::new().forward(output, target, Reduction::Sum);
+        let loss = loss / batch.weights.clone().sum().into_scalar::<f32>();
+        burn::optim::GradientsParams::from_grads(loss.backward(), &model)
+    };
+    let mut parts = firebox::WeightedGradients::mean(batch.weight());
+    for range in [0..2, 2..7, 7..9] {
+        let part = batch.range(range);
+        parts.add(&model, gradient(&part), part.weight());
+    }
+    let read = |grads: burn::optim::GradientsParams| -> Vec<f32> {
+        let grad = grads.get::<2>(model.weight.id).expect("it is trained");
+        grad.into_data().try_to_vec().expect("floats")
+    };
+    close(&read(gradient(&batch)), &read(parts.finish(&model)), 1e-5);
+}
