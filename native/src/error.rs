@@ -11,7 +11,7 @@ use firebox_trace::Bytes;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// The batch says nothing sensible about its items.
+    /// The fields of a batch disagree about its items.
     #[error("a batch cannot be cut: {0}")]
     Batch(#[from] MicroBatchError),
     /// A loader made a batch without items.
@@ -20,15 +20,16 @@ pub enum TrainError {
     /// The model does not live on one device with automatic differentiation.
     #[error("the model is not on a training device: build it on `device.autodiff()`")]
     NoAutodiff,
-    /// The memory of the device is not the host's, and cannot be measured yet.
+    /// The memory of the device cannot be measured.
     #[error(
-        "the memory of {device} cannot be measured by this edition yet: train on `Device::flex().autodiff()`"
+        "the memory of {device} cannot be measured: this edition trains on `Device::flex().autodiff()`, and where the \
+         system does not say what is resident, as on all but Linux, with `firebox::PeakAlloc` as the global allocator"
     )]
     UnknownDevice {
         /// The device.
         device: String,
     },
-    /// It is not known how much memory there is.
+    /// The system does not say how much memory there is.
     #[error("set the budget with `.memory(..)`: {0}")]
     UnknownMemory(#[from] HostMemoryError),
     /// The budget makes no sense on this memory.
@@ -48,6 +49,12 @@ pub enum TrainError {
         parameter: String,
         /// The difference, relative to the largest gradient of the parameter.
         percent: f64,
+    },
+    /// A batch weighs nothing that a mean could be taken over.
+    #[error("a batch weighs {weight}: a weight is a number of zero or more, and must be finite")]
+    Weight {
+        /// What it weighs.
+        weight: f64,
     },
     /// The parts of a batch do not weigh what the batch weighs.
     #[error(
@@ -76,7 +83,8 @@ pub enum TrainError {
     Burn(Arc<TrainingError>),
 }
 
-/// Why training ended, and the model after the last whole optimizer step.
+/// Why training ended, and the model after the last whole optimizer step, without automatic
+/// differentiation: `model.train()` continues with it.
 #[derive(Debug)]
 pub struct FitError<M> {
     /// Why.
@@ -91,8 +99,4 @@ impl<M> std::fmt::Display for FitError<M> {
     }
 }
 
-impl<M: std::fmt::Debug> std::error::Error for FitError<M> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.cause)
-    }
-}
+impl<M: std::fmt::Debug> std::error::Error for FitError<M> {}

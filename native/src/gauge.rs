@@ -23,15 +23,18 @@ impl Gauge {
     pub(crate) fn of(device: &Device) -> Option<Self> {
         match device.clone().inner().as_dispatch() {
             #[cfg(feature = "flex")]
-            DispatchDevice::Flex(_) => Some(Self::of_host()),
+            DispatchDevice::Flex(_) => Self::of_host(),
             #[allow(unreachable_patterns, reason = "there may be no other backend")]
             _ => None,
         }
     }
 
-    fn of_host() -> Self {
+    fn of_host() -> Option<Self> {
         // Something is always alive on a counted heap.
-        if PeakAlloc.current_usage() > 0 { Self::Heap } else { Self::Process }
+        match PeakAlloc.current_usage() > 0 {
+            true => Some(Self::Heap),
+            false => Resident::of_this_process().map(|_| Self::Process),
+        }
     }
 
     /// Whether it counts bytes, and not pages.

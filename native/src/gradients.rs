@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
-/// How the loss of a batch is made of the losses of its items.
+/// How the losses of items combine into the loss of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossReduction {
@@ -89,7 +89,12 @@ impl WeightedGradients {
         model.visit(&mut Add { sum, grads, scale });
     }
 
-    /// What was added weighs so much.
+    /// Whether a gradient was added.
+    pub(crate) fn has_any(&self) -> bool {
+        self.sum.is_some()
+    }
+
+    /// The total weight added so far.
     pub fn weight(&self) -> f64 {
         self.added
     }

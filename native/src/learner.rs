@@ -15,7 +15,7 @@ use firebox_trace::Bytes;
 use crate::error::{FitError, TrainError};
 use crate::gauge::Gauge;
 use crate::gradients::LossReduction;
-use crate::planner::{PlanReport, Planner};
+use crate::planner::{Options, PlanReport, Planner};
 use crate::split_check::SplitCheck;
 use crate::strategy::AutoBatch;
 
@@ -25,6 +25,7 @@ use crate::strategy::AutoBatch;
 pub struct LearnerBuilder {
     budget: Budget,
     pub(crate) reduction: LossReduction,
+    splits: bool,
     pub(crate) accepts_coupling: bool,
     pub(crate) is_strict: bool,
     pub(crate) quiet: bool,
@@ -32,8 +33,10 @@ pub struct LearnerBuilder {
 }
 
 impl LearnerBuilder {
-    /// Splits batches by their [`MicroBatch`] implementation.
-    pub fn auto_batch(self) -> Self {
+    /// Splits batches that do not fit, by their [`MicroBatch`] implementation. Without it, such a
+    /// batch is [`TrainError::DoesNotFit`].
+    pub fn auto_batch(mut self) -> Self {
+        self.splits = true;
         self
     }
 
@@ -44,14 +47,14 @@ impl LearnerBuilder {
         self
     }
 
-    /// How the loss of a batch is made of the losses of its items. Default: a mean.
+    /// How the losses of items combine into the loss of a batch. Default: a mean.
     pub fn reduction(mut self, reduction: LossReduction) -> Self {
         self.reduction = reduction;
         self
     }
 
-    /// Splits batches although the gradient of their parts is another one. Default: that is
-    /// [`TrainError::Coupled`] before a batch is split.
+    /// Splits batches even if that changes their gradient. Default: such a batch is
+    /// [`TrainError::Coupled`] before it is split.
     pub fn split_although_coupled(mut self) -> Self {
         self.accepts_coupling = true;
         self
@@ -64,8 +67,9 @@ impl LearnerBuilder {
         self
     }
 
-    /// Seeds the device at the beginning of each epoch, by this number and the epoch's: planning
-    /// draws random numbers, too. Default: the device is not seeded.
+    /// Seeds the device at the beginning of each epoch and after planning, which draws random
+    /// numbers, too: a run then draws the same ones whatever its budget. Default: the device is not
+    /// seeded.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
@@ -101,6 +105,7 @@ impl LearnerBuilder {
         &self,
         device: &Device,
         parameters: Bytes,
+        accumulates: bool,
     ) -> Result<Planner, TrainError> {
         if !device.is_autodiff() {
             return Err(TrainError::NoAutodiff);
@@ -113,7 +118,8 @@ impl LearnerBuilder {
             Budget::Free { .. } => self.budget.resolve(&host_memory()?)? + parameters,
             _ => self.budget.resolve(&host_memory()?)?,
         };
-        Ok(Planner::new(gauge, budget, parameters))
+        let options = Options { budget, parameters, splits: self.splits, accumulates };
+        Ok(Planner::new(gauge, options))
     }
 }
 
@@ -151,7 +157,7 @@ pub struct Fitted<M> {
     /// The most memory that a step was measured to take: by the counting allocator if the program
     /// has [one](crate::PeakAlloc), otherwise by what the process had resident.
     pub measured: Bytes,
-    /// Why training stopped before its last epoch, if the interrupter or early stopping asked.
+    /// Why training stopped before its last epoch, if burn's interrupter was stopped.
     pub stopped: Option<String>,
 }
 
@@ -171,11 +177,22 @@ where
     <M as TrainStep>::Input: MicroBatch,
     <M as InferenceStep>::Input: MicroBatch,
 {
-    /// Trains with burn's supervised training.
+    /// Trains with burn's supervised training, on the model's device. A training strategy of the
+    /// training and its `gradient_checkpointing` have no effect: set checkpointing on the device.
+    ///
+    /// With `grads_accumulation(k)`, the gradient is the mean over the `k` batches by their weights,
+    /// where burn adds their means.
+    ///
+    /// Memory is measured by resetting the peak of [`PeakAlloc`](crate::PeakAlloc), if the program
+    /// has it: one training at a time.
     ///
     /// # Errors
     ///
     /// See [`TrainError`]. The error has the model after the last whole optimizer step.
+    ///
+    /// # Panics
+    ///
+    /// If the model's step, its batches' weights or one of burn's threads panics.
     pub fn fit(self, training: SupervisedTraining<M>) -> Result<Fitted<M>, Box<FitError<M>>> {
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let Self { model, optim, lr_scheduler, builder } = self;

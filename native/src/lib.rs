@@ -88,12 +88,12 @@ pub use error::{FitError, TrainError};
 #[doc(hidden)]
 pub use firebox_batch::__derive;
 pub use firebox_batch::{MicroBatch, MicroBatchError};
-pub use firebox_plan::{Budget, Plan};
-pub use firebox_trace::Bytes;
+pub use firebox_plan::{Budget, BudgetError, HostMemoryError, Plan, PlanError};
+pub use firebox_trace::{Bytes, Items};
 pub use gradients::{LossReduction, WeightedGradients};
 pub use learner::{Fitted, Learner, LearnerBuilder};
-/// Counts what the program's heap holds. Make it the global allocator, and predictions on the CPU
-/// are made of counted bytes; without it, of what the system says the process has resident.
+/// Counts what the program's heap holds. As the global allocator it makes predictions from counted
+/// bytes. Without it they come from what Linux says is resident, which is less sharp.
 ///
 /// ```
 /// #[global_allocator]

@@ -9,8 +9,12 @@ use crate::gradients::LossReduction;
 
 /// The outputs of a batch for the metrics, each with the weight of its micro-batch: one, if it is
 /// of a type of burn's that can be joined, otherwise as they are.
-pub(crate) fn joined<T: 'static>(parts: Vec<(T, f64)>, reduction: LossReduction) -> Vec<T> {
-    if parts.len() < 2 {
+pub(crate) fn joined<T: 'static>(mut parts: Vec<(T, f64)>, reduction: LossReduction) -> Vec<T> {
+    // The mean over nothing is not a number.
+    if reduction == LossReduction::Mean && parts.iter().any(|(_, weight)| *weight > 0.0) {
+        parts.retain(|(_, weight)| *weight > 0.0);
+    }
+    if parts.len() < 2 || parts.iter().all(|(_, weight)| *weight == 0.0) {
         return parts.into_iter().map(|(output, _)| output).collect();
     }
     let parts = match of_type::<T, ClassificationOutput>(parts, |parts| {
@@ -56,8 +60,12 @@ fn of_type<T: 'static, O: 'static>(
     Ok(joined.and_then(Option::take).expect("both types are one"))
 }
 
-/// The loss of a batch, from those of its parts.
+/// The loss of a batch, from those of its parts, none of which weighs nothing in a mean.
 fn loss_of(parts: Vec<(Tensor<1>, f64)>, reduction: LossReduction) -> Tensor<1> {
+    // The losses of items.
+    if parts.iter().any(|(loss, _)| loss.shape().num_elements() > 1) {
+        return Tensor::cat(parts.into_iter().map(|(loss, _)| loss).collect(), 0);
+    }
     let total: f64 = parts.iter().map(|(_, weight)| weight).sum();
     let scale = |weight: f64| match reduction {
         LossReduction::Mean => weight / total,
@@ -65,4 +73,43 @@ fn loss_of(parts: Vec<(Tensor<1>, f64)>, reduction: LossReduction) -> Tensor<1> 
     };
     let parts = parts.into_iter().map(|(loss, weight)| loss * scale(weight));
     parts.reduce(|one, other| one + other).expect("there are two parts or more")
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    fn output(loss: f32, items: usize) -> ClassificationOutput {
+        let device = Device::flex();
+        let output = Tensor::ones([items, 3], &device);
+        let targets = Tensor::zeros([items], &device);
+        ClassificationOutput { loss: Tensor::from_floats([loss], &device), output, targets }
+    }
+
+    fn loss(output: &ClassificationOutput) -> f32 {
+        output.loss.clone().into_scalar()
+    }
+
+    #[test]
+    fn outputs_are_joined_by_weight() {
+        let parts = || vec![(output(1.0, 2), 2.0), (output(4.0, 1), 1.0)];
+        let [mean] = &joined(parts(), LossReduction::Mean)[..] else { panic!("one output") };
+        assert_eq!((loss(mean), mean.output.dims(), mean.targets.dims()), (2.0, [3, 3], [3]));
+        let [sum] = &joined(parts(), LossReduction::Sum)[..] else { panic!("one output") };
+        assert_eq!(loss(sum), 5.0);
+    }
+
+    #[test]
+    fn a_part_that_weighs_nothing_has_no_loss() {
+        let parts = vec![(output(f32::NAN, 2), 0.0), (output(1.5, 2), 3.0), (output(0.5, 1), 1.0)];
+        let [mean] = &joined(parts, LossReduction::Mean)[..] else { panic!("one output") };
+        assert_eq!((loss(mean), mean.targets.dims()), (1.25, [3]));
+    }
+
+    #[test]
+    fn other_types_stay_apart() {
+        assert_eq!(joined(vec![(7, 1.0), (8, 1.0)], LossReduction::Mean), [7, 8]);
+    }
 }

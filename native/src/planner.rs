@@ -1,4 +1,4 @@
-//! Plans batches: which split fits, by a rule through the needs of a few small steps.
+//! Plans batches: which split fits, by lines through the needs of a few small steps.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use burn::train::{Learner, LearnerModel, TrainStep};
 use firebox_batch::MicroBatch;
-use firebox_plan::{Need, Plan, PlanOptions, Role, Split, plan};
+use firebox_plan::{Need, Plan, PlanError, PlanOptions, Role, Sizing, Split, plan};
 use firebox_trace::{Bytes, Items};
 
 use crate::error::TrainError;
 use crate::gauge::Gauge;
-use crate::rehearsal::{Update, micro_steps, update};
+use crate::rehearsal::{MicroSteps, Update, micro_steps, update};
 
-/// The smallest size of micro-batches that is rehearsed, and how much larger the next one is. What
-/// few items need is hidden by what does not depend on them.
+/// The smallest size of micro-batches that is rehearsed at first, and by how much sizes grow: few
+/// items need little next to what does not depend on them.
 const SMALLEST: usize = 2;
 const GROWTH: usize = 4;
 
@@ -31,7 +31,7 @@ pub struct PlanReport {
     /// What is held next to a step: parameters, the batch, and from the second step on the
     /// optimizer's state.
     pub held: Bytes,
-    /// The numbers of items for which small steps were taken.
+    /// The numbers of items for which steps were measured.
     pub rehearsed: Vec<usize>,
     /// How long planning took.
     pub time: Duration,
@@ -40,43 +40,60 @@ pub struct PlanReport {
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { plan, budget, rehearsed, time, .. } = self;
-        write!(
-            f,
-            "{plan}: {} of {budget} predicted, by small steps on {rehearsed:?} items in {time:.1?}",
-            plan.peak()
-        )
+        let peak = plan.peak();
+        write!(f, "{plan}: {peak} of {budget} predicted, by steps on ")?;
+        write!(f, "{rehearsed:?} items in {time:.1?}")
     }
+}
+
+/// How batches may be planned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    pub(crate) budget: Bytes,
+    /// The bytes of the parameters.
+    pub(crate) parameters: Bytes,
+    /// Whether batches may be split.
+    pub(crate) splits: bool,
+    /// Whether the gradients of several batches are summed.
+    pub(crate) accumulates: bool,
 }
 
 /// The needs of iterations, and the plans made of them.
 pub(crate) struct Planner {
     gauge: Gauge,
-    budget: Bytes,
-    /// What was held when training began, and what of it belongs to training: the parameters.
+    options: Options,
+    /// What was held when training began, with the parameters.
     before: Bytes,
-    parameters: Bytes,
-    /// What micro-steps on so many items added, measured.
-    measured: BTreeMap<usize, Bytes>,
+    /// Micro-steps on two parts of so many items each, measured.
+    measured: BTreeMap<usize, MicroSteps>,
+    /// A whole batch of so many items, whose gradient is no sum.
+    whole: BTreeMap<usize, MicroSteps>,
     /// What updates add. The optimizer's state is part of what is held once one has run.
-    update: Update,
-    has_run: bool,
+    update: Option<Update>,
+    has_stepped: bool,
+    /// How much more than predicted steps took at the most.
+    caution: f64,
     plans: BTreeMap<usize, Plan>,
+    /// The most items of a micro-batch in the latest plan.
+    largest: Option<usize>,
     /// The most that was predicted, and that a step was measured to take.
-    pub(crate) predicted: Bytes,
-    pub(crate) peak: Bytes,
+    predicted: Bytes,
+    peak: Bytes,
 }
 
 impl Planner {
-    pub(crate) fn new(gauge: Gauge, budget: Bytes, parameters: Bytes) -> Self {
+    pub(crate) fn new(gauge: Gauge, options: Options) -> Self {
         Self {
             gauge,
-            budget,
+            options,
             before: gauge.live(),
-            parameters,
             measured: BTreeMap::new(),
-            update: Update::default(),
-            has_run: false,
+            whole: BTreeMap::new(),
+            update: None,
+            has_stepped: false,
+            caution: 1.0,
             plans: BTreeMap::new(),
+            largest: None,
             predicted: Bytes::ZERO,
             peak: Bytes::ZERO,
         }
@@ -86,9 +103,23 @@ impl Planner {
         self.gauge
     }
 
-    /// What training holds now.
-    fn held(&self) -> Bytes {
-        self.parameters + (self.gauge.live() - self.before)
+    pub(crate) fn budget(&self) -> Bytes {
+        self.options.budget
+    }
+
+    /// The most that was predicted, and that a step was measured to take.
+    pub(crate) fn predicted_and_measured(&self) -> (Bytes, Bytes) {
+        (self.predicted, self.peak)
+    }
+
+    /// The most items of a micro-batch in the latest plan. `None` before the first.
+    pub(crate) fn largest(&self) -> Option<usize> {
+        self.largest
+    }
+
+    /// What training takes where the process holds `live`.
+    fn taken(&self, live: Bytes) -> Bytes {
+        self.options.parameters + (live - self.before)
     }
 
     /// The plan for a batch of `items` items, with a report if it is new.
@@ -107,73 +138,110 @@ impl Planner {
         <M as TrainStep>::Input: MicroBatch,
     {
         if let Some(plan) = self.plans.get(&items) {
+            self.largest = Some(plan.largest().get());
             return Ok((plan.clone(), None));
         }
-        let begin = Instant::now();
+        let (begin, gauge) = (Instant::now(), self.gauge);
         let mut rehearsed = Vec::new();
-        let halves = |size: usize| -> Vec<Range<usize>> {
-            let parts = [0..size, size..(2 * size).min(items)];
-            parts.into_iter().filter(|part| !part.is_empty()).collect()
+        // Two parts: the sum of gradients exists in the second.
+        let two = |size: usize| -> Vec<Range<usize>> {
+            let second = if 2 * size <= items { size..2 * size } else { items - size..items };
+            vec![0..size, second]
         };
-        if self.measured.is_empty() {
-            let smallest = SMALLEST.min(items);
+        let mut size = SMALLEST.min(items);
+        if self.update.is_none() {
             // Threads start, and keep buffers, in the first step of a process.
-            micro_steps(learner, batch, &halves(smallest), self.gauge);
-            self.update = update(learner, batch, &halves(smallest), self.gauge);
+            micro_steps(learner, batch, &two(size), gauge);
+            let parameters = self.options.parameters;
+            self.update = Some(update(learner, batch, &two(size), (gauge, parameters)));
         }
         // From few items to many, as far as they are predicted to fit.
-        let mut size = SMALLEST.min(items);
         let (plan, held) = loop {
-            let is_known = self.measured.contains_key(&size);
-            if !is_known {
-                let added = micro_steps(learner, batch, &halves(size), self.gauge);
-                log::debug!("micro-batches of {size} items add {added}");
-                self.measured.insert(size, added);
+            if !self.measured.contains_key(&size) && !self.whole.contains_key(&size) {
+                let is_whole = size == items && !self.options.accumulates;
+                let parts = if is_whole { 1 } else { 2 };
+                let found = micro_steps(learner, batch, &two(size)[..parts], gauge);
+                log::debug!("parts of {size} items: {found:?}");
+                let known = if is_whole { &mut self.whole } else { &mut self.measured };
+                known.insert(size, found);
                 rehearsed.push(size);
             }
-            let held = self.held();
-            let planned = self.search(items, held)?;
-            let wanted = planned.largest().get();
-            size = wanted.min(size.saturating_mul(GROWTH));
-            if self.measured.range(size..).next().is_some() {
-                break (planned, held);
+            let held = self.taken(gauge.live());
+            match self.search(items, held) {
+                // One item may fit where two do not.
+                Err(_) if !self.measured.contains_key(&1) && !self.whole.contains_key(&1) => {
+                    size = 1;
+                }
+                Err(error) => return Err(TrainError::DoesNotFit(error.into())),
+                Ok(plan) => {
+                    let wanted = plan.largest().get();
+                    let known = if plan.is_whole() { &self.whole } else { &self.measured };
+                    let most = self.measured.keys().next_back().copied().unwrap_or(1);
+                    if known.contains_key(&wanted) || self.measured.contains_key(&wanted) {
+                        break (plan, held);
+                    }
+                    size = wanted.min(GROWTH * most);
+                    if self.measured.contains_key(&size) {
+                        break (plan, held);
+                    }
+                }
             }
         };
         self.predicted = self.predicted.max(plan.peak());
+        self.largest = Some(plan.largest().get());
         self.plans.insert(items, plan.clone());
-        let (budget, time) = (self.budget, begin.elapsed());
+        let (budget, time) = (self.options.budget, begin.elapsed());
         Ok((plan.clone(), Some(PlanReport { plan, budget, held, rehearsed, time })))
     }
 
     /// The fewest micro-batches that fit next to what is held.
-    fn search(&self, items: usize, held: Bytes) -> Result<Plan, TrainError> {
+    fn search(&self, items: usize, held: Bytes) -> Result<Plan, PlanError<Infallible>> {
         let need = |split: Split| {
-            let added = self.added(split.largest().get());
+            let added = self.added(items, split);
             let need = Need::heuristic(held + added);
-            Ok::<_, Infallible>(
-                need.holding("parameters, optimizer state and the batch", Role::State, held)
-                    .holding("activations and gradients", Role::Activations, added),
-            )
+            Ok(need
+                .holding("parameters, optimizer state and the batch", Role::State, held)
+                .holding("activations and gradients", Role::Activations, added))
         };
-        let found = plan(Items::new(items), self.budget, &PlanOptions::new(), need);
-        found.map_err(|error| TrainError::DoesNotFit(error.into()))
+        let sizing = if self.options.splits { Sizing::Even } else { Sizing::Whole };
+        plan(Items::new(items), self.options.budget, &PlanOptions::new().sizing(sizing), need)
     }
 
-    /// What an iteration on micro-batches of `items` items adds: micro-steps next to the
-    /// optimizer's state, or an update. With a margin for what no measurement has shown.
-    fn added(&self, items: usize) -> Bytes {
-        let state = if self.has_run { self.update.state } else { Bytes::ZERO };
-        let added = (self.on_line(items) + self.update.state).max(self.update.added) - state;
+    /// What an iteration adds: micro-steps next to the optimizer's state, or an update. With a
+    /// margin for what no measurement has shown.
+    fn added(&self, items: usize, split: Split) -> Bytes {
+        let Update { state, added: of_update } = self.update.unwrap_or_default();
+        let size = split.largest().get();
+        let whole = self.whole.get(&size).filter(|_| size == items && !self.options.accumulates);
+        let steps = match whole {
+            Some(whole) => whole.added,
+            // Metrics see all outputs of a batch, which are joined.
+            None => {
+                let (added, outputs) = (self.on_line(size, |it| it.added), self.outputs(items));
+                added + (outputs * 2 - self.outputs(2 * size))
+            }
+        };
+        let there = if self.has_stepped { state } else { Bytes::ZERO };
+        let added = (steps + state).max(of_update) - there;
+        let added = added.scale(self.caution);
         match self.gauge.is_exact() {
             true => added.scale(1.02) + Bytes::kib(64),
             false => added.scale(1.1) + Bytes::mib(8),
         }
     }
 
-    /// What micro-steps on `items` items add: as measured, or on the steepest line through any two
+    /// The outputs of so many items.
+    fn outputs(&self, items: usize) -> Bytes {
+        let of = self.measured.iter().next_back();
+        of.map_or(Bytes::ZERO, |(size, it)| it.outputs.scale(items as f64 / (2 * size) as f64))
+    }
+
+    /// What parts of `items` items take: as measured, or on the steepest line through any two
     /// neighbours.
-    fn on_line(&self, items: usize) -> Bytes {
-        let points: Vec<(usize, Bytes)> = self.measured.iter().map(|(n, b)| (*n, *b)).collect();
+    fn on_line(&self, items: usize, of: impl Fn(&MicroSteps) -> Bytes) -> Bytes {
+        let measured = if self.measured.is_empty() { &self.whole } else { &self.measured };
+        let points: Vec<(usize, Bytes)> =
+            measured.iter().map(|(size, it)| (*size, of(it))).collect();
         let slopes = points.windows(2).map(|pair| {
             let [(few, less), (many, more)] = pair else { return 0.0 };
             (*more - *less).get() as f64 / (many - few) as f64
@@ -188,28 +256,24 @@ impl Planner {
         }
     }
 
-    /// Notes what an iteration took. If it is more than predicted, batches are planned anew.
-    pub(crate) fn note(&mut self, plan: &Plan, before: Bytes, peak: Bytes) -> Option<Bytes> {
-        let taken = self.parameters + (peak - self.before);
+    /// Notes that the optimizer has stepped.
+    pub(crate) fn has_stepped(&mut self) {
+        self.has_stepped = true;
+    }
+
+    /// Notes what an iteration of a plan took where the process held at most `peak`. If it is more
+    /// than predicted, batches are measured and planned anew. Returns what training took then.
+    pub(crate) fn note(&mut self, plan: &Plan, peak: Bytes) -> Option<Bytes> {
+        let taken = self.taken(peak);
         self.peak = self.peak.max(taken);
-        self.has_run = true;
-        if taken <= self.predicted {
+        if taken <= plan.peak() {
             return None;
         }
-        let known = self.measured.entry(plan.largest().get()).or_default();
-        *known = (*known).max(peak - before);
+        self.caution = self.caution.max(taken.ratio(plan.peak()));
+        self.measured.clear();
+        self.whole.clear();
         self.plans.clear();
-        self.predicted = taken;
         Some(taken)
-    }
-
-    pub(crate) fn budget(&self) -> Bytes {
-        self.budget
-    }
-
-    /// The most items of a micro-batch in any plan. `None` before the first.
-    pub(crate) fn largest(&self) -> Option<usize> {
-        self.plans.values().map(|plan| plan.largest().get()).max()
     }
 }
 
@@ -217,31 +281,27 @@ impl Planner {
 mod tests {
     use super::*;
 
-    fn planner(budget: Bytes, measured: &[(usize, Bytes)]) -> Planner {
-        let mut planner = Planner::new(Gauge::Heap, budget, Bytes::ZERO);
-        planner.measured = measured.iter().copied().collect();
+    fn planner(budget: Bytes, measured: &[(usize, u64)]) -> Planner {
+        let options = Options { budget, parameters: Bytes::ZERO, splits: true, accumulates: false };
+        let mut planner = Planner::new(Gauge::Heap, options);
+        let steps = |mib: u64| MicroSteps { added: Bytes::mib(mib), outputs: Bytes::ZERO };
+        planner.measured = measured.iter().map(|(size, mib)| (*size, steps(*mib))).collect();
         planner
     }
 
     #[test]
     fn needs_lie_on_the_steepest_line() {
-        let mib = Bytes::mib;
-        let planner = planner(mib(100), &[(2, mib(6)), (4, mib(8)), (8, mib(14))]);
-        let close = |found: Bytes, wanted: f64| {
-            let found = found.get() as f64 / f64::from(1 << 20);
-            assert!((found - wanted * 1.02 - 0.0625).abs() < 0.01, "{found} is not {wanted}");
-        };
-        close(planner.added(8), 14.0);
-        close(planner.added(16), 26.0);
-        close(planner.added(5), 9.5);
-        close(planner.added(1), 6.0);
+        let planner = planner(Bytes::mib(100), &[(2, 6), (4, 8), (8, 14)]);
+        let at = |items| planner.on_line(items, |it| it.added).get() as f64 / f64::from(1 << 20);
+        assert_eq!([1, 2, 5, 8, 16].map(at), [6.0, 6.0, 9.5, 14.0, 26.0]);
     }
 
     #[test]
     fn the_fewest_micro_batches_that_fit_are_taken() {
-        let mib = Bytes::mib;
-        let measured = [(2, mib(12)), (4, mib(14)), (8, mib(18))];
-        let split = |budget| planner(mib(budget), &measured).search(100, Bytes::ZERO);
+        let split = |budget| {
+            let planner = planner(Bytes::mib(budget), &[(2, 12), (4, 14), (8, 18)]);
+            planner.search(100, Bytes::ZERO)
+        };
         assert_eq!(split(200).expect("it fits").to_string(), "100 = 1 x 100");
         assert_eq!(split(40).expect("it fits").len(), 4);
         let error = split(8).expect_err("nothing fits").to_string();
@@ -249,14 +309,15 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_replaces_what_was_predicted() {
-        let mib = Bytes::mib;
-        let mut planner = planner(mib(60), &[(2, mib(12)), (4, mib(14)), (8, mib(18))]);
+    fn steps_that_take_more_than_predicted_are_planned_more_carefully() {
+        let measured = [(2, 12), (4, 14), (8, 18)];
+        let mut planner = planner(Bytes::mib(60), &measured);
         let plan = planner.search(100, Bytes::ZERO).expect("it fits");
-        planner.predicted = plan.peak();
         let before = planner.before;
-        assert_eq!(planner.note(&plan, before, before + mib(1)), None);
-        assert!(planner.note(&plan, before, before + mib(90)).is_some());
+        assert_eq!(planner.note(&plan, before + Bytes::mib(1)), None);
+        assert!(planner.note(&plan, before + Bytes::mib(90)).is_some());
+        assert!(planner.measured.is_empty() && planner.plans.is_empty());
+        planner.measured = self::planner(Bytes::ZERO, &measured).measured;
         assert!(planner.search(100, Bytes::ZERO).expect("it fits").len() > plan.len());
     }
 }

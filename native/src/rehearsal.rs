@@ -1,9 +1,11 @@
 //! Rehearses an iteration: real steps on a clone of the learner, measured and thrown away. The
 //! optimizer's state and the running statistics are what they were.
 
+use std::any::Any;
+use std::collections::HashMap;
 use std::ops::Range;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::train::{Learner, LearnerModel, TrainStep};
@@ -12,6 +14,16 @@ use firebox_trace::Bytes;
 
 use crate::gauge::Gauge;
 use crate::gradients::{LossReduction, WeightedGradients};
+
+/// What micro-steps take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MicroSteps {
+    /// The most that they add to what is held, their outputs and the sum of their gradients
+    /// included.
+    pub(crate) added: Bytes,
+    /// Their outputs.
+    pub(crate) outputs: Bytes,
+}
 
 /// What updates of the parameters take.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,42 +35,44 @@ pub(crate) struct Update {
     pub(crate) added: Bytes,
 }
 
-/// The most that micro-steps on these parts of a batch add to what is held, with the sum of their
-/// gradients.
+/// Measures micro-steps on these parts of a batch.
 pub(crate) fn micro_steps<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
     parts: &[Range<usize>],
     gauge: Gauge,
-) -> Bytes
+) -> MicroSteps
 where
     M: LearnerModel,
     <M as TrainStep>::Input: MicroBatch,
 {
     unchanged(learner, || {
         let before = gauge.live();
-        let (_, peak) = gauge.peak_of(|| gradients(learner, batch, parts));
-        peak - before
+        let ((grads, outputs), peak) = gauge.peak_of(|| gradients(learner, batch, parts));
+        drop(grads);
+        let with_outputs = gauge.live();
+        drop(outputs);
+        MicroSteps { added: peak - before, outputs: with_outputs - gauge.live() }
     })
 }
 
 /// Steps the optimizer of a clone twice: its state is made in the first step and there from the
-/// second on.
+/// second on. `parameters` are the bytes of the clone's own parameters, which training has not.
 pub(crate) fn update<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
     parts: &[Range<usize>],
-    gauge: Gauge,
+    (gauge, parameters): (Gauge, Bytes),
 ) -> Update
 where
     M: LearnerModel,
     <M as TrainStep>::Input: MicroBatch,
 {
     unchanged(learner, || {
-        let before = gauge.live();
+        let before = gauge.live() + parameters;
         let mut learner = learner.clone();
         let mut step = || {
-            let grads = gradients(&learner, batch, parts);
+            let (grads, _) = gradients(&learner, batch, parts);
             learner.lr_step();
             gauge.peak_of(|| learner.optimizer_step(grads)).1
         };
@@ -68,24 +82,26 @@ where
     })
 }
 
-/// The gradient of the parts.
+/// The gradient of the parts, and their outputs.
 fn gradients<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
     parts: &[Range<usize>],
-) -> GradientsParams
+) -> (GradientsParams, Vec<<M as TrainStep>::Output>)
 where
     M: LearnerModel,
     <M as TrainStep>::Input: MicroBatch,
 {
     let items: usize = parts.iter().map(Range::len).sum();
     let mut gradients = WeightedGradients::new(LossReduction::Mean, items as f64);
+    let mut outputs = Vec::new();
     let model = learner.model();
     for part in parts {
         let output = learner.train_step(batch.range(part.clone()));
         gradients.add(&model, output.grads, part.len() as f64);
+        outputs.push(output.item);
     }
-    gradients.finish(&model)
+    (gradients.finish(&model), outputs)
 }
 
 /// Runs steps that leave no mark on the running statistics of the learner's model, which clones
@@ -94,29 +110,41 @@ pub(crate) fn unchanged<M: LearnerModel, R>(learner: &Learner<M>, steps: impl Fn
     let model = learner.model();
     // A validation snapshot applies the updates that are pending for this thread.
     let settle = || drop(model.valid());
-    let record = keeps_state(&model).then(|| {
+    let mut untrained = Untrained::default();
+    model.visit(&mut untrained);
+    if !untrained.0.is_empty() {
         settle();
-        model.clone().into_record()
-    });
+        untrained = Untrained::default();
+        model.visit(&mut untrained);
+    }
     let result = steps();
-    if let Some(record) = record {
+    if !untrained.0.is_empty() {
         settle();
-        drop(model.clone().load_record(record));
+        drop(model.map(&mut untrained));
     }
     result
 }
 
-/// Whether a model has tensors that are not trained: running statistics are among these.
-pub(crate) fn keeps_state<M: Module>(model: &M) -> bool {
-    struct Untrained(bool);
+/// The tensors of a model that are not trained, by their numbers: running statistics are among
+/// these. They are shared, not copied.
+#[derive(Default)]
+struct Untrained(HashMap<ParamId, Box<dyn Any>>);
 
-    impl ModuleVisitor for Untrained {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0 |= !param.is_require_grad();
+impl ModuleVisitor for Untrained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.is_require_grad() {
+            self.0.insert(param.id, Box::new(param.val()));
         }
     }
+}
 
-    let mut untrained = Untrained(false);
-    model.visit(&mut untrained);
-    untrained.0
+/// Puts them back: running statistics are changed in place.
+impl ModuleMapper for Untrained {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let kept = self.0.get(&param.id).and_then(|kept| kept.downcast_ref::<Tensor<D>>());
+        match kept {
+            Some(kept) => Param::initialized(param.id, kept.clone()),
+            None => param,
+        }
+    }
 }

@@ -11,8 +11,11 @@ use crate::error::TrainError;
 use crate::gradients::{LossReduction, WeightedGradients};
 use crate::rehearsal::unchanged;
 
-/// How many items are compared, and how many of them are the first part.
+/// How many items are compared at the most, and how many of them are the first part.
 const ITEMS: (usize, usize) = (8, 3);
+
+/// Where a gradient is zero but for rounding, this share of the largest one is.
+const ROUNDING: f64 = 1e-5;
 
 /// The difference, relative to the largest gradient of a parameter, that is rounding.
 const TOLERANCE: f64 = 1e-3;
@@ -26,13 +29,15 @@ pub enum SplitCheck {
     NotNeeded,
     /// The gradient of a few items was that of their parts.
     Agreed,
+    /// It was not, and the user accepts that.
+    Accepted,
     /// Items have two different gradients, because the step draws numbers, such as a dropout.
     Random,
     /// Batch normalization makes the gradient of an item depend on the others.
     BatchNorm,
 }
 
-/// Checks on the first items of a batch.
+/// Checks on the first items of a batch, at most `most` of them, which fit.
 ///
 /// # Errors
 ///
@@ -40,7 +45,7 @@ pub enum SplitCheck {
 pub(crate) fn check<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
-    items: usize,
+    most: usize,
     reduction: LossReduction,
 ) -> Result<SplitCheck, TrainError>
 where
@@ -51,12 +56,16 @@ where
     if has_batch_norm(&model) {
         return Ok(SplitCheck::BatchNorm);
     }
-    let (all, first) = (ITEMS.0.min(items), ITEMS.1.min(items / 2));
+    let all = ITEMS.0.min(most);
+    let first = ITEMS.1.min(all / 2);
     let few = batch.range(0..all);
     let of_all = || read(&model, learner.train_step(few.range(0..all)).grads);
     unchanged(learner, || {
         let whole = of_all();
-        if of_all() != whole {
+        let is_same = |(one, other): (&Of, &Of)| {
+            one.1.iter().zip(&other.1).all(|(one, other)| one.to_bits() == other.to_bits())
+        };
+        if !of_all().iter().zip(&whole).all(is_same) {
             return Ok(SplitCheck::Random);
         }
         let mut gradients = WeightedGradients::new(reduction, few.weight());
@@ -76,18 +85,25 @@ where
 }
 
 /// The gradient of a parameter, with its path.
-type Of = (String, Vec<f64>);
+type Of = (String, Vec<f32>);
 
 /// A gradient, in the order of the model.
 type Read = Vec<Of>;
 
-/// The parameter whose gradients differ most, and by how much of its largest gradient.
+/// The parameter whose gradients differ most, and by how much of its largest gradient. A gradient
+/// that is zero but for rounding, such as that of an attention's key bias, has no size of its own.
 fn difference(one: &Read, other: &Read) -> Option<(String, f64)> {
+    let largest = |numbers: &[f32]| {
+        numbers.iter().fold(0.0_f64, |most, value| most.max(f64::from(value.abs())))
+    };
+    let least = one.iter().map(|(_, numbers)| largest(numbers)).fold(0.0, f64::max);
+    let least = least * ROUNDING / TOLERANCE;
     let of = |(one, other): (&Of, &Of)| {
         let ((path, one), (_, other)) = (one, other);
-        let largest = one.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
-        let apart = one.iter().zip(other).map(|(one, other)| (one - other).abs());
-        let apart = apart.fold(0.0, f64::max);
+        let apart: Vec<f32> = one.iter().zip(other).map(|(one, other)| one - other).collect();
+        let is_number = apart.iter().all(|value| value.is_finite());
+        let apart = if is_number { largest(&apart) } else { f64::NAN };
+        let largest = largest(one).max(least);
         // What is not finite differs.
         let by = if apart == 0.0 { 0.0 } else { apart / largest };
         (path.clone(), if by.is_nan() { f64::INFINITY } else { by })
@@ -105,7 +121,7 @@ fn read<M: Module>(model: &M, grads: GradientsParams) -> Read {
     impl ModuleVisitor for Reading {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(grad) = self.grads.remove::<D>(param.id) {
-                let numbers = grad.into_data().iter::<f64>().collect();
+                let numbers = grad.into_data().iter::<f32>().collect();
                 self.read.push((self.path.join("."), numbers));
             }
         }

@@ -15,7 +15,7 @@ use firebox_plan::Plan;
 use firebox_trace::Bytes;
 
 use crate::error::TrainError;
-use crate::gradients::WeightedGradients;
+use crate::gradients::{LossReduction, WeightedGradients};
 use crate::learner::{LearnerBuilder, Outcome, parameter_bytes};
 use crate::outputs::joined;
 use crate::planner::Planner;
@@ -44,7 +44,9 @@ where
         let device = learner.model().devices().first().cloned().unwrap_or_default();
         let (train, valid) = (train.to_device(&device), valid.to_device(&device.clone().inner()));
         learner.fork(&device);
-        let planner = self.settings.planner(&device, parameter_bytes(&learner.model()));
+        let accumulation = components.grad_accumulation.unwrap_or(1).max(1);
+        let parameters = parameter_bytes(&learner.model());
+        let planner = self.settings.planner(&device, parameters, accumulation > 1);
         let planner = planner.map_err(|error| self.outcome().failure = Some(error)).ok();
         let Some(planner) = planner else { return (learner.model(), components.event_processor) };
         let TrainingComponents { interrupter, event_store, num_epochs, .. } = components;
@@ -55,8 +57,9 @@ where
             device,
             processor: components.event_processor,
             interrupter,
-            accumulation: components.grad_accumulation.unwrap_or(1).max(1),
+            accumulation,
             split_check: SplitCheck::NotNeeded,
+            epoch: starting_epoch,
         };
         let mut checkpointer = components.checkpointer;
         let mut early_stopping = components.early_stopping;
@@ -79,7 +82,7 @@ where
             }
         }
         let mut outcome = self.outcome();
-        (outcome.predicted, outcome.measured) = (run.planner.predicted, run.planner.peak);
+        (outcome.predicted, outcome.measured) = run.planner.predicted_and_measured();
         outcome.split_check = run.split_check;
         (run.learner.model(), run.processor)
     }
@@ -102,6 +105,7 @@ struct Run<'a, M: LearnerModel> {
     /// How many loader batches one optimizer step takes.
     accumulation: usize,
     split_check: SplitCheck,
+    epoch: usize,
 }
 
 /// The batches of an optimizer step so far.
@@ -123,18 +127,18 @@ where
         valid: &ValidLoader<M>,
         epoch: usize,
     ) -> Result<(), TrainError> {
-        if let Some(seed) = self.strategy.settings.seed {
-            self.device.seed(seed.wrapping_add(epoch as u64));
-        }
+        self.epoch = epoch;
+        self.seed(0);
         let split = |loader_items| LearnerEvent::StartSplit {
             epoch_number: epoch,
             total_items: loader_items,
         };
         let started = self.processor.process_train(split(train.num_items()));
         self.interrupter.fail_on_error(started);
-        self.train(train)?;
+        let trained = self.train(train);
         let ended = self.processor.process_train(LearnerEvent::EndSplit(epoch));
         self.interrupter.fail_on_error(ended);
+        trained?;
         if self.interrupter.should_stop() {
             return Ok(());
         }
@@ -142,12 +146,21 @@ where
             LearnerEvent::StartSplit { epoch_number: epoch, total_items: valid.num_items() };
         let started = self.processor.process_valid(split);
         self.interrupter.fail_on_error(started);
-        self.validate(valid)?;
+        let validated = self.validate(valid);
         let ended = self.processor.process_valid(LearnerEvent::EndSplit(epoch));
         self.interrupter.fail_on_error(ended);
+        validated?;
         let ended = self.processor.process_train(LearnerEvent::EndEpoch(epoch));
         self.interrupter.fail_on_error(ended);
         Ok(())
+    }
+
+    /// Seeds the device for what comes from this batch of the epoch on, if the user asked for it.
+    fn seed(&self, iteration: usize) {
+        if let Some(seed) = self.strategy.settings.seed {
+            let at = (self.epoch as u64) << 32 | iteration as u64;
+            self.device.seed(seed.wrapping_add(at));
+        }
     }
 
     fn train(&mut self, loader: &TrainLoader<M>) -> Result<(), TrainError> {
@@ -155,11 +168,13 @@ where
         let mut iterator = loader.iter();
         let mut group: Option<Group> = None;
         let mut iteration = 0;
+        let mut has_ended = true;
         while let Some(batch) = iterator.next() {
             let batch = match batch {
                 Ok(batch) => batch,
                 Err(error) => {
                     self.interrupter.fail(error);
+                    has_ended = false;
                     break;
                 }
             };
@@ -170,33 +185,38 @@ where
                 return Err(TrainError::EmptyBatch);
             }
             let weight = batch.weight();
-            // A batch that weighs nothing has no mean.
+            if !weight.is_finite() || weight < 0.0 {
+                return Err(TrainError::Weight { weight });
+            }
+            // What a group's first batch weighs is no more than a unit.
             let total = if weight > 0.0 { weight } else { items as f64 };
             let current = group.get_or_insert_with(|| Group {
                 gradients: WeightedGradients::new(reduction, total),
                 batches: 0,
             });
-            let plan = self.plan(&batch, items)?;
+            let plan = self.plan(&batch, items, iteration)?;
             current.batches += 1;
             let is_last = current.batches >= self.accumulation || progress.is_completed();
             let (gauge, learner) = (self.planner.gauge(), &mut self.learner);
-            let before = gauge.live();
             let (ran, peak) = gauge.peak_of(|| {
-                let outputs = run_batch(learner, &batch, &plan, &mut current.gradients)?;
-                if is_last {
-                    step(learner, &mut current.gradients);
+                let outputs = run_batch(learner, &batch, &plan, &mut current.gradients);
+                let parts: f64 = outputs.iter().map(|(_, weight)| weight).sum();
+                let tolerance = (items as f64 * f64::from(f32::EPSILON)).clamp(1e-4, 1e-2);
+                let is_mean = reduction == LossReduction::Mean;
+                if is_mean && (parts - weight).abs() > tolerance * weight {
+                    return Err(TrainError::UnequalWeights { parts, whole: weight });
                 }
-                Ok::<_, TrainError>(outputs)
+                let stepped = is_last && step(learner, &mut current.gradients);
+                Ok((joined(outputs, reduction), stepped))
             });
-            let outputs = ran?;
+            let (outputs, stepped) = ran?;
             drop(batch);
-            let parts: f64 = outputs.iter().map(|(_, weight)| weight).sum();
-            if (parts - weight).abs() > 1e-4 * weight.abs() {
-                return Err(TrainError::UnequalWeights { parts, whole: weight });
+            if stepped {
+                self.planner.has_stepped();
             }
-            self.compare(&plan, before, peak)?;
+            self.compare(&plan, peak)?;
             let lr = Some(self.learner.lr_current());
-            for output in joined(outputs, reduction) {
+            for output in outputs {
                 let item = TrainingItem::new(output, progress.clone(), Some(iteration), lr.clone());
                 let sent = self.processor.process_train(LearnerEvent::ProcessedItem(item));
                 self.interrupter.fail_on_error(sent);
@@ -205,31 +225,39 @@ where
                 group = None;
             }
             if self.interrupter.should_stop() {
+                has_ended = false;
                 break;
             }
         }
-        // A loader that does not know its end.
-        if let Some(mut group) = group {
+        // A loader that does not know its end. An interrupted group is not stepped, as in burn.
+        if let Some(mut group) = group.filter(|_| has_ended) {
             step(&mut self.learner, &mut group.gradients);
         }
         Ok(())
     }
 
     /// The plan for a batch. Before the first split, gradients are compared.
-    fn plan(&mut self, batch: &<M as TrainStep>::Input, items: usize) -> Result<Plan, TrainError> {
+    fn plan(
+        &mut self,
+        batch: &<M as TrainStep>::Input,
+        items: usize,
+        iteration: usize,
+    ) -> Result<Plan, TrainError> {
         let settings = &self.strategy.settings;
         let (plan, report) = self.planner.plan(&self.learner, batch, items)?;
+        let has_drawn = report.is_some();
         if let Some(report) = report {
             settings.say(log::Level::Info, &report.to_string());
             self.strategy.outcome().plans.push(report);
         }
         if !plan.is_whole() && self.split_check == SplitCheck::NotNeeded {
-            let found = check(&self.learner, batch, items, settings.reduction);
+            let most = plan.largest().get().max(2).min(items);
+            let found = check(&self.learner, batch, most, settings.reduction);
             self.split_check = match found {
                 Err(TrainError::Coupled { parameter, percent }) if settings.accepts_coupling => {
                     let text = format!("the gradient of `{parameter}` changes by {percent:.2} %");
                     settings.say(log::Level::Warn, &text);
-                    SplitCheck::Agreed
+                    SplitCheck::Accepted
                 }
                 found => found?,
             };
@@ -246,13 +274,17 @@ where
                 settings.say(log::Level::Warn, warning);
             }
         }
+        // Planning has drawn numbers. What training draws does not depend on the plan.
+        if has_drawn {
+            self.seed(iteration);
+        }
         Ok(plan)
     }
 
     /// Compares what a step took with its prediction.
-    fn compare(&mut self, plan: &Plan, before: Bytes, peak: Bytes) -> Result<(), TrainError> {
-        let (predicted, budget) = (self.planner.predicted, self.planner.budget());
-        let Some(measured) = self.planner.note(plan, before, peak) else { return Ok(()) };
+    fn compare(&mut self, plan: &Plan, peak: Bytes) -> Result<(), TrainError> {
+        let (predicted, budget) = (plan.peak(), self.planner.budget());
+        let Some(measured) = self.planner.note(plan, peak) else { return Ok(()) };
         let settings = &self.strategy.settings;
         if measured > budget {
             let error = TrainError::OverBudget { measured, predicted, budget };
@@ -304,15 +336,18 @@ where
     }
 }
 
-/// Steps the optimizer with what was accumulated, if that weighs anything.
-fn step<M: LearnerModel>(learner: &mut Learner<M>, gradients: &mut WeightedGradients) {
-    if gradients.weight() > 0.0 {
-        let model = learner.model();
+/// Steps the optimizer with what was accumulated. Returns whether there was anything: a mean over
+/// nothing has no gradient.
+fn step<M: LearnerModel>(learner: &mut Learner<M>, gradients: &mut WeightedGradients) -> bool {
+    let model = learner.model();
+    let has_any = gradients.has_any();
+    if has_any {
         let grads = gradients.finish(&model);
         drop(model);
         learner.lr_step();
         learner.optimizer_step(grads);
     }
+    has_any
 }
 
 /// Runs a batch in its micro-batches and adds their gradients. Returns their outputs with their
@@ -322,7 +357,7 @@ fn run_batch<M>(
     batch: &<M as TrainStep>::Input,
     plan: &Plan,
     gradients: &mut WeightedGradients,
-) -> Result<Vec<(<M as TrainStep>::Output, f64)>, TrainError>
+) -> Vec<(<M as TrainStep>::Output, f64)>
 where
     M: LearnerModel,
     <M as TrainStep>::Input: MicroBatch,
@@ -336,5 +371,5 @@ where
         gradients.add(&model, output.grads, weight);
         outputs.push((output.item, weight));
     }
-    Ok(outputs)
+    outputs
 }

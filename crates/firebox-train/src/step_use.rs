@@ -44,14 +44,6 @@ pub struct StepUse {
     pub in_use: Option<Bytes>,
 }
 
-impl StepUse {
-    /// The share of what is reserved that nothing lies in.
-    pub fn fragmentation(&self) -> Option<f64> {
-        let (reserved, in_use) = (self.reserved?, self.in_use?);
-        (reserved > Bytes::ZERO).then(|| 1.0 - in_use.ratio(reserved))
-    }
-}
-
 /// Takes down what steps use.
 #[derive(Debug)]
 pub(crate) struct StepLog {
