@@ -180,8 +180,8 @@ where
     /// Trains with burn's supervised training, on the model's device. A training strategy of the
     /// training and its `gradient_checkpointing` have no effect: set checkpointing on the device.
     ///
-    /// With `grads_accumulation(k)`, the gradient is the mean over the `k` batches by their weights,
-    /// where burn adds their means.
+    /// With `grads_accumulation(k)`, the gradient is the mean over the `k` batches by their
+    /// weights, where burn adds their means.
     ///
     /// Memory is measured by resetting the peak of [`PeakAlloc`](crate::PeakAlloc), if the program
     /// has it: one training at a time.
