@@ -98,7 +98,8 @@ pub trait DeviceMemory: Backend {
         Self::sync(device)
     }
 
-    /// Gives back unused pages of this thread's pools, before any allocation requested later.
+    /// Gives back unused pages of all threads' pools, those of this thread before any allocation it
+    /// requests later.
     ///
     /// A backend whose memory model reports [pages](firebox_trace::Footprint::paging) must
     /// implement this, because plans for batches of other shapes rely on it. Default: does nothing,

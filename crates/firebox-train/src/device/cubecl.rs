@@ -47,6 +47,14 @@ pub trait RuntimeMemory: Mirrored {
         pool_usage(&Self::client(device))
     }
 
+    /// See [`DeviceMemory::give_back`].
+    fn give_back(device: &Self::Device) {
+        let client = Self::client(device);
+        for stream in streams().into_iter().flatten() {
+            stream.executes(|| client.memory_cleanup());
+        }
+    }
+
     /// See [`DeviceMemory::own_pool`].
     fn own_pool(_device: &Self::Device) -> Option<OwnPool> {
         None
@@ -73,6 +81,10 @@ impl<R: RuntimeMemory> RuntimeMemory for Pooled<R> {
         let usage = catch_unwind(AssertUnwindSafe(|| client.memory_usage())).ok()?.ok()?;
         let reserved = Bytes::new(usage.bytes_reserved);
         Some(PoolUsage { reserved, in_use: Bytes::new(usage.bytes_in_use), own: reserved })
+    }
+
+    fn give_back(device: &Self::Device) {
+        Self::client(device).memory_cleanup();
     }
 
     fn own_pool(device: &Self::Device) -> Option<OwnPool> {
@@ -139,7 +151,7 @@ macro_rules! of_runtime {
         }
 
         fn give_back(device: &Self::Device) {
-            R::client(device).memory_cleanup();
+            R::give_back(device);
         }
     };
 }
@@ -215,27 +227,30 @@ fn dry<B: DryTwin, R: Runtime>(device: &R::Device) -> Dry<B> {
     Dry::new(client.properties().clone()).with_choices_of(tuned.to_string())
 }
 
-/// Sums the usage of all streams. A client answers for the stream of the asking thread, and a
-/// thread can ask in another's name. Asking for an unused stream would create it with empty pools,
-/// so only streams of threads that have existed are asked.
-fn pool_usage<R: Runtime>(client: &ComputeClient<R>) -> Option<PoolUsage> {
+/// The streams that have pools: one for each thread. A client answers for the stream of the asking
+/// thread, and a thread can ask in another's name. Asking for an unused stream would create it with
+/// empty pools, so these are streams of threads that have existed. The first is the caller's.
+fn streams() -> Option<impl Iterator<Item = StreamId>> {
     let max = firebox_dry::max_streams();
     let own = StreamId::current().value % max;
     let threads = std::thread::spawn(|| StreamId::current().value).join().ok()?;
-    let mut streams: BTreeSet<u64> = (0..threads.min(max)).collect();
-    streams.extend(firebox_lazy::loader_streams().iter().map(|stream| stream.value % max));
-    streams.insert(own);
-    let mut usage = PoolUsage::default();
-    for value in streams {
+    let mut others: BTreeSet<u64> = (0..threads.min(max)).collect();
+    others.extend(firebox_lazy::loader_streams().iter().map(|stream| stream.value % max));
+    others.remove(&own);
+    Some(std::iter::once(own).chain(others).map(|value| StreamId { value }))
+}
+
+/// Sums the usage of all streams.
+fn pool_usage<R: Runtime>(client: &ComputeClient<R>) -> Option<PoolUsage> {
+    let mut usage: Option<PoolUsage> = None;
+    for stream in streams()? {
         // CubeCL's client panics where the server does, for example if a stream cannot be created.
-        let asked = || StreamId { value }.executes(|| client.memory_usage());
-        let stream = catch_unwind(AssertUnwindSafe(asked)).ok()?.ok()?;
-        let reserved = Bytes::new(stream.bytes_reserved);
-        usage.reserved += reserved;
-        usage.in_use += Bytes::new(stream.bytes_in_use);
-        if value == own {
-            usage.own = reserved;
-        }
+        let asked = || stream.executes(|| client.memory_usage());
+        let of_stream = catch_unwind(AssertUnwindSafe(asked)).ok()?.ok()?;
+        let reserved = Bytes::new(of_stream.bytes_reserved);
+        let all = usage.get_or_insert(PoolUsage { own: reserved, ..PoolUsage::default() });
+        all.reserved += reserved;
+        all.in_use += Bytes::new(of_stream.bytes_in_use);
     }
-    Some(usage)
+    usage
 }

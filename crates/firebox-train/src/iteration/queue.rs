@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use firebox_lazy::{StepRecorder, TrainingGuard, in_full_precision, loader_streams};
+use firebox_lazy::{StepRecorder, TrainingGuard, in_full_precision};
 
 use crate::device::DeviceMemory;
 use crate::device::own_pool::TrainingPool;
@@ -84,8 +84,7 @@ impl<D: DeviceMemory> Queue<D> {
         Ok(updated)
     }
 
-    /// Gives back unused pages of the training thread and of loader threads, if there is no room
-    /// otherwise.
+    /// Gives back unused pages, if there is no room otherwise.
     pub(crate) fn prepare(&self, admission: Admission) {
         if admission == Admission::RunsOnceGivenBack {
             log::debug!("pages that other batches have left are given back");
@@ -115,14 +114,11 @@ impl<D: DeviceMemory> Queue<D> {
     }
 }
 
-/// Gives back pages that no buffer lies on, those of the calling thread and of loader threads.
+/// Gives back pages that no buffer lies on.
 pub(crate) fn give_back<D: DeviceMemory>(device: &D::Device) {
     // wgpu frees a page only once the device no longer needs it.
     let wait = || drop(D::sync(device));
     wait();
     D::give_back(device);
-    for stream in loader_streams() {
-        stream.executes(|| D::give_back(device));
-    }
     wait();
 }
