@@ -17,30 +17,23 @@ pub(crate) fn joined<T: 'static>(mut parts: Vec<(T, f64)>, reduction: LossReduct
     if parts.len() < 2 || parts.iter().all(|(_, weight)| *weight == 0.0) {
         return parts.into_iter().map(|(output, _)| output).collect();
     }
-    let parts = match of_type::<T, ClassificationOutput>(parts, |parts| {
-        let (mut losses, mut outputs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
-        for (part, weight) in parts {
-            losses.push((part.loss, weight));
-            outputs.push(part.output);
-            targets.push(part.targets);
-        }
-        let (output, targets) = (Tensor::cat(outputs, 0), Tensor::cat(targets, 0));
-        ClassificationOutput { loss: loss_of(losses, reduction), output, targets }
-    }) {
-        Ok(output) => return vec![output],
-        Err(parts) => parts,
-    };
-    let joined = of_type::<T, RegressionOutput>(parts, |parts| {
-        let (mut losses, mut outputs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
-        for (part, weight) in parts {
-            losses.push((part.loss, weight));
-            outputs.push(part.output);
-            targets.push(part.targets);
-        }
-        let (output, targets) = (Tensor::cat(outputs, 0), Tensor::cat(targets, 0));
-        RegressionOutput { loss: loss_of(losses, reduction), output, targets }
-    });
-    match joined {
+    /// Joins the parts if they are outputs of this type.
+    macro_rules! of_burn {
+        ($output:ident, $parts:expr) => {
+            of_type::<T, $output>($parts, |parts| {
+                let (mut losses, mut outputs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+                for (part, weight) in parts {
+                    losses.push((part.loss, weight));
+                    outputs.push(part.output);
+                    targets.push(part.targets);
+                }
+                let (output, targets) = (Tensor::cat(outputs, 0), Tensor::cat(targets, 0));
+                $output { loss: loss_of(losses, reduction), output, targets }
+            })
+        };
+    }
+    let joined = of_burn!(ClassificationOutput, parts);
+    match joined.or_else(|parts| of_burn!(RegressionOutput, parts)) {
         Ok(output) => vec![output],
         Err(parts) => parts.into_iter().map(|(output, _)| output).collect(),
     }
