@@ -11,6 +11,7 @@ use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_common::stream_id::StreamId;
 
+use firebox_pool::Measure;
 use firebox_trace::Bytes;
 
 use crate::registry::{self, LeaseError};
@@ -170,6 +171,19 @@ impl<T: Target> Monitor<T> {
     /// The number of buffers requested and kernels launched.
     pub(crate) fn calls(&self) -> u64 {
         self.0.submit_blocking(|server| server.calls()).expect("the device runs this program")
+    }
+
+    /// Puts firebox's pool on the device until the program ends, which trains on [`STREAM`].
+    pub(crate) fn begin_pool(&self) {
+        self.0
+            .submit_blocking(|server| server.begin_pool(STREAM))
+            .expect("the device runs this program");
+    }
+
+    /// Asks firebox's pool.
+    pub(crate) fn pool<R: Send>(&self, ask: impl FnOnce(&mut Measure) -> R + Send) -> R {
+        let asked = self.0.submit_blocking(|server| server.pool().map(ask));
+        asked.expect("the device runs this program").expect("the program has begun with a pool")
     }
 
     /// What was measured so far.

@@ -143,6 +143,6 @@ pub use crate::{
     server::usage::Usage,
     server::{DryInfo, DryServer, max_streams},
     target::{Cuda, Target, Wgpu},
-    twin::{DryTwin, Mirrored, Pooling},
+    twin::{DryTwin, Mirrored},
 };
 pub use replay::values::{NotComputed, Observer, compute_values};

@@ -30,6 +30,7 @@ use cubecl_runtime::server::{
     ProfileError, ProfilingToken, ServerCommunication, ServerError, ServerUtilities,
 };
 use cubecl_runtime::storage::ManagedResource;
+use firebox_pool::Measure;
 use firebox_trace::Bytes;
 
 use crate::compiler::DryCompiler;
@@ -56,6 +57,9 @@ pub fn max_streams() -> u64 {
 /// subset of what is alive here.
 #[derive(Debug)]
 pub struct DryServer<T: Target> {
+    /// firebox's pool in front of the allocators, if the device stands for one that has it.
+    /// Launches take their own buffers from the allocators all the same.
+    pool: Option<Measure>,
     /// The allocators, by stream.
     streams: BTreeMap<usize, MemoryManagement<DryStorage>>,
     max_streams: usize,
@@ -73,11 +77,23 @@ impl<T: Target> DryServer<T> {
     /// Forgets every page, as if the process had just begun. Buffers that are still alive are no
     /// longer counted.
     pub(crate) fn reset(&mut self) {
+        self.pool = None;
         self.streams.clear();
         self.usage = Usage::default();
         self.calls = 0;
         self.requested = 0;
         self.profiles.clear();
+    }
+
+    /// Puts firebox's pool in front of the allocators, until the next [`reset`](Self::reset), for
+    /// training on the thread of `stream`.
+    pub(crate) fn begin_pool(&mut self, stream: StreamId) {
+        let largest_page = T::largest_page(&self.utilities.properties);
+        self.pool = Some(Measure::new(self.memory.alignment, stream, largest_page));
+    }
+
+    pub(crate) fn pool(&mut self) -> Option<&mut Measure> {
+        self.pool.as_mut()
     }
 
     /// What the device reports about itself.
@@ -195,6 +211,7 @@ impl<T: Target> DeviceService for DryServer<T> {
         let logger = Arc::new(ServerLogger::default());
         let utilities = ServerUtilities::new(properties, logger, info, layout);
         Self {
+            pool: None,
             streams: BTreeMap::new(),
             max_streams: max_streams() as usize,
             memory,
@@ -226,7 +243,15 @@ impl<T: Target> ComputeServer for DryServer<T> {
     type Storage = DryStorage;
 
     fn initialize_memory(&mut self, memory: ManagedMemoryHandle, size: u64, stream: StreamId) {
-        self.reserve(Some(memory), size, stream);
+        match &mut self.pool {
+            // An empty buffer has no place on a page.
+            Some(pool) if size > 0 => {
+                self.calls += 1;
+                self.requested += size;
+                pool.place(memory, size, stream);
+            }
+            _ => self.reserve(Some(memory), size, stream),
+        }
     }
 
     fn logger(&self) -> Arc<ServerLogger> {
@@ -293,6 +318,9 @@ impl<T: Target> ComputeServer for DryServer<T> {
     }
 
     fn memory_cleanup(&mut self, stream: StreamId) {
+        if let Some(pool) = &mut self.pool {
+            return pool.close_empty();
+        }
         let pools = self.stream(stream);
         let before = pools.storage().reserved();
         pools.cleanup(true);

@@ -10,7 +10,7 @@ use burn_fusion::Fusion;
 use burn_fusion::client::GlobalFusionClient;
 use burn_ir::BackendIr;
 use burn_std::{BoolStore, DType};
-use firebox_pool::{Control, Pooled};
+use firebox_pool::Pooled;
 
 use crate::device::DryDevice;
 use crate::runtime::DryRuntime;
@@ -23,55 +23,31 @@ use crate::target::Target;
 pub trait Mirrored: CubeRuntime {
     /// The target that the dry runtime mirrors.
     type Target: Target;
-    /// The dry runtime.
-    type Dry: CubeRuntime<CubeDevice = DryDevice<Self::Target>> + Pooling<Self::Target>;
-}
-
-/// A dry runtime, and the pool in front of it, if its buffers lie on one.
-pub trait Pooling<T: Target>: CubeRuntime {
-    /// Whether there is a pool.
+    /// Whether buffers lie on firebox's pool.
     const POOLED: bool;
-    /// The pool of a device, if there is one.
-    fn pool(device: &DryDevice<T>) -> Option<Control<DryRuntime<T>>>;
-}
-
-impl<T: Target> Pooling<T> for DryRuntime<T> {
-    const POOLED: bool = false;
-
-    fn pool(_device: &DryDevice<T>) -> Option<Control<Self>> {
-        None
-    }
-}
-
-impl<T: Target> Pooling<T> for Pooled<DryRuntime<T>> {
-    const POOLED: bool = true;
-
-    fn pool(device: &DryDevice<T>) -> Option<Control<DryRuntime<T>>> {
-        Some(Control::of(device))
-    }
 }
 
 /// The same runtime with firebox's pool.
 impl<R: Mirrored> Mirrored for Pooled<R> {
     type Target = R::Target;
-    type Dry = Pooled<DryRuntime<R::Target>>;
+    const POOLED: bool = true;
 }
 
 #[cfg(feature = "cuda")]
 impl Mirrored for cubecl::cuda::CudaRuntime {
     type Target = crate::target::Cuda;
-    type Dry = DryRuntime<crate::target::Cuda>;
+    const POOLED: bool = false;
 }
 
 #[cfg(feature = "wgpu")]
 impl Mirrored for cubecl::wgpu::WgpuRuntime {
     type Target = crate::target::Wgpu;
-    type Dry = DryRuntime<crate::target::Wgpu>;
+    const POOLED: bool = false;
 }
 
 impl<T: Target> Mirrored for DryRuntime<T> {
     type Target = T;
-    type Dry = Self;
+    const POOLED: bool = false;
 }
 
 /// A backend for whose memory a dry backend stands: burn's CUDA and wgpu backends, with and without
@@ -105,9 +81,6 @@ pub trait DryTwin: Backend {
     /// Whether buffers lie on firebox's pool.
     const POOLED: bool;
 
-    /// The pool of a device, if there is one.
-    fn pool(device: &DryDevice<Self::Target>) -> Option<Control<DryRuntime<Self::Target>>>;
-
     /// How the backend stores booleans.
     fn bool_store() -> BoolStore {
         match <Self::BoolElem as Element>::dtype() {
@@ -126,12 +99,8 @@ where
     B: BoolElement,
 {
     type Target = R::Target;
-    type Twin = CubeBackend<R::Dry, F, I, B>;
-    const POOLED: bool = <R::Dry as Pooling<R::Target>>::POOLED;
-
-    fn pool(device: &DryDevice<Self::Target>) -> Option<Control<DryRuntime<Self::Target>>> {
-        <R::Dry as Pooling<R::Target>>::pool(device)
-    }
+    type Twin = CubeBackend<DryRuntime<R::Target>, F, I, B>;
+    const POOLED: bool = R::POOLED;
 
     fn drain(_device: &DryDevice<Self::Target>) {}
 }
@@ -144,14 +113,10 @@ where
     B: BoolElement,
 {
     type Target = R::Target;
-    type Twin = Fusion<CubeBackend<R::Dry, F, I, B>>;
-    const POOLED: bool = <R::Dry as Pooling<R::Target>>::POOLED;
-
-    fn pool(device: &DryDevice<Self::Target>) -> Option<Control<DryRuntime<Self::Target>>> {
-        <R::Dry as Pooling<R::Target>>::pool(device)
-    }
+    type Twin = Fusion<CubeBackend<DryRuntime<R::Target>, F, I, B>>;
+    const POOLED: bool = R::POOLED;
 
     fn drain(device: &DryDevice<Self::Target>) {
-        GlobalFusionClient::<FusionCubeRuntime<R::Dry>>::load(device).sync(|| ());
+        GlobalFusionClient::<FusionCubeRuntime<DryRuntime<R::Target>>>::load(device).sync(|| ());
     }
 }

@@ -251,13 +251,8 @@ impl Case {
     }
 }
 
-fn config() -> ProptestConfig {
-    let cases = if cfg!(debug_assertions) { 500 } else { 10_000 };
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn growing_footprints_give_the_fewest_steps(

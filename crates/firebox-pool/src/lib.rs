@@ -15,9 +15,11 @@
 //! | out of memory | panic on the device's thread | error at the next `sync`, `flush` or `read` |
 
 #[cfg(feature = "cubecl")]
-mod id;
+mod buffer;
 #[cfg(feature = "cubecl")]
 mod inner;
+#[cfg(feature = "cubecl")]
+mod measure;
 mod no_place;
 mod packing;
 mod pool;
@@ -37,6 +39,8 @@ mod unroll;
 
 #[cfg(feature = "cubecl")]
 pub use inner::{has_exact_pages, opens_a_page};
+#[cfg(feature = "cubecl")]
+pub use measure::Measure;
 pub use no_place::{NoPlace, Why};
 pub use packing::{Packing, Sequence, pack};
 pub use pool::{Holder, Lifetime, Lifted, Needed, PageId, Place, Pool, PoolMemory};

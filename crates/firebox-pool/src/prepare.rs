@@ -1,4 +1,4 @@
-//! What the Learner and the dry device ask of a pool: which pages to have, and which region buffers
+//! What the Learner asks of a pool: which pages to have, and which region buffers
 //! belong to. [`Control`](crate::Control) forwards to these methods.
 
 use cubecl_common::bytes::Bytes;
@@ -6,36 +6,22 @@ use cubecl_common::stream_id::StreamId;
 use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::ServerError;
 
+use crate::buffer::Buffer;
 use crate::no_place::{NoPlace, Why};
-use crate::pool::{Lifted, Needed, PageId, Place, Pool};
+use crate::pool::{Lifted, Needed, PageId, Place};
 use crate::refusal::Refusals;
-use crate::region::{Pages, Region, SMALL};
-use crate::server::{Buffer, PoolServer, Training};
+use crate::region::{Pages, Region};
+use crate::server::{PoolServer, Training};
 use crate::space::Fit;
 
 /// A buffer being moved, and its contents.
 type Moved = (Lifted<Buffer>, Result<Bytes, ServerError>);
 
 impl<R: Runtime> PoolServer<R> {
-    /// Switches to measuring which pages are needed. Drops all buffers and pages.
-    pub(crate) fn measure(&mut self) {
-        self.pool = Pool::new(self.utilities.properties.memory.alignment, Fit::Best);
-        self.pool.keep_lifetimes();
-        self.pages.clear();
-        self.measures = true;
-        self.training = None;
-        self.refusals = Refusals::default();
-    }
-
     /// Begins training on the thread of `stream`. All pages together have at most `limit` bytes,
     /// and each has at most `largest_page`.
     pub(crate) fn begin(&mut self, stream: StreamId, limit: u64, largest_page: u64) {
-        // Page sizes are multiples of the alignment, as places begin and end at multiples of it.
-        let alignment = self.utilities.properties.memory.alignment.max(1);
-        let largest_page = match largest_page {
-            u64::MAX => u64::MAX,
-            limited => limited - limited % alignment,
-        };
+        let largest_page = self.pool.largest_page(largest_page);
         let begun = self.training.map(|training| (training.region, training.is_prepared));
         if begun.is_none() {
             self.refusals = Refusals::default();
@@ -66,20 +52,6 @@ impl<R: Runtime> PoolServer<R> {
     fn release(&mut self, region: Region) {
         let pages: Vec<_> = self.pool.pages_of(region).collect();
         pages.into_iter().for_each(|(page, _)| self.pool.stays(page, false));
-    }
-
-    /// Puts the buffers of each of these regions on one page, the largest first.
-    pub(crate) fn settle(&mut self, regions: &[Region]) {
-        debug_assert!(self.measures, "elsewhere it is `prepare` that does so");
-        let lifted = self.pool.lift(regions);
-        for region in regions {
-            self.close(Some(*region));
-        }
-        for buffer in lifted {
-            // This cannot fail: while measuring, another page can always be opened.
-            let _place = self.put(buffer);
-        }
-        self.pool.forget_high();
     }
 
     /// Opens pages for each region with the requested bytes, or with the bytes already in use there
@@ -115,7 +87,7 @@ impl<R: Runtime> PoolServer<R> {
         let mut result = Ok(());
         let mut step = None;
         for region in &moves {
-            let here = |(buffer, _): &&Moved| home(buffer.region, buffer.place.size) == *region;
+            let here = |(buffer, _): &&Moved| buffer.region.home(buffer.place.size) == *region;
             let needed: u64 = lifted.iter().filter(here).map(|(buffer, _)| buffer.place.size).sum();
             for size in self.sizes(pages.of(*region).max(needed)) {
                 match self.open(Needed { region: *region, size }, size) {
@@ -130,7 +102,7 @@ impl<R: Runtime> PoolServer<R> {
         self.fit_step_page(fit, &mut lifted);
         // Buffers that keep their offsets come first.
         lifted.sort_by_key(|(buffer, _)| {
-            step.is_none() || home(buffer.region, buffer.place.size) != Region::Step
+            step.is_none() || buffer.region.home(buffer.place.size) != Region::Step
         });
         for moved in lifted {
             if let Err(lost) = self.put_back(step, moved) {
@@ -182,7 +154,7 @@ impl<R: Runtime> PoolServer<R> {
     /// page if possible. Otherwise it goes to any page with room, or to a new page, above the limit
     /// if necessary.
     fn put_back(&mut self, step: Option<PageId>, (buffer, bytes): Moved) -> Result<(), NoPlace> {
-        let is_step = home(buffer.region, buffer.place.size) == Region::Step;
+        let is_step = buffer.region.home(buffer.place.size) == Region::Step;
         let kept = match step.filter(|_| is_step) {
             Some(page) => self.pool.place_at(page, buffer),
             None => Err(buffer),
@@ -193,7 +165,7 @@ impl<R: Runtime> PoolServer<R> {
 
     fn put(&mut self, buffer: Lifted<Buffer>) -> Result<Place, NoPlace> {
         let Lifted { id, holder, region, place: Place { size, .. } } = buffer;
-        let region = home(region, size);
+        let region = region.home(size);
         let (holder, needed) = match self.pool.place(id, holder, size, region) {
             Ok(place) => return Ok(place),
             Err(missing) => missing,
@@ -226,9 +198,4 @@ impl<R: Runtime> PoolServer<R> {
             }
         }
     }
-}
-
-/// The region a buffer belongs to during training.
-fn home(region: Region, size: u64) -> Region {
-    if size < SMALL { Region::Small } else { region }
 }

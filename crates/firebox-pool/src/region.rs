@@ -19,6 +19,12 @@ pub enum Region {
 impl Region {
     /// All regions.
     pub const ALL: [Self; 4] = [Self::Lasting, Self::Step, Self::Small, Self::Beside];
+
+    /// The region to which a buffer of `size` bytes belongs during training, if it is used for what
+    /// this region is for.
+    pub fn home(self, size: u64) -> Self {
+        if size < SMALL { Self::Small } else { self }
+    }
 }
 
 /// Buffers of fewer bytes than this are small: 64 KiB.

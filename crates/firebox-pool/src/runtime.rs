@@ -15,7 +15,7 @@ use cubecl_runtime::runtime::Runtime;
 
 use crate::inner::Inner;
 use crate::no_place::NoPlace;
-use crate::pool::{Lifetime, PoolMemory};
+use crate::pool::PoolMemory;
 use crate::region::{Pages, Region};
 use crate::server::{PoolInfo, PoolServer};
 
@@ -105,46 +105,12 @@ impl<R: Runtime> Control<R> {
         self.0.submit_blocking(ask).expect("the pool does not panic")
     }
 
-    /// Switches to measuring which pages are needed. Drops all buffers and pages.
-    ///
-    /// For a runtime that computes nothing.
-    pub fn measure(&self) {
-        self.ask(PoolServer::measure);
-    }
-
     /// The memory of the pool, after frees have been noticed.
     pub fn memory(&self) -> PoolMemory {
         self.ask(|server| {
             server.pool.collect();
             server.pool.memory()
         })
-    }
-
-    /// The bytes used on the pages of each region since [`forget_high`](Self::forget_high).
-    pub fn high(&self) -> Pages {
-        self.ask(|server| {
-            server.pool.collect();
-            server.pool.high()
-        })
-    }
-
-    /// Restarts the high-water marks and the peak from the buffers in use now.
-    pub fn forget_high(&self) {
-        self.ask(|server| server.pool.forget_high());
-    }
-
-    /// The lifetimes of all buffers, in the order requested. Empty unless the pool only
-    /// [measures](Self::measure).
-    pub fn lifetimes(&self) -> Vec<Lifetime> {
-        self.ask(|server| {
-            server.pool.collect();
-            server.pool.lifetimes().to_vec()
-        })
-    }
-
-    /// How many requests were counted. Zero unless the pool only [measures](Self::measure).
-    pub fn requests(&self) -> u32 {
-        self.ask(|server| server.pool.requests())
     }
 
     /// Begins training on the thread of `stream`. All pages together have at most `limit` bytes,
@@ -170,14 +136,6 @@ impl<R: Runtime> Control<R> {
     /// Sets the region for the training thread's buffers from now on.
     pub fn enter(&self, region: Region) {
         self.0.submit(move |server| server.enter(region));
-    }
-
-    /// Puts the buffers of each of these regions on one page, the largest first. Then does what
-    /// [`forget_high`](Self::forget_high) does.
-    ///
-    /// Only while [measuring](Self::measure).
-    pub fn settle(&self, regions: &'static [Region]) {
-        self.ask(|server| server.settle(regions));
     }
 
     /// Opens pages of at least these bytes for each region and moves buffers to them, through the

@@ -27,23 +27,13 @@ use cubecl_runtime::server::{
 };
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 
-use crate::id::number_of;
+use crate::buffer::{Buffer, number_of};
 use crate::inner::{Inner, Page};
 use crate::no_place::{NoPlace, Why};
-use crate::pool::{Holder, Needed, PageId, Place, Pool, PoolMemory};
+use crate::pool::{Needed, PageId, Place, Pool, PoolMemory};
 use crate::refusal::{Refusals, gone, no_buffer};
-use crate::region::{Region, SMALL};
+use crate::region::Region;
 use crate::space::Fit;
-
-/// The only clone of a buffer's handle that the server keeps. CubeCL counts clones, and a second
-/// one would disable in-place operations.
-pub(crate) struct Buffer(ManagedMemoryHandle);
-
-impl Holder for Buffer {
-    fn is_free(&self) -> bool {
-        self.0.is_free()
-    }
-}
 
 /// Training in progress.
 #[derive(Clone, Copy, Debug)]
@@ -65,11 +55,8 @@ pub struct PoolServer<R: Runtime> {
     device: DeviceId,
     pub(crate) inner: Inner<R>,
     pub(crate) pool: Pool<Buffer>,
-    /// The device memory of the pages. Empty while only measuring.
+    /// The device memory of the pages.
     pub(crate) pages: HashMap<PageId, Page>,
-    /// Whether the server only measures which pages are needed. The wrapped server then needs no
-    /// memory.
-    pub(crate) measures: bool,
     pub(crate) training: Option<Training>,
     /// Refusals that keep work from running.
     pub(crate) refusals: Refusals,
@@ -125,7 +112,6 @@ impl<R: Runtime> DeviceService for PoolServer<R> {
             inner,
             pool: Pool::new(alignment, Fit::Best),
             pages: HashMap::new(),
-            measures: false,
             training: None,
             refusals: Refusals::default(),
             utilities,
@@ -153,17 +139,17 @@ impl<R: Runtime> PoolServer<R> {
     fn region(&self, size: u64, stream: StreamId) -> Region {
         match self.training {
             None => Region::Lasting,
-            Some(_) if size < SMALL => Region::Small,
-            Some(training) if training.stream == stream.value => training.region,
-            Some(_) => Region::Beside,
+            Some(training) if training.stream == stream.value => training.region.home(size),
+            Some(_) => Region::Beside.home(size),
         }
     }
 
     fn place(&mut self, memory: ManagedMemoryHandle, size: u64, stream: StreamId) {
         self.pool.collect();
         let region = self.region(size, stream);
-        let id = number_of(&memory);
-        let Err((buffer, needed)) = self.pool.place(id, Buffer(memory), size, region) else {
+        let buffer = Buffer::new(memory);
+        let id = buffer.number();
+        let Err((buffer, needed)) = self.pool.place(id, buffer, size, region) else {
             return;
         };
         // No page could be opened, but another region may still have room.
@@ -180,10 +166,6 @@ impl<R: Runtime> PoolServer<R> {
 
     /// Opens a page for a buffer of `size` bytes.
     pub(crate) fn open(&mut self, needed: Needed, size: u64) -> Result<PageId, NoPlace> {
-        if self.measures {
-            let largest = self.training.map_or(u64::MAX, |training| training.largest_page);
-            return Ok(self.pool.open(needed.region, largest.max(needed.size)));
-        }
         let limit = self.training.map_or(u64::MAX, |training| training.limit);
         if self.pool.memory().reserved.saturating_add(needed.size) > limit {
             self.close(None);
@@ -214,7 +196,7 @@ impl<R: Runtime> PoolServer<R> {
     pub(crate) fn close(&mut self, region: Option<Region>) -> bool {
         let closed = self.pool.close_empty(region);
         closed.iter().for_each(|id| drop(self.pages.remove(id)));
-        if !closed.is_empty() && !self.measures {
+        if !closed.is_empty() {
             self.inner.clean();
         }
         !closed.is_empty()
@@ -242,9 +224,6 @@ impl<R: Runtime> PoolServer<R> {
         arguments: KernelArguments,
     ) -> Result<(CubeCount, KernelArguments), IoError> {
         let KernelArguments { buffers, info, tensor_maps } = arguments;
-        if self.measures {
-            return Ok((count, KernelArguments::new().with_info(info)));
-        }
         let count = match count {
             CubeCount::Dynamic(binding) => CubeCount::Dynamic(self.translate(binding)?),
             count => count,
@@ -331,10 +310,8 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
         if let Err(error) = self.tell_refusals() {
             return Box::pin(async move { Err(error) });
         }
-        let descriptors: Result<Vec<_>, _> = match self.measures {
-            true => Ok(descriptors),
-            false => descriptors.into_iter().map(|copy| self.translate_copy(copy)).collect(),
-        };
+        let descriptors: Result<Vec<_>, _> =
+            descriptors.into_iter().map(|copy| self.translate_copy(copy)).collect();
         let stream = self.inner.stream;
         let read = descriptors.map_err(ServerError::from).and_then(|descriptors| {
             let read =
@@ -345,7 +322,7 @@ impl<R: Runtime> ComputeServer for PoolServer<R> {
     }
 
     fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _stream: StreamId) {
-        if self.measures || self.refusals.are_any() {
+        if self.refusals.are_any() {
             return;
         }
         let translated =

@@ -271,7 +271,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
         fn mutants_are_rejected(graph in graphs(), of in any::<prop::sample::Index>(), kind in 0..5) {

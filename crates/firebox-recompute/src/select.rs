@@ -154,7 +154,7 @@ mod tests {
     use proptest::test_runner::TestRunner;
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
         fn the_checker_accepts_what_is_selected(graph in graphs(), share in 0.2_f64..1.0) {

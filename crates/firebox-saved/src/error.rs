@@ -69,14 +69,15 @@ pub enum LoadError {
         "this is no trace of firebox; save one with `Learner::trace` or `LearnerBuilder::save_trace`"
     )]
     Foreign,
-    /// The file was written by a newer version.
+    /// The file was written by another version.
     #[error(
-        "the trace has format {found}, and this version of firebox reads formats up to {known}; update firebox"
+        "the trace has format {found}, and this version of firebox reads format {known}; save it again with this \
+         version, or use the one that wrote it"
     )]
-    Newer {
+    OtherFormat {
         /// The format of the file.
         found: u32,
-        /// The newest format that is known.
+        /// The format that this version writes and reads.
         known: u32,
     },
     /// The file ends too early.

@@ -7,6 +7,10 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use flate2::Compression;
+use flate2::read::DeflateDecoder;
+use flate2::write::DeflateEncoder;
+
 use crate::error::LoadError;
 use crate::saved::SavedTrace;
 
@@ -14,19 +18,13 @@ use crate::saved::SavedTrace;
 const MAGIC: &[u8; 14] = b"firebox trace\0";
 
 /// The number of this format.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// The length of the header: magic, format, length, hash.
 const HEADER: usize = MAGIC.len() + size_of::<u32>() + size_of::<u64>() + blake3::OUT_LEN;
 
 /// The most bytes of an unpacked trace. In memory it takes up to twenty times as many.
 const MOST_UNPACKED: usize = 1 << 26;
-
-/// How well files are compressed, from 1 to 22.
-const LEVEL: i32 = 12;
-
-/// Repeats are found within this many bytes, as a power of two.
-const WINDOW: u32 = 26;
 
 impl SavedTrace {
     /// The bytes of the file.
@@ -49,7 +47,7 @@ impl SavedTrace {
     ///
     /// # Errors
     ///
-    /// If they are not the bytes of a saved trace, or of one that a newer version wrote.
+    /// If they are not the bytes of a saved trace, or of one in another format.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, LoadError> {
         let (magic, rest) = bytes.split_at_checked(MAGIC.len()).ok_or(LoadError::Foreign)?;
         if magic != MAGIC {
@@ -58,8 +56,8 @@ impl SavedTrace {
         let short = || LoadError::Truncated { found: bytes.len() as u64, expected: HEADER as u64 };
         let (format, rest) = rest.split_first_chunk().ok_or_else(short)?;
         let format = u32::from_le_bytes(*format);
-        if format > FORMAT {
-            return Err(LoadError::Newer { found: format, known: FORMAT });
+        if format != FORMAT {
+            return Err(LoadError::OtherFormat { found: format, known: FORMAT });
         }
         let (length, rest) = rest.split_first_chunk().ok_or_else(short)?;
         let length = u64::from_le_bytes(*length);
@@ -68,8 +66,8 @@ impl SavedTrace {
             let expected = length.saturating_add(HEADER as u64);
             return Err(LoadError::Truncated { found: bytes.len() as u64, expected });
         }
-        let is_whole = packed.len() as u64 == length && format == FORMAT;
-        if !is_whole || blake3::hash(packed) != blake3::Hash::from_bytes(*hash) {
+        if packed.len() as u64 != length || blake3::hash(packed) != blake3::Hash::from_bytes(*hash)
+        {
             return Err(LoadError::Damaged);
         }
         let contradiction = |why: String| LoadError::Contradiction(why);
@@ -122,16 +120,13 @@ impl SavedTrace {
 }
 
 fn pack(bytes: &[u8]) -> io::Result<Vec<u8>> {
-    let mut encoder = zstd::Encoder::new(Vec::new(), LEVEL)?;
-    encoder.window_log(WINDOW)?;
-    encoder.long_distance_matching(true)?;
+    let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(bytes)?;
     encoder.finish()
 }
 
 fn unpack(bytes: &[u8]) -> io::Result<Vec<u8>> {
-    let mut decoder = zstd::Decoder::new(bytes)?;
-    decoder.window_log_max(WINDOW)?;
+    let decoder = DeflateDecoder::new(bytes);
     let mut unpacked = Vec::new();
     decoder.take(MOST_UNPACKED as u64 + 1).read_to_end(&mut unpacked)?;
     match unpacked.len() {
@@ -176,7 +171,7 @@ mod tests {
 
     /// The file of an unpacked trace, with the right hash.
     fn file(unpacked: &[u8]) -> Vec<u8> {
-        let packed = zstd::encode_all(unpacked, 1).expect("a vector takes all bytes");
+        let packed = pack(unpacked).expect("a vector takes all bytes");
         let hash = blake3::hash(&packed);
         let length = (packed.len() as u64).to_le_bytes();
         [&MAGIC[..], &FORMAT.to_le_bytes(), &length, hash.as_bytes(), &packed].concat()

@@ -7,18 +7,17 @@
 use burn_backend::Backend;
 use burn_router::Runner;
 use firebox_pool::{
-    Control, Fit, Lifetime, Loop, Packing, Pages, Region, SMALL_PAGE, Sequence, pack,
+    Fit, Lifetime, Loop, Measure, Packing, Pages, Region, SMALL_PAGE, Sequence, pack,
 };
 use firebox_trace::{
     Bytes, Category, Estimate, Footprint, Label, Mark, Moment, OpIndex, PoolPages, Step,
     TensorIndex, Trace,
 };
 
-use crate::device::{DryDevice, Lease, Monitor, STREAM};
+use crate::device::{DryDevice, Lease, Monitor};
 use crate::replay::execute::{execute, is_drain, is_settle, upload};
 use crate::replay::model::{Dry, MOST_REPLAYS, Replay, ReplayError};
 use crate::replay::program::{Begin, End, Leftovers, Program, Templates};
-use crate::runtime::DryRuntime;
 use crate::server::usage::Usage;
 use crate::target::Target;
 use crate::twin::DryTwin;
@@ -106,10 +105,8 @@ impl<B: DryTwin> Dry<B> {
         trace: &Trace,
         templates: &mut Templates,
     ) -> Lived {
-        let pool = B::pool(device).expect("the twin has a pool");
-        pool.measure();
-        pool.begin(STREAM, u64::MAX, B::Target::largest_page(self.properties()));
         let monitor = Monitor::of(device);
+        monitor.begin_pool();
         let runner = Runner::<B::Twin>::new(device.clone());
         let mut left = Leftovers::default();
         let mut rounds = Vec::new();
@@ -119,17 +116,17 @@ impl<B: DryTwin> Dry<B> {
         for round in 0..ROUNDS {
             let (program, begin) = Program::new(trace, self.types(), templates, left);
             let before = monitor.calls();
-            let passed = pass::<B>(device, &runner, &pool, trace, round == 0, (program, begin));
+            let passed = pass::<B>(device, &runner, &monitor, trace, round == 0, (program, begin));
             requests.push(passed.requests);
             Passed { baseline, timeline, left, parts, .. } = passed;
             rounds.push(monitor.calls() - before);
-            let mut of_round = pool.high();
+            let mut of_round = monitor.pool(Measure::high);
             if round == 0 && has_stepped {
                 // An uploaded tensor has another layout than one that a step made.
                 of_round.lasting = 0;
             }
             high = high.max(of_round);
-            most_in_use = most_in_use.max(pool.memory().most_in_use);
+            most_in_use = most_in_use.max(monitor.pool(Measure::memory).most_in_use);
         }
         drop(runner);
         B::Twin::sync(device).expect("a dry device does not fail");
@@ -140,8 +137,8 @@ impl<B: DryTwin> Dry<B> {
             settled,
             high,
             most_in_use: Bytes::new(most_in_use),
-            largest: Bytes::new(pool.memory().largest),
-            lifetimes: pool.lifetimes(),
+            largest: Bytes::new(monitor.pool(Measure::memory).largest),
+            lifetimes: monitor.pool(Measure::lifetimes),
             requests,
             parts,
         }
@@ -225,27 +222,30 @@ struct Passed {
 fn pass<B: DryTwin>(
     device: &DryDevice<B::Target>,
     runner: &Runner<B::Twin>,
-    pool: &Control<DryRuntime<B::Target>>,
+    monitor: &Monitor<B::Target>,
     trace: &Trace,
     is_first: bool,
     (mut program, begin): (Program, Begin),
 ) -> Passed {
+    let requested = || monitor.pool(|pool| pool.requests());
+    let enter = |region| monitor.pool(|pool| pool.enter(region));
     begin.discarded.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
-    let mut requests = vec![pool.requests()];
+    let mut requests = vec![requested()];
     let existing = trace.existing().filter(|tensor| !program.is_taken_over(*tensor));
     for (index, tensor) in existing.zip(&begin.existing) {
-        pool.enter(if lasts(trace, index) { Region::Lasting } else { Region::Step });
+        enter(if lasts(trace, index) { Region::Lasting } else { Region::Step });
         upload(runner, tensor);
     }
-    pool.enter(Region::Step);
+    enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
-    pool.settle(match is_first {
+    let settled: &[Region] = match is_first {
         true => &[Region::Lasting, Region::Small],
         false => &[Region::Lasting],
-    });
-    let baseline = Bytes::new(pool.memory().in_use);
-    let mut parts = Parts::begin(pool.requests());
-    requests.push(pool.requests());
+    };
+    monitor.pool(|pool| pool.settle(settled));
+    let baseline = Bytes::new(monitor.pool(Measure::memory).in_use);
+    let mut parts = Parts::begin(requested());
+    requests.push(requested());
     let trains = trace.steps.iter().any(|step| step.is_mark(&Mark::IterationEnd));
     let mut timeline = Vec::with_capacity(trace.steps.len());
     let mut live = baseline;
@@ -257,27 +257,27 @@ fn pass<B: DryTwin>(
         instructions.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
         if is_settle(step) || is_drain(step) {
             B::Twin::sync(device).expect("a dry device does not fail");
-            live = Bytes::new(pool.memory().in_use);
+            live = Bytes::new(monitor.pool(Measure::memory).in_use);
         }
-        parts.note(step, trains, || pool.requests());
+        parts.note(step, trains, &requested);
         if step.is_mark(&Mark::OptimizerStep) {
-            pool.enter(Region::Lasting);
+            enter(Region::Lasting);
         } else if step.is_mark(&Mark::IterationEnd) {
-            pool.enter(Region::Step);
+            enter(Region::Step);
         }
-        timeline.push(Moment { live, peak: Bytes::new(pool.high().total()) });
-        requests.push(pool.requests());
+        timeline.push(Moment { live, peak: Bytes::new(monitor.pool(Measure::high).total()) });
+        requests.push(requested());
     }
     B::Twin::sync(device).expect("a dry device does not fail");
     // What burn had queued belongs to the last step.
     if timeline.pop().is_some() {
-        let live = Bytes::new(pool.memory().in_use);
-        let last = Moment { live, peak: Bytes::new(pool.high().total()) };
+        let live = Bytes::new(monitor.pool(Measure::memory).in_use);
+        let last = Moment { live, peak: Bytes::new(monitor.pool(Measure::high).total()) };
         timeline.resize(trace.steps.len(), last);
     }
     let End { freed, left } = program.end(OpIndex(end as u32));
     freed.into_iter().for_each(|instruction| execute::<B>(runner, device, instruction));
-    pool.enter(Region::Step);
+    enter(Region::Step);
     B::Twin::sync(device).expect("a dry device does not fail");
     Passed { baseline, timeline, left, parts, requests }
 }

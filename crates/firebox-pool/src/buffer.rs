@@ -1,9 +1,33 @@
-//! Reads the numbers of CubeCL's memory handles. The server looks buffers up by them.
+//! The buffers of a pool: CubeCL's memory handles, and their numbers, by which they are looked up.
 //!
 //! CubeCL numbers every buffer but exposes the number only in its `Debug` text. The full text is
 //! never built: writing stops at the number, which is the first piece that consists of digits.
 
 use std::fmt::{self, Debug, Write};
+
+use cubecl_runtime::memory_management::ManagedMemoryHandle;
+
+use crate::pool::Holder;
+
+/// The only clone of a buffer's handle that a pool keeps. CubeCL counts clones, and a second one
+/// would disable in-place operations.
+pub(crate) struct Buffer(ManagedMemoryHandle);
+
+impl Buffer {
+    pub(crate) fn new(memory: ManagedMemoryHandle) -> Self {
+        Self(memory)
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        number_of(&self.0)
+    }
+}
+
+impl Holder for Buffer {
+    fn is_free(&self) -> bool {
+        self.0.is_free()
+    }
+}
 
 struct Number(Option<u64>);
 
@@ -32,8 +56,6 @@ pub(crate) fn number_of(memory: &impl Debug) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use cubecl_runtime::memory_management::ManagedMemoryHandle;
-
     use super::*;
 
     #[test]
