@@ -22,13 +22,26 @@ pub enum TrainError {
     NoAutodiff,
     /// The memory of the device cannot be measured.
     #[error(
-        "the memory of {device} cannot be measured: this edition trains on `Device::flex().autodiff()`, and where the \
-         system does not say what is resident, as on all but Linux, with `firebox::PeakAlloc` as the global allocator"
+        "the memory of {device} cannot be measured: this edition trains on `Device::flex()`, with \
+         `firebox::PeakAlloc` as the global allocator where the system does not say what is resident (all but Linux), \
+         and on GPUs with burn's fusion (firebox's features `cuda`, `wgpu`, `vulkan` and `metal`)"
     )]
     UnknownDevice {
         /// The device.
         device: String,
     },
+    /// A GPU does not say how much memory is free.
+    #[error("{device} does not say how much memory is free: set the budget with `.memory(..)`")]
+    UnknownFree {
+        /// The device.
+        device: String,
+    },
+    /// A step does something else with values that were not computed: it reads some while it runs.
+    #[error(
+        "the step reads values while it runs (`into_scalar`, `into_data`), which have to be computed first: on a GPU \
+         such a step is not planned yet. Read them after the step, in a metric"
+    )]
+    ReadsValues,
     /// The system does not say how much memory there is.
     #[error("set the budget with `.memory(..)`: {0}")]
     UnknownMemory(#[from] HostMemoryError),

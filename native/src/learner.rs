@@ -41,7 +41,8 @@ impl LearnerBuilder {
     }
 
     /// The memory that training may use, including parameters and optimizer state. Default:
-    /// [`Budget::free`], what is free when training starts, minus a margin.
+    /// [`Budget::free`], what is free when training starts, minus a
+    /// margin; a GPU does not say that.
     pub fn memory(mut self, budget: impl Into<Budget>) -> Self {
         self.budget = budget.into();
         self
@@ -112,13 +113,19 @@ impl LearnerBuilder {
         }
         let unknown = || TrainError::UnknownDevice { device: format!("{device:?}") };
         let gauge = Gauge::of(device).ok_or_else(unknown)?;
+        gauge.give_back();
+        let at_first = if gauge.is_of_host() { parameters } else { gauge.live() };
         let budget = match self.budget {
             Budget::Bytes(bytes) => bytes,
+            _ if !gauge.is_of_host() => {
+                return Err(TrainError::UnknownFree { device: format!("{device:?}") });
+            }
             // What is held is not free.
             Budget::Free { .. } => self.budget.resolve(&host_memory()?)? + parameters,
             _ => self.budget.resolve(&host_memory()?)?,
         };
-        let options = Options { budget, parameters, splits: self.splits, accumulates };
+        let of_model = parameters;
+        let options = Options { budget, of_model, at_first, splits: self.splits, accumulates };
         Ok(Planner::new(gauge, options))
     }
 }

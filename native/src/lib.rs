@@ -1,9 +1,10 @@
 //! Trains [burn](https://burn.dev) 0.22 models within a memory budget.
 //!
-//! Before a batch runs, firebox finds out what a training step needs: it takes a few small steps on
-//! a clone of the learner, measures them, and throws them away. A batch that does not fit is split
-//! into micro-batches that do. Their gradients are added by their weights: the optimizer sees the
-//! gradient of the whole batch. Model, optimizer, loaders, metrics and checkpoints are burn's own.
+//! Before a batch runs, firebox finds out what a training step needs by steps on a clone of the
+//! learner: on the CPU a few small ones, measured and thrown away, on a GPU without running them. A
+//! batch that does not fit is split into micro-batches that do. Their gradients are added by their
+//! weights: the optimizer sees the gradient of the whole batch. Model, optimizer, loaders, metrics
+//! and checkpoints are burn's own.
 //!
 //! ```
 //! use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
@@ -73,6 +74,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "cubecl")]
+mod dry;
 mod error;
 mod gauge;
 mod gradients;

@@ -11,6 +11,8 @@ use firebox_batch::MicroBatch;
 use firebox_plan::{Need, Plan, PlanError, PlanOptions, Role, Sizing, Split, plan};
 use firebox_trace::{Bytes, Items};
 
+#[cfg(feature = "cubecl")]
+use crate::dry;
 use crate::error::TrainError;
 use crate::gauge::Gauge;
 use crate::rehearsal::{MicroSteps, Update, micro_steps, update};
@@ -50,8 +52,10 @@ impl fmt::Display for PlanReport {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) budget: Bytes,
-    /// The bytes of the parameters.
-    pub(crate) parameters: Bytes,
+    /// The bytes of the parameters and running statistics.
+    pub(crate) of_model: Bytes,
+    /// What training takes of the device when it begins.
+    pub(crate) at_first: Bytes,
     /// Whether batches may be split.
     pub(crate) splits: bool,
     /// Whether the gradients of several batches are summed.
@@ -73,6 +77,8 @@ pub(crate) struct Planner {
     has_stepped: bool,
     /// How much more than predicted steps took at the most.
     caution: f64,
+    /// The items from which on a tensor is larger than any buffer, a tensor, and a buffer.
+    too_large: Option<(usize, Bytes, Bytes)>,
     plans: BTreeMap<usize, Plan>,
     /// The most items of a micro-batch in the latest plan.
     largest: Option<usize>,
@@ -84,14 +90,15 @@ pub(crate) struct Planner {
 impl Planner {
     pub(crate) fn new(gauge: Gauge, options: Options) -> Self {
         Self {
+            before: gauge.live(),
             gauge,
             options,
-            before: gauge.live(),
             measured: BTreeMap::new(),
             whole: BTreeMap::new(),
             update: None,
             has_stepped: false,
             caution: 1.0,
+            too_large: None,
             plans: BTreeMap::new(),
             largest: None,
             predicted: Bytes::ZERO,
@@ -99,8 +106,8 @@ impl Planner {
         }
     }
 
-    pub(crate) fn gauge(&self) -> Gauge {
-        self.gauge
+    pub(crate) fn gauge(&self) -> &Gauge {
+        &self.gauge
     }
 
     pub(crate) fn budget(&self) -> Bytes {
@@ -119,7 +126,7 @@ impl Planner {
 
     /// What training takes where the process holds `live`.
     fn taken(&self, live: Bytes) -> Bytes {
-        self.options.parameters + (live - self.before)
+        self.options.at_first + (live - self.before)
     }
 
     /// The plan for a batch of `items` items, with a report if it is new.
@@ -141,7 +148,7 @@ impl Planner {
             self.largest = Some(plan.largest().get());
             return Ok((plan.clone(), None));
         }
-        let (begin, gauge) = (Instant::now(), self.gauge);
+        let begin = Instant::now();
         let mut rehearsed = Vec::new();
         // Two parts: the sum of gradients exists in the second.
         let two = |size: usize| -> Vec<Range<usize>> {
@@ -150,26 +157,27 @@ impl Planner {
         };
         let mut size = SMALLEST.min(items);
         if self.update.is_none() {
-            // Threads start, and keep buffers, in the first step of a process.
-            micro_steps(learner, batch, &two(size), gauge);
-            let parameters = self.options.parameters;
-            self.update = Some(update(learner, batch, &two(size), (gauge, parameters)));
+            self.update = Some(self.first(learner, batch, &two(size))?);
         }
         // From few items to many, as far as they are predicted to fit.
         let (plan, held) = loop {
             if !self.measured.contains_key(&size) && !self.whole.contains_key(&size) {
                 let is_whole = size == items && !self.options.accumulates;
                 let parts = if is_whole { 1 } else { 2 };
-                let found = micro_steps(learner, batch, &two(size)[..parts], gauge);
+                let found = self.measure(learner, batch, &two(size)[..parts])?;
                 log::debug!("parts of {size} items: {found:?}");
                 let known = if is_whole { &mut self.whole } else { &mut self.measured };
-                known.insert(size, found);
+                known.extend(found.map(|found| (size, found)));
                 rehearsed.push(size);
             }
-            let held = self.taken(gauge.live());
+            let held = self.taken(self.gauge.live());
             match self.search(items, held) {
                 // One item may fit where two do not.
-                Err(_) if !self.measured.contains_key(&1) && !self.whole.contains_key(&1) => {
+                Err(_)
+                    if !self.measured.contains_key(&1)
+                        && !self.whole.contains_key(&1)
+                        && !rehearsed.contains(&1) =>
+                {
                     size = 1;
                 }
                 Err(error) => return Err(TrainError::DoesNotFit(error.into())),
@@ -194,11 +202,65 @@ impl Planner {
         Ok((plan.clone(), Some(PlanReport { plan, budget, held, rehearsed, time })))
     }
 
+    /// What a first small step shows, and what updates add.
+    fn first<M>(
+        &self,
+        learner: &Learner<M>,
+        batch: &<M as TrainStep>::Input,
+        parts: &[Range<usize>],
+    ) -> Result<Update, TrainError>
+    where
+        M: LearnerModel,
+        <M as TrainStep>::Input: MicroBatch,
+    {
+        #[cfg(feature = "cubecl")]
+        if let Gauge::Pools(device) = &self.gauge {
+            dry::is_the_same(learner, batch, parts, device)?;
+            return Ok(Update::default());
+        }
+        // Threads start, and keep buffers, in the first step of a process.
+        micro_steps(learner, batch, parts, &self.gauge);
+        Ok(update(learner, batch, parts, (&self.gauge, self.options.of_model)))
+    }
+
+    /// What micro-steps on these parts take. `None` if the device makes no buffers as large.
+    fn measure<M>(
+        &mut self,
+        learner: &Learner<M>,
+        batch: &<M as TrainStep>::Input,
+        parts: &[Range<usize>],
+    ) -> Result<Option<MicroSteps>, TrainError>
+    where
+        M: LearnerModel,
+        <M as TrainStep>::Input: MicroBatch,
+    {
+        #[cfg(feature = "cubecl")]
+        if let Gauge::Pools(device) = &self.gauge {
+            let of_model = self.options.of_model;
+            let found =
+                dry::iteration(learner, batch, parts, (device, of_model, self.has_stepped))?;
+            if found.largest > found.most {
+                // Tensors grow with the number of items, and not faster.
+                let size = parts[0].len();
+                let items = (size as f64 / found.largest.ratio(found.most)) as usize + 1;
+                self.too_large = Some((items.min(size), found.largest, found.most));
+                return Ok(None);
+            }
+            return Ok(Some(found.micro_steps));
+        }
+        Ok(Some(micro_steps(learner, batch, parts, &self.gauge)))
+    }
+
     /// The fewest micro-batches that fit next to what is held.
     fn search(&self, items: usize, held: Bytes) -> Result<Plan, PlanError<Infallible>> {
         let need = |split: Split| {
             let added = self.added(items, split);
-            let need = Need::heuristic(held + added);
+            let mut need = Need::heuristic(held + added);
+            if let Some((items, tensor, buffer)) = self.too_large
+                && split.largest().get() >= items
+            {
+                need = need.oversized(tensor, buffer);
+            }
             Ok(need
                 .holding("parameters, optimizer state and the batch", Role::State, held)
                 .holding("activations and gradients", Role::Activations, added))
@@ -258,6 +320,11 @@ impl Planner {
 
     /// Notes that the optimizer has stepped.
     pub(crate) fn has_stepped(&mut self) {
+        // What was rehearsed before counts the optimizer's state, which is held from now on.
+        if !self.has_stepped && !self.gauge.is_of_host() {
+            self.measured.clear();
+            self.whole.clear();
+        }
         self.has_stepped = true;
     }
 
@@ -282,7 +349,13 @@ mod tests {
     use super::*;
 
     fn planner(budget: Bytes, measured: &[(usize, u64)]) -> Planner {
-        let options = Options { budget, parameters: Bytes::ZERO, splits: true, accumulates: false };
+        let options = Options {
+            budget,
+            of_model: Bytes::ZERO,
+            at_first: Bytes::ZERO,
+            splits: true,
+            accumulates: false,
+        };
         let mut planner = Planner::new(Gauge::Heap, options);
         let steps = |mib: u64| MicroSteps { added: Bytes::mib(mib), outputs: Bytes::ZERO };
         planner.measured = measured.iter().map(|(size, mib)| (*size, steps(*mib))).collect();

@@ -40,7 +40,7 @@ pub(crate) fn micro_steps<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
     parts: &[Range<usize>],
-    gauge: Gauge,
+    gauge: &Gauge,
 ) -> MicroSteps
 where
     M: LearnerModel,
@@ -62,7 +62,7 @@ pub(crate) fn update<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
     parts: &[Range<usize>],
-    (gauge, parameters): (Gauge, Bytes),
+    (gauge, parameters): (&Gauge, Bytes),
 ) -> Update
 where
     M: LearnerModel,
@@ -83,7 +83,7 @@ where
 }
 
 /// The gradient of the parts, and their outputs.
-fn gradients<M>(
+pub(crate) fn gradients<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
     parts: &[Range<usize>],

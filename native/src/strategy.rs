@@ -197,7 +197,7 @@ where
             let plan = self.plan(&batch, items, iteration)?;
             current.batches += 1;
             let is_last = current.batches >= self.accumulation || progress.is_completed();
-            let (gauge, learner) = (self.planner.gauge(), &mut self.learner);
+            let (gauge, learner) = (self.planner.gauge().clone(), &mut self.learner);
             let (ran, peak) = gauge.peak_of(|| {
                 let outputs = run_batch(learner, &batch, &plan, &mut current.gradients);
                 let parts: f64 = outputs.iter().map(|(_, weight)| weight).sum();
@@ -276,6 +276,7 @@ where
         }
         // Planning has drawn numbers. What training draws does not depend on the plan.
         if has_drawn {
+            self.planner.gauge().give_back();
             self.seed(iteration);
         }
         Ok(plan)

@@ -3,21 +3,20 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::data::dataloader::DataLoaderBuilder;
-use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::loss::{CrossEntropyLossConfig, MseLoss, Reduction};
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::nn::loss::{MseLoss, Reduction};
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamConfig;
-use burn::tensor::{Device, Int, Tensor, TensorData, activation};
-use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn::train::SupervisedTraining;
 use burn::train::renderer::CliMetricsRenderer;
-use burn::train::{
-    ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
-};
 use firebox::{
     Bytes, Fitted, Learner, LearnerBuilder, MicroBatch, PeakAlloc, SplitCheck, TrainError,
 };
+
+use net::{Kind, Net, PointBatcher, close, numbers, train_on, training};
+
+mod net;
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -28,142 +27,8 @@ fn alone() -> MutexGuard<'static, ()> {
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-const FEATURES: usize = 128;
-const HIDDEN: usize = 1024;
-const CLASSES: usize = 8;
-
-#[derive(Clone, Debug, MicroBatch)]
-struct Points {
-    inputs: Tensor<2>,
-    targets: Tensor<1, Int>,
-}
-
-#[derive(Clone)]
-struct PointBatcher;
-
-impl Batcher<usize, Points> for PointBatcher {
-    fn batch(&self, items: Vec<usize>, device: &Device) -> Points {
-        let feature = |item: usize, at: usize| ((item * 31 + at * 17) % 97) as f32 / 97.0 - 0.5;
-        let inputs: Vec<f32> =
-            items.iter().flat_map(|item| (0..FEATURES).map(|at| feature(*item, at))).collect();
-        let targets: Vec<i32> = items.iter().map(|item| (item % CLASSES) as i32).collect();
-        Points {
-            inputs: Tensor::from_data(TensorData::new(inputs, [items.len(), FEATURES]), device),
-            targets: Tensor::from_data(TensorData::new(targets, [items.len()]), device),
-        }
-    }
-}
-
-/// What a model has besides two layers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    Plain,
-    Dropout,
-    Norm,
-    /// Its loss is the square of a mean.
-    Coupled,
-}
-
-#[derive(Module, Debug)]
-struct Net {
-    first: Linear,
-    norm: Option<BatchNorm>,
-    dropout: Option<Dropout>,
-    second: Linear,
-    #[module(skip)]
-    is_coupled: bool,
-}
-
-impl Net {
-    fn new(kind: Kind, device: &Device) -> Self {
-        device.seed(7);
-        Self {
-            first: LinearConfig::new(FEATURES, HIDDEN).init(device),
-            norm: (kind == Kind::Norm).then(|| BatchNormConfig::new(HIDDEN).init(device)),
-            dropout: (kind == Kind::Dropout).then(|| DropoutConfig::new(0.3).init()),
-            second: LinearConfig::new(HIDDEN, CLASSES).init(device),
-            is_coupled: kind == Kind::Coupled,
-        }
-    }
-
-    fn classify(&self, points: Points) -> ClassificationOutput {
-        let mut x = activation::relu(self.first.forward(points.inputs));
-        if let Some(norm) = &self.norm {
-            x = norm.forward(x);
-        }
-        if let Some(dropout) = &self.dropout {
-            x = dropout.forward(x);
-        }
-        let output = self.second.forward(x);
-        let loss = match self.is_coupled {
-            true => output.clone().mean_dim(0).powi_scalar(2).sum(),
-            false => CrossEntropyLossConfig::new()
-                .init(&output.device())
-                .forward(output.clone(), points.targets.clone()),
-        };
-        ClassificationOutput::new(loss, output, points.targets)
-    }
-}
-
-impl TrainStep for Net {
-    type Input = Points;
-    type Output = ClassificationOutput;
-
-    fn step(&self, points: Points) -> TrainOutput<ClassificationOutput> {
-        let item = self.classify(points);
-        TrainOutput::new(self, item.loss.backward(), item)
-    }
-}
-
-impl InferenceStep for Net {
-    type Input = Points;
-    type Output = ClassificationOutput;
-
-    fn step(&self, points: Points) -> ClassificationOutput {
-        self.classify(points)
-    }
-}
-
-/// A training on 2,400 points in batches of 1,024, so that the last one of an epoch is smaller.
-fn training(folder: &std::path::Path) -> SupervisedTraining<Net> {
-    let loader = |count| {
-        let items = InMemDataset::new((0..count).collect::<Vec<usize>>());
-        DataLoaderBuilder::new(PointBatcher).batch_size(1024).build(items)
-    };
-    SupervisedTraining::new(folder, loader(2400), loader(100))
-        .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .with_application_logger(None)
-        .renderer(Box::new(CliMetricsRenderer::new()))
-        .num_epochs(2)
-}
-
 fn train(kind: Kind, builder: LearnerBuilder) -> Result<Fitted<Net>, TrainError> {
-    let folder = tempfile::tempdir().expect("a folder");
-    let model = Net::new(kind, &Device::flex().autodiff());
-    let learner = builder.quiet().build(model, AdamConfig::new().init(), 1e-2);
-    learner.fit(training(folder.path())).map_err(|error| error.cause)
-}
-
-fn numbers<M: Module>(model: &M) -> Vec<f32> {
-    struct Numbers(Vec<f32>);
-
-    impl ModuleVisitor for Numbers {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0.extend(param.val().into_data().iter::<f32>());
-        }
-    }
-
-    let mut numbers = Numbers(Vec::new());
-    model.visit(&mut numbers);
-    numbers.0
-}
-
-#[track_caller]
-fn close(one: &[f32], other: &[f32], tolerance: f32) {
-    assert_eq!(one.len(), other.len());
-    let largest = one.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
-    let apart = one.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(apart <= tolerance * largest, "{apart} apart of {largest}");
+    train_on(&Device::flex().autodiff(), kind, builder)
 }
 
 /// A budget that the whole batch exceeds.

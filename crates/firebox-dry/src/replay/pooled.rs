@@ -259,7 +259,7 @@ fn pass<B: DryTwin>(
             B::Twin::sync(device).expect("a dry device does not fail");
             live = Bytes::new(monitor.pool(Measure::memory).in_use);
         }
-        parts.note(step, trains, &requested);
+        parts.note(step, trains, requested);
         if step.is_mark(&Mark::OptimizerStep) {
             enter(Region::Lasting);
         } else if step.is_mark(&Mark::IterationEnd) {

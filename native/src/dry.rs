@@ -1,0 +1,286 @@
+//! Rehearses an iteration on a GPU without running it. CubeCL compiles the kernels and drops them,
+//! and its pools do their bookkeeping on pages that no driver has given out (`DryRun`): what they
+//! would have reserved is what the step reserves.
+//!
+//! Dry runs are process-wide. burn's fusion tells an observer of every operation and of every block
+//! of them that runs: blocks with operations of other threads run for real.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::cubecl::dry_run::{DryRun, RealRun};
+use burn::cubecl::{MemoryPoolKind, MemoryScope};
+use burn::tensor::{Device, Tensor};
+use burn::train::{Learner, LearnerModel, TrainStep};
+use burn_backend::StreamId;
+use burn_dispatch::DispatchDevice;
+use burn_fusion::observer::{BlockOperations, FusionObservation, FusionObserver};
+use burn_ir::{OperationIr, TensorId};
+use firebox_batch::MicroBatch;
+use firebox_trace::Bytes;
+
+use crate::error::TrainError;
+use crate::rehearsal::{MicroSteps, gradients, unchanged};
+
+/// What the pools of a device hold.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pools {
+    /// Their pages.
+    pub(crate) reserved: Bytes,
+    /// What of them buffers take.
+    in_use: Bytes,
+    /// The pages of other threads: each has pools of its own.
+    of_others: Bytes,
+    /// The largest page.
+    page: Bytes,
+}
+
+/// The memory of a GPU. `None` for other devices.
+pub(crate) fn pools(device: &Device) -> Option<Pools> {
+    let device = device.clone().inner();
+    let DispatchDevice::Cube(cube) = device.as_dispatch() else { return None };
+    let mut found = Pools::default();
+    let own = StreamId::current();
+    for stream in cube.client().memory_report(MemoryScope::Device).streams {
+        let usage = stream.usage();
+        found.reserved += Bytes::new(usage.bytes_reserved);
+        found.in_use += Bytes::new(usage.bytes_in_use);
+        if stream.stream != own {
+            found.of_others += Bytes::new(usage.bytes_reserved);
+        }
+        for pool in stream.pools.dynamic.iter().filter(|pool| pool.pages > 0) {
+            found.page = found.page.max(Bytes::new(match pool.kind {
+                MemoryPoolKind::Sliced { page_size, .. }
+                | MemoryPoolKind::Adaptive { page_size, .. } => page_size,
+                _ => pool.largest_alloc,
+            }));
+        }
+    }
+    Some(found)
+}
+
+/// The largest buffer of a GPU.
+fn largest_buffer(device: &Device) -> Bytes {
+    match device.clone().inner().as_dispatch() {
+        DispatchDevice::Cube(cube) => Bytes::new(cube.client().properties().memory.max_page_size),
+        _ => Bytes::MAX,
+    }
+}
+
+/// What an iteration would take.
+pub(crate) struct Rehearsed {
+    pub(crate) micro_steps: MicroSteps,
+    /// The largest tensor that it makes.
+    pub(crate) largest: Bytes,
+    /// The largest buffer that the device makes. With a larger tensor, nothing is known.
+    pub(crate) most: Bytes,
+}
+
+/// Takes a step for real and its like without running it, and compares what they do.
+///
+/// # Errors
+///
+/// If they do something else, or burn's fusion is not at work.
+pub(crate) fn is_the_same<M>(
+    learner: &Learner<M>,
+    batch: &<M as TrainStep>::Input,
+    parts: &[Range<usize>],
+    device: &Device,
+) -> Result<(), TrainError>
+where
+    M: LearnerModel,
+    <M as TrainStep>::Input: MicroBatch,
+{
+    let take = |dry: bool| {
+        observed(device, dry, || {
+            let taken = gradients(learner, batch, parts);
+            synced(device);
+            drop(taken);
+        })
+    };
+    // burn's fusion and its tuner learn in the first.
+    unchanged(learner, || {
+        take(false)?;
+        let real = take(false)?.1;
+        spoil(device);
+        let dry = take(true)?.1;
+        give_back(device);
+        if real.operations == 0 {
+            return Err(TrainError::UnknownDevice {
+                device: format!("{device:?}, without fusion"),
+            });
+        }
+        match real.operations == dry.operations {
+            true => Ok(()),
+            false => Err(TrainError::ReadsValues),
+        }
+    })
+}
+
+/// Rehearses two iterations on a clone of the learner, in micro-batches of these parts: parameters
+/// and state of the second are the clone's own.
+///
+/// # Errors
+///
+/// If the step panics on values that were not computed.
+pub(crate) fn iteration<M>(
+    learner: &Learner<M>,
+    batch: &<M as TrainStep>::Input,
+    parts: &[Range<usize>],
+    (device, of_model, has_stepped): (&Device, Bytes, bool),
+) -> Result<Rehearsed, TrainError>
+where
+    M: LearnerModel,
+    <M as TrainStep>::Input: MicroBatch,
+{
+    let now = || pools(device).expect("it is a GPU");
+    unchanged(learner, || {
+        give_back(device);
+        let before = now();
+        let rehearse = || {
+            let mut copy = learner.clone();
+            let mut iterate = || {
+                let (grads, outputs) = gradients(&copy, batch, parts);
+                copy.lr_step();
+                copy.optimizer_step(grads);
+                synced(device);
+                outputs
+            };
+            drop(iterate());
+            let outputs = iterate();
+            let (peak, with_outputs) = (now(), now().in_use);
+            drop(outputs);
+            synced(device);
+            let own = now().in_use;
+            drop(copy);
+            (peak, with_outputs - own, own - before.in_use)
+        };
+        let ((peak, outputs, own), seen) = observed(device, true, rehearse)?;
+        give_back(device);
+        log::debug!("{parts:?}: {peak:?}, {own} of the clone's own, {outputs} of outputs");
+        // Training has one model, and one state. Where these would lie is not known to the page.
+        let twice = if has_stepped { own } else { of_model };
+        let alone = peak.reserved - (twice - peak.page * 2);
+        // Metrics compute on a thread, with pools of its own, on the outputs of two batches.
+        let beside = (outputs * 2).max(SMALLEST_PAGES) - before.of_others + LAUNCHES;
+        Ok(Rehearsed {
+            micro_steps: MicroSteps { added: alone + beside - before.reserved, outputs },
+            largest: seen.largest,
+            most: largest_buffer(device),
+        })
+    })
+}
+
+/// The pages that a thread takes at the least.
+const SMALLEST_PAGES: Bytes = Bytes::mib(8);
+
+/// What launches themselves take, for their numbers and shapes: none has been issued.
+const LAUNCHES: Bytes = Bytes::kib(512);
+
+/// Fills what is free on the pages of small buffers with what is no number: a value that is read
+/// and was not computed is another then.
+fn spoil(device: &Device) {
+    let device = device.clone().inner();
+    let spoiled = [(); 256].map(|()| Tensor::<1>::full([1 << 14], f32::NAN, &device));
+    synced(&device);
+    drop(spoiled);
+    synced(&device);
+}
+
+/// Waits until everything has run. What failed is told where a value is read.
+fn synced(device: &Device) {
+    if let Err(error) = device.sync() {
+        log::warn!("{device:?}: {error}");
+    }
+}
+
+/// Gives free pages back to the driver.
+pub(crate) fn give_back(device: &Device) {
+    synced(device);
+    device.memory_cleanup();
+    synced(device);
+}
+
+/// Runs `work` with this thread's operations observed, and for `dry` without running them.
+fn observed<R>(
+    device: &Device,
+    dry: bool,
+    work: impl FnOnce() -> R,
+) -> Result<(R, Seen), TrainError> {
+    synced(device);
+    let own = Arc::new(Own { stream: StreamId::current(), seen: Mutex::default() });
+    let observation = FusionObservation::new(own.clone());
+    // A block of another thread that began before has ended then.
+    synced(device);
+    let guard = dry.then(DryRun::new);
+    let result = match dry {
+        true => catch_unwind(AssertUnwindSafe(work)).map_err(|_| TrainError::ReadsValues),
+        false => Ok(work()),
+    };
+    synced(device);
+    drop(guard);
+    drop(observation);
+    let seen = std::mem::take(&mut *own.seen());
+    result.map(|result| (result, seen))
+}
+
+/// Knows the operations of one thread.
+struct Own {
+    stream: StreamId,
+    seen: Mutex<Seen>,
+}
+
+/// What was observed.
+#[derive(Default)]
+struct Seen {
+    /// The tensors that the thread has made.
+    tensors: HashSet<TensorId>,
+    /// How many operations made something.
+    operations: usize,
+    largest: Bytes,
+}
+
+impl Own {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+thread_local! {
+    /// Lets launches of this thread run for real.
+    static REAL: RefCell<Option<RealRun>> = const { RefCell::new(None) };
+}
+
+impl FusionObserver for Own {
+    /// The server runs where the caller's stream stands.
+    fn registered(&self, operation: &OperationIr) {
+        if StreamId::current() != self.stream {
+            return;
+        }
+        let mut seen = self.seen();
+        for tensor in operation.outputs() {
+            seen.operations += 1;
+            let bytes = tensor.shape.num_elements() as u64 * tensor.dtype.size() as u64;
+            seen.largest = seen.largest.max(Bytes::new(bytes));
+            seen.tensors.insert(tensor.id);
+        }
+    }
+
+    /// A block of which another thread has a part runs for real.
+    fn block_starts(&self, block: BlockOperations<'_>) {
+        let seen = self.seen();
+        let is_own = |operation: &OperationIr| {
+            operation.outputs().all(|tensor| seen.tensors.contains(&tensor.id))
+        };
+        if !block.iter().all(is_own) {
+            REAL.set(Some(RealRun::new()));
+        }
+    }
+
+    fn block_ran(&self) {
+        REAL.set(None);
+    }
+}

@@ -1,0 +1,83 @@
+//! Trains on a GPU, which may be one in software: predictions against the pages of the pools,
+//! values, and the work of other threads while steps are rehearsed.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::{Device, DeviceKind, Tensor, TensorData};
+use firebox::{Bytes, Fitted, Learner, SplitCheck, TrainError};
+
+use net::{Kind, Net, close, numbers, train_on};
+
+mod net;
+
+/// One training at a time: they share the pools.
+fn alone() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn device() -> Device {
+    Device::wgpu(DeviceKind::DefaultDevice).autodiff()
+}
+
+fn trained(kind: Kind, memory: Bytes) -> Result<Fitted<Net>, TrainError> {
+    train_on(&device(), kind, Learner::builder().auto_batch().memory(memory))
+}
+
+#[test]
+fn a_split_training_is_the_whole_one_within_the_prediction() {
+    let _alone = alone();
+    let [whole, split] = [Bytes::gib(2), Bytes::mib(40)].map(|budget| {
+        let fitted = trained(Kind::Plain, budget).expect("it fits");
+        let Fitted { predicted, measured, .. } = fitted;
+        println!("{predicted} predicted, {measured} measured, {}", fitted.plans[0]);
+        assert!(measured <= predicted && predicted <= budget, "{measured}, {predicted}");
+        fitted
+    });
+    assert!(whole.plans[0].plan.is_whole());
+    assert!(split.plans[0].plan.len() >= 2, "{}", split.plans[0]);
+    assert_eq!(split.split_check, SplitCheck::Agreed);
+    close(&numbers(&whole.model), &numbers(&split.model), 2e-3);
+}
+
+#[test]
+fn what_other_threads_compute_meanwhile_is_right() {
+    let _alone = alone();
+    let ends = AtomicBool::new(false);
+    let (right, wrong) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let (device, mut right, mut wrong) = (device().inner(), 0, 0);
+            let mut number = 0.0_f32;
+            while !ends.load(Relaxed) {
+                number += 1.0;
+                let tensor =
+                    Tensor::<1>::from_data(TensorData::new(vec![number; 64], [64]), &device);
+                let data = (tensor * 2.0 + 1.0).into_data();
+                match data.iter::<f32>().all(|value| value == 2.0 * number + 1.0) {
+                    true => right += 1,
+                    false => wrong += 1,
+                }
+            }
+            (right, wrong)
+        });
+        let fitted = trained(Kind::Norm, Bytes::gib(2));
+        ends.store(true, Relaxed);
+        fitted.expect("it fits");
+        other.join().expect("it does not panic")
+    });
+    println!("{right} right, {wrong} wrong");
+    assert!(right > 20 && wrong == 0, "{right} right, {wrong} wrong");
+}
+
+#[test]
+fn what_cannot_be_planned_is_an_error_before_training() {
+    let _alone = alone();
+    let error = trained(Kind::Reading, Bytes::gib(1)).err().expect("it reads its loss");
+    assert!(matches!(error, TrainError::ReadsValues), "{error}");
+    let error = train_on(&device(), Kind::Plain, Learner::builder().auto_batch()).err();
+    let error = error.expect("wgpu does not say what is free");
+    assert!(matches!(error, TrainError::UnknownFree { .. }), "{error}");
+    let error = trained(Kind::Plain, Bytes::mib(1)).err().expect("it does not fit");
+    assert!(matches!(error, TrainError::DoesNotFit(_)), "{error}");
+}
