@@ -166,7 +166,7 @@ impl<H: Holder> Pool<H> {
 
     /// The most bytes of a page that may have `limit` bytes: places begin and end at multiples of
     /// the alignment.
-    pub(crate) fn largest_page(&self, limit: u64) -> u64 {
+    pub fn largest_page(&self, limit: u64) -> u64 {
         match limit {
             u64::MAX => u64::MAX,
             limited => limited - limited % self.alignment,
