@@ -5,8 +5,10 @@
 //! Dry runs are process-wide. burn's fusion tells an observer of every operation and of every block
 //! of them that runs: blocks with operations of other threads run for real.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -79,11 +81,11 @@ pub(crate) struct Rehearsed {
     pub(crate) most: Bytes,
 }
 
-/// Takes a step for real and its like without running it, and compares what they do.
+/// Takes a step for real and its like without running it, and compares what tensors they make.
 ///
 /// # Errors
 ///
-/// If they do something else, or burn's fusion is not at work.
+/// If they make others, or burn's fusion is not at work.
 pub(crate) fn is_the_same<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
@@ -108,12 +110,12 @@ where
         spoil(device);
         let dry = take(true)?.1;
         give_back(device);
-        if real.operations == 0 {
+        if real.tensors.is_empty() {
             return Err(TrainError::UnknownDevice {
                 device: format!("{device:?}, without fusion"),
             });
         }
-        match real.operations == dry.operations {
+        match real.program.finish() == dry.program.finish() {
             true => Ok(()),
             false => Err(TrainError::ReadsValues),
         }
@@ -125,7 +127,7 @@ where
 ///
 /// # Errors
 ///
-/// If the step panics on values that were not computed.
+/// If the step panics.
 pub(crate) fn iteration<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
@@ -217,7 +219,7 @@ fn observed<R>(
     synced(device);
     let guard = dry.then(DryRun::new);
     let result = match dry {
-        true => catch_unwind(AssertUnwindSafe(work)).map_err(|_| TrainError::ReadsValues),
+        true => catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panicked(&*panic)),
         false => Ok(work()),
     };
     synced(device);
@@ -225,6 +227,12 @@ fn observed<R>(
     drop(observation);
     let seen = std::mem::take(&mut *own.seen());
     result.map(|result| (result, seen))
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> TrainError {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    let message = message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message");
+    TrainError::PanickedUncomputed { message: message.to_owned() }
 }
 
 /// Knows the operations of one thread.
@@ -238,8 +246,8 @@ struct Own {
 struct Seen {
     /// The tensors that the thread has made.
     tensors: HashSet<TensorId>,
-    /// How many operations made something.
-    operations: usize,
+    /// The forms of these tensors, in order.
+    program: DefaultHasher,
     largest: Bytes,
 }
 
@@ -262,7 +270,7 @@ impl FusionObserver for Own {
         }
         let mut seen = self.seen();
         for tensor in operation.outputs() {
-            seen.operations += 1;
+            (&tensor.shape[..], tensor.dtype).hash(&mut seen.program);
             let bytes = tensor.shape.num_elements() as u64 * tensor.dtype.size() as u64;
             seen.largest = seen.largest.max(Bytes::new(bytes));
             seen.tensors.insert(tensor.id);

@@ -36,12 +36,21 @@ pub enum TrainError {
         /// The device.
         device: String,
     },
-    /// A step does something else with values that were not computed: it reads some while it runs.
+    /// A step makes other tensors where values are not computed: it reads some while it runs.
     #[error(
         "the step reads values while it runs (`into_scalar`, `into_data`), which have to be computed first: on a GPU \
          such a step is not planned yet. Read them after the step, in a metric"
     )]
     ReadsValues,
+    /// A step panics where its values are not computed.
+    #[error(
+        "the step panicked where it was rehearsed without being computed: {message}. Either it panics on batches of this \
+         size, or it reads values while it runs (`into_scalar`, `into_data`), which is not planned on a GPU yet"
+    )]
+    PanickedUncomputed {
+        /// The message of the panic.
+        message: String,
+    },
     /// The system does not say how much memory there is.
     #[error("set the budget with `.memory(..)`: {0}")]
     UnknownMemory(#[from] HostMemoryError),
