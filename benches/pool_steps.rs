@@ -4,8 +4,7 @@
 //! device, in turns. Planning and the first steps do not count.
 
 use burn::backend::{Autodiff, Vulkan};
-use burn::tensor::backend::AutodiffBackend;
-use firebox::{DeviceMemory, Lazy, LazyBackend};
+use firebox::{Lazy, TrainingBackend};
 use firebox_testing::bench;
 use firebox_testing::bench::paired::measure;
 use firebox_testing::bench::turn::{Gray, Steps, turn};
@@ -18,8 +17,7 @@ const STEPS: Steps = Steps { warm_up: 10, timed: 40, items: 2 };
 
 fn steps<B>() -> std::time::Duration
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
 {
     let device = Default::default();
     turn::<B, _>(Cnn::<B>::new(&device), Gray::new(28), STEPS, &device)

@@ -9,15 +9,12 @@
 use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn::optim::AdamConfig;
-use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, TrainStep};
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use firebox::dry::Card;
 use firebox::plan::{MemoryInfo, SavedPlanner, SavedTrace, rates_of};
-use firebox::{
-    Budget, DeviceMemory, Half, Lazy, LazyBackend, Learner, MicroBatch, RecomputePolicy,
-};
+use firebox::{Budget, Half, Lazy, Learner, MicroBatch, RecomputePolicy, TrainingBackend};
 use firebox_testing::bench::{print_machine, rounds, wants};
 use firebox_testing::full_size::gpt::{Gpt, Texts};
 use firebox_testing::full_size::resnet::{Photos, ResNet50};
@@ -124,8 +121,7 @@ fn row(table: &mut Table, name: &str, [plain, parked, narrow, again, all]: [usiz
 
 fn trace<B, M>(model: M, batch: &M::Input) -> SavedTrace
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
     M: TrainStep<Input: MicroBatch + Clone>
         + AutodiffModule<B, InnerModule: InferenceStep<Input: MicroBatch>>
         + std::fmt::Display

@@ -234,8 +234,9 @@ fn main() -> anyhow::Result<()> {
     let memory = fitted.memory.context("no batch was trained on")?;
     let learner = builder.build(Cnn::<B>::new(&device), AdamConfig::new().init(), 2e-3);
     let trace = learner.trace(&DigitBatcher.batch(digits, &device))?;
+    let on = if ranks.world() > 1 { " on each rank" } else { "" };
     println!(
-        "A batch of {batch_size} at once would have needed {}.\n\
+        "A batch of {batch_size}{on} at once would have needed {}.\n\
          In {} micro-batches training was predicted to need {}, and used {}; its accuracy is {accuracy:.3}.",
         whole(&trace, batch_size)?,
         report.plan.len(),

@@ -97,8 +97,8 @@ pub use firebox_trace::Bytes;
 pub use firebox_train::{
     Batches, Coupling, DeviceMemory, DurableRecorder, FitError, Fitted, Learner, LearnerBuilder,
     LossReduction, MemoryUse, MicroBatches, Park, PlanReport, RecomputePolicy, SplitCheck,
-    StepPlanner, TrainError, WeightedGradients, batch_share, clip_global_norm, clock, join,
-    newest_checkpoint, on_gradients, scale_loss,
+    StepPlanner, TrainError, TrainingBackend, WeightedGradients, batch_share, clip_global_norm,
+    clock, join, newest_checkpoint, on_gradients, scale_loss,
 };
 
 /// How a batch is planned: needs, splits, plans and why there is none; saved traces, which are
@@ -116,7 +116,7 @@ pub mod plan {
     #[cfg(feature = "cards")]
     pub use firebox_train::rates_of;
     pub use firebox_train::{
-        Advice, OverheadBytes, PlanningCost, Rates, Recomputing, SavedPlanner,
+        Advice, OverheadBytes, PlanningCost, Rates, Recomputing, Replanned, SavedPlanner,
     };
 }
 

@@ -16,9 +16,7 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use firebox::dry::{Card, Cuda, DryPooledCuda, Lease};
 use firebox::plan::{InstantiateError, LoadError, SavedPlanner, SavedTrace};
-use firebox::{
-    Bytes, DeviceMemory, Lazy, LazyBackend, Learner, MicroBatch, PlanReport, Sizing, TrainError,
-};
+use firebox::{Bytes, Lazy, Learner, MicroBatch, PlanReport, Sizing, TrainError, TrainingBackend};
 use firebox_testing::task::{Net, PointBatcher, points};
 use firebox_testing::zoo::{self, Zoo};
 
@@ -65,8 +63,7 @@ fn batch<B: AutodiffBackend, M: Subject<B>>(
 /// The plan that the model itself gives.
 fn planned<B, M>(items: usize, micro_batch: usize, device: &B::Device) -> PlanReport
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
     M: Subject<B>,
 {
     let builder = Learner::builder().auto_batch().memory(Bytes::gib(14)).quiet();

@@ -22,6 +22,7 @@ mod places;
 mod planning;
 mod recompute;
 mod rehearsals;
+mod resumed;
 mod shapes;
 mod silent;
 mod sizes;

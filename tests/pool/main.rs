@@ -22,7 +22,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Int, Tensor};
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use cubecl::wgpu::WgpuDevice;
-use firebox::{Bytes, DeviceMemory, Lazy, LazyBackend, Learner, initialize};
+use firebox::{Bytes, Lazy, Learner, TrainingBackend, initialize};
 use firebox_testing::zoo::{self, Numbered, Zoo};
 
 type Burns = Autodiff<Lazy<Vulkan>>;
@@ -74,8 +74,7 @@ fn fitted<B, M, V>(
     batches: impl Batcher<B, usize, <M as Zoo<B>>::Batch> + Clone + 'static,
 ) -> V
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
     M: Zoo<B>
         + TrainStep<Input = <M as Zoo<B>>::Batch>
         + AutodiffModule<B, InnerModule = V>
@@ -142,8 +141,7 @@ fn in_micro_batches() {
 fn planning_draws_no_random_numbers() {
     fn drawn<B>(plans: bool) -> Vec<f32>
     where
-        B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-        B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+        B: TrainingBackend,
     {
         let device = Default::default();
         // A model with dropout.

@@ -14,7 +14,7 @@ use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
 use burn_cubecl::CubeBackend;
 use cubecl::wgpu::WgpuRuntime;
 use firebox::pool::Pooled;
-use firebox::{Bytes, DeviceMemory, Lazy, LazyBackend, Learner, MemoryUse, Park};
+use firebox::{Bytes, Lazy, Learner, MemoryUse, Park, TrainingBackend};
 use firebox_testing::zoo::{self, Numbered, Zoo};
 
 use crate::{Burns, Ours, SEED, alone, bits, device};
@@ -25,8 +25,7 @@ type Unfused = Autodiff<Lazy<CubeBackend<Pooled<WgpuRuntime>, f32, i32, u8>>>;
 /// took.
 fn trained<B, M, V>(device: &B::Device, parks: bool) -> (Vec<u32>, MemoryUse)
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
     M: Zoo<B>
         + TrainStep<Input = <M as Zoo<B>>::Batch>
         + AutodiffModule<B, InnerModule = V>

@@ -20,9 +20,7 @@ use burn::train::{
     Interrupter, MetricEarlyStoppingStrategy, StoppingCondition, SupervisedTraining,
 };
 use firebox::ranks::RankError;
-use firebox::{
-    Budget, Bytes, DurableRecorder, Lazy, Learner, Ranks, TrainError, newest_checkpoint, shard,
-};
+use firebox::{Budget, Bytes, DurableRecorder, Lazy, Learner, Ranks, TrainError, shard};
 use firebox_testing::task::{Net, Point, PointBatcher, Points, points, weights};
 use serde::{Deserialize, Serialize};
 
@@ -266,10 +264,6 @@ impl Train {
             false => training,
             true => training.with_file_checkpointer(DurableRecorder::new(file)),
         };
-        let training = match newest_checkpoint(&self.folder).filter(|_| self.checkpoints) {
-            Some(epoch) => training.checkpoint(epoch),
-            None => training,
-        };
         let training = match self.stops_early {
             false => training,
             true => training.early_stopping(MetricEarlyStoppingStrategy::new(
@@ -286,6 +280,10 @@ impl Train {
         let builder = match &self.log {
             Some(path) => builder.log_json(path),
             None => builder,
+        };
+        let builder = match self.checkpoints {
+            true => builder.resume(&self.folder),
+            false => builder,
         };
         let fitted = builder
             .ranks(ranks.clone().patience(Duration::from_millis(self.patience)))

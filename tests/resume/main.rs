@@ -60,19 +60,16 @@ fn process() {
         .with_application_logger(None)
         .renderer(CliMetricsRenderer::new())
         .num_epochs(std::env::var(LONG).map_or(EPOCHS, |epochs| epochs.parse().expect("a number")));
-    let training = match newest_checkpoint(folder) {
-        Some(epoch) => {
-            std::fs::write(folder.join(format!("resumed-{epoch}")), "").expect("writable");
-            training.checkpoint(epoch)
-        }
-        None => training,
-    };
+    if let Some(epoch) = newest_checkpoint(folder) {
+        std::fs::write(folder.join(format!("resumed-{epoch}")), "").expect("writable");
+    }
     let rate = CosineAnnealingLrSchedulerConfig::new(1e-2, 40).init().expect("a scheduler");
     let fitted = Learner::builder()
         .auto_batch()
         .memory(Bytes::mib(64))
         .micro_batch(8)
         .seed(5)
+        .resume(folder)
         .stop_on_ctrl_c()
         .quiet()
         .build(model, AdamConfig::new().init(), rate)

@@ -59,14 +59,15 @@ pub fn report(options: &ReportOptions) -> anyhow::Result<Outcome> {
         Kind::Perfetto => perfetto(&shown[0])?,
         Kind::Png => {
             png(&shown[0], path)?;
-            return Ok(outcome(&shown));
+            return Ok(written(path, &shown));
         }
     };
     std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
-    Ok(outcome(&shown))
+    Ok(written(path, &shown))
 }
 
-fn outcome(shown: &[DeviceReport]) -> Outcome {
+fn written(path: &Path, shown: &[DeviceReport]) -> Outcome {
+    eprintln!("wrote {}", path.display());
     let fits = shown.iter().all(|shown| shown.message.is_none());
     if fits { Outcome::Done } else { Outcome::DoesNotFit }
 }

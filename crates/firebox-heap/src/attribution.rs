@@ -45,7 +45,7 @@ fn persistence(category: Category) -> u8 {
         Category::Gradient => 3,
         Category::Input => 4,
         Category::Activation => 5,
-        Category::Temporary => 6,
+        Category::Temporary | Category::Unused => 6,
     }
 }
 

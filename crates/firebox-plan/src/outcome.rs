@@ -75,13 +75,21 @@ impl Plan {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn needing(&self, need: Need) -> Option<Self> {
-        if need.peak > self.budget || need.oversized.is_some() {
-            return None;
-        }
-        let mut plan = Self { peak: need.peak, estimate: need.estimate, ..self.clone() };
-        let own = plan.asked.iter_mut().find(|answer| answer.split == self.split)?;
-        own.need = need;
-        Some(plan)
+        let mut asked = self.asked.clone();
+        asked.iter_mut().find(|answer| answer.split == self.split)?.need = need;
+        Self::fitting(self.budget, self.split, asked)
+    }
+
+    /// The plan that runs a batch as `split`, which is not searched for. `None` if its `need` is
+    /// above the budget.
+    pub fn of_split(budget: Bytes, split: Split, need: Need) -> Option<Self> {
+        Self::fitting(budget, split, vec![Answer { split, need }])
+    }
+
+    fn fitting(budget: Bytes, split: Split, asked: Vec<Answer>) -> Option<Self> {
+        let plan = Self::new(split.batch(), budget, split, asked);
+        let own = plan.asked.iter().find(|answer| answer.split == split)?;
+        (plan.peak <= budget && own.need.oversized.is_none()).then_some(plan)
     }
 
     /// The items of the batch, over all micro-batches.

@@ -14,7 +14,7 @@ use crate::device::{DeviceReport, ReportError};
 const SIZE: (u32, u32) = (1200, 640);
 
 /// Colours that can be told apart without seeing all of them (Okabe and Ito, 2008).
-const COLOURS: [RGBColor; 7] = [
+const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
     RGBColor(204, 121, 167),
@@ -22,6 +22,7 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 158, 115),
     RGBColor(86, 180, 233),
     RGBColor(150, 150, 150),
+    RGBColor(210, 210, 210),
 ];
 
 const MIB: f64 = 1048576.0;

@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use burn_ir::{BaseOperationIr, OperationIr, TensorIr};
 use burn_std::Slice;
+use serde::{Deserialize, Serialize};
 
 use crate::{Description, Step, TensorInfo, Trace};
 
@@ -22,7 +23,7 @@ const ALIGNMENT: u32 = 9;
 /// Two steps of the same model on micro-batches of the same size have the same hash even if their
 /// learning rates differ. Another size, another branch or another module has another hash. The hash
 /// is stable within one build of firebox. It is not cryptographic: it resists chance, not malice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StructuralHash(u64);
 
 impl std::fmt::Display for StructuralHash {

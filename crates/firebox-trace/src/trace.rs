@@ -48,11 +48,13 @@ pub enum Category {
     Input,
     /// Everything short-lived.
     Temporary,
+    /// What of the allocator's pages nothing lies on.
+    Unused,
 }
 
 impl Category {
     /// Every category, in the order in which tables list them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Parameter,
         Self::Gradient,
         Self::AccumulatedGradient,
@@ -60,6 +62,7 @@ impl Category {
         Self::Activation,
         Self::Input,
         Self::Temporary,
+        Self::Unused,
     ];
 
     /// The name in tables and messages, in the plural.
@@ -72,6 +75,7 @@ impl Category {
             Self::Activation => "activations",
             Self::Input => "inputs",
             Self::Temporary => "temporaries",
+            Self::Unused => "unused parts of pages",
         }
     }
 }

@@ -54,3 +54,33 @@ pub(crate) type ValidBatch<LC> =
 /// What a validation step outputs.
 pub(crate) type ValidItem<LC> =
     <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;
+
+/// A backend that models train on: `Autodiff<Lazy<B>>`, where the memory of `B`'s devices can be
+/// predicted. The bound of functions that train a model on any of them.
+///
+/// ```
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::module::AutodiffModule;
+/// use firebox_lazy::Lazy;
+/// use firebox_train::{Learner, StepPlanner, TrainError, TrainingBackend};
+///
+/// fn planner<B: TrainingBackend, M: AutodiffModule<B>>(
+///     model: &M,
+/// ) -> Result<StepPlanner<B, M, impl Sized>, TrainError> {
+///     Learner::builder().auto_batch().step_planner(model)
+/// }
+///
+/// let model = burn::nn::LinearConfig::new(4, 2).init::<Autodiff<Lazy<Flex>>>(&Default::default());
+/// assert!(planner(&model).is_ok());
+/// ```
+pub trait TrainingBackend:
+    AutodiffBackend<InnerBackend: LazyBackend<Base = <Self as LazyBackend>::Base>>
+    + LazyBackend<Base: DeviceMemory>
+{
+}
+
+impl<B> TrainingBackend for B where
+    B: AutodiffBackend<InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>>
+        + LazyBackend<Base: DeviceMemory>
+{
+}

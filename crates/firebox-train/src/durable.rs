@@ -148,6 +148,15 @@ impl Names {
     }
 }
 
+/// Replaces a small file as a whole.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let unfinished = path.with_extension("unfinished");
+    fs::create_dir_all(folder_of(path))?;
+    fs::write(&unfinished, content)?;
+    bring_to_disk(&unfinished)?;
+    fs::rename(&unfinished, path)
+}
+
 fn bring_to_disk(path: &Path) -> io::Result<()> {
     // Some systems flush a file only through a writable handle.
     File::options().write(true).open(path)?.sync_all()

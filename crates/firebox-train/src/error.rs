@@ -10,6 +10,7 @@ use firebox_plan::{BudgetError, HostMemoryError, Plan, PlanError};
 use firebox_pool::{NoPlace, Why};
 use firebox_saved::InstantiateError;
 use firebox_trace::{Bytes, Items};
+use serde::{Deserialize, Serialize};
 
 use crate::check::verdict::Coupling;
 
@@ -18,7 +19,7 @@ mod fit;
 pub use self::fit::{FitError, LastState};
 
 /// The phase of an epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Phase {
     /// Forward and backward passes and optimizer steps.
     Training,
@@ -99,8 +100,8 @@ impl fmt::Display for DeviceFailure {
     }
 }
 
-/// Why training could not begin or continue.
-#[derive(Debug, thiserror::Error)]
+/// Why training could not begin or continue. Its debug form is its message.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// The training loader yielded no batch.
@@ -444,12 +445,25 @@ pub enum TrainError {
         /// if only their sum is too large.
         parameter: Option<(usize, String)>,
     },
+    /// The checkpoint to resume from is that of another model. Build the model as it was, or train
+    /// in another folder.
+    #[error(
+        "the checkpoint to go on from is of another model: {0}; build the model as it was, or train in another folder"
+    )]
+    OtherModel(String),
     /// The checkpoint to resume from cannot be read.
     #[error("the checkpoint to go on from cannot be read: {message}")]
     Resume {
         /// The message from burn's checkpointer.
         message: String,
     },
+}
+
+impl fmt::Debug for TrainError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // `main` prints the error it returns this way, and `unwrap` the error it panics with.
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl TrainError {

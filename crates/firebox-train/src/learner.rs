@@ -11,20 +11,22 @@ use std::sync::{Arc, Mutex};
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
-use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::MetricsRenderer;
-use burn::train::{InferenceStep, SupervisedTraining, TrainStep, TrainingStrategy};
-use firebox_lazy::{LazyBackend, StepRecorder};
+use burn::train::{
+    InferenceStep, LearningComponentsTypes, SupervisedTraining, TrainStep, TrainingStrategy,
+};
+use firebox_lazy::StepRecorder;
 use firebox_plan::Split;
+use firebox_ranks::Ranks;
 use firebox_saved::SavedTrace;
 
 pub use self::builder::{LearnerBuilder, Unset};
 use crate::check::SplitCheck;
-use crate::components::Components;
-use crate::device::DeviceMemory;
+use crate::components::{Components, TrainingBackend};
 use crate::device::panics::{Listener, panic_message};
 use crate::error::{FitError, Phase, TrainError};
 use crate::iteration::queue::give_back;
+use crate::parameters::shapes_of;
 use crate::planner::parked::Parks;
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
@@ -34,7 +36,7 @@ use crate::ranks::metrics::Metrics;
 use crate::ranks::quiet::with_ranks;
 use crate::ready::make_ready;
 use crate::report::{MemoryUse, PlanReport};
-use crate::run::checkpoints::unreadable_checkpoint;
+use crate::run::checkpoints::{newest_checkpoint, unreadable_checkpoint};
 use crate::run::strategy::{AutoBatch, Outcome};
 use crate::saved::SavedPlanner;
 use crate::settings::{Later, Settings, Telling};
@@ -125,8 +127,7 @@ impl<M: std::fmt::Debug> std::fmt::Debug for Fitted<M> {
 
 impl<B, LR, M, O, ST, SV> Learner<B, LR, M, O, ST, SV>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
     LR: LrScheduler + 'static,
     M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
     M::InnerModule: InferenceStep,
@@ -274,11 +275,13 @@ where
         // The latter is dropped after what holds burn's renderer.
         let (screen, later) = (settings.telling.screen.clone(), settings.telling.later.clone());
         let training = with_ranks(training, &settings);
+        let training = resumed(training, &settings);
         let states = settings.states.clone();
         let strategy = AutoBatch {
             settings,
             train_splitter,
             valid_splitter,
+            shapes: shapes_of::<B, _>(&self.model),
             scheduler: self.lr_scheduler.clone(),
             outcome: outcome.clone(),
         };
@@ -316,5 +319,23 @@ where
                 _later: later,
             }),
         }
+    }
+}
+
+/// burn's training, to go on from the checkpoint that the user asked for. Other ranks than the
+/// first take over its state.
+fn resumed<LC: LearningComponentsTypes>(
+    training: SupervisedTraining<LC>,
+    settings: &Settings,
+) -> SupervisedTraining<LC> {
+    let reads = settings.ranks.as_ref().is_none_or(Ranks::is_root);
+    let Some(directory) = settings.resume.as_ref().filter(|_| reads) else { return training };
+    match newest_checkpoint(directory) {
+        Some(epoch) => {
+            let text = format!("going on after epoch {epoch} of {}", directory.display());
+            settings.say(log::Level::Info, &text);
+            training.checkpoint(epoch)
+        }
+        None => training,
     }
 }

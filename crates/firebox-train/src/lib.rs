@@ -44,6 +44,7 @@ mod saved;
 pub use advice::Advice;
 pub use check::{Coupling, SplitCheck};
 pub use clock::{Clock, clock};
+pub use components::TrainingBackend;
 #[cfg(feature = "cards")]
 pub use device::cubecl::RuntimeMemory;
 #[cfg(feature = "cuda")]
@@ -64,10 +65,10 @@ pub use learner::{FitResult, Fitted, Learner, LearnerBuilder, Unset};
 pub use loss_scale::scale_loss;
 pub use on_gradients::{ClipGlobalNorm, GradientHook, OnGradients, clip_global_norm, on_gradients};
 pub use park::Park;
-pub use planner::PlanningCost;
 pub use planner::labels::label_parameters;
 pub use planner::overhead::OverheadBytes;
 pub use planner::recompute::{RecomputePolicy, Recomputing};
+pub use planner::{PlanningCost, Replanned};
 pub use reduction::LossReduction;
 pub use report::{MemoryUse, PlanReport};
 pub use run::checkpoints::newest_checkpoint;

@@ -79,6 +79,12 @@ pub(crate) fn parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<Parameter> 
     found.found
 }
 
+/// The paths and shapes of a model's parameters and running statistics.
+pub(crate) fn shapes_of<B: Backend, M: Module<B>>(model: &M) -> Vec<(String, Vec<usize>)> {
+    let of = |parameter: Parameter| (parameter.path, parameter.shape.to_vec());
+    parameters(model).into_iter().map(of).collect()
+}
+
 /// The bytes of a model's parameters and running statistics.
 pub(crate) fn parameter_bytes<B: Backend, M: Module<B>>(model: &M) -> Bytes {
     parameters(model).iter().map(Parameter::bytes).sum()

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use burn_backend::DType;
-use firebox_plan::{Plan, Sizing};
+use firebox_plan::{Plan, Sizing, Split};
 use firebox_recompute::{Program, Rates};
 use firebox_trace::{Bytes, MemoryModel, Nonlinear, StructuralHash, TensorInfo};
 
@@ -27,6 +27,7 @@ use crate::planner::speed::Speed;
 use crate::whole::Joining;
 
 mod admission;
+mod again;
 mod assess;
 pub(crate) mod growth;
 pub(crate) mod labels;
@@ -49,6 +50,8 @@ mod tests;
 mod tuning;
 
 pub(crate) use self::admission::{Admission, Applicant};
+pub use self::again::Replanned;
+pub(crate) use self::again::Splits;
 pub(crate) use self::prepare::{BatchToRun, Prepared};
 use self::tuning::Tuning;
 
@@ -92,6 +95,8 @@ struct Choices {
 /// The plans, and how batches are told apart.
 struct Plans {
     made: HashMap<(Phase, Shape), Planned>,
+    /// How an earlier run split batches that this one has not seen yet.
+    kept: HashMap<(Phase, Shape), Split>,
     /// The plan whose pages are open, where the allocator keeps them.
     open: Option<(Phase, Shape)>,
     /// Whether batches are cut to learn their shapes.
@@ -137,6 +142,8 @@ pub(crate) struct Planned {
     /// Its rehearsal.
     pub(crate) rehearsed: Rehearsed,
     pub(crate) cost: PlanningCost,
+    /// Why there is another plan than before, if so.
+    pub(crate) again: Option<Replanned>,
     /// What threads kept permanently when it was made.
     kept: Bytes,
     /// What is alive next to a micro-step, and the bytes of the batch it was planned on.
@@ -205,6 +212,7 @@ impl Planner {
         };
         let plans = Plans {
             made: HashMap::new(),
+            kept: HashMap::new(),
             open: None,
             looks_at_shapes: true,
             batch: Bytes::ZERO,

@@ -11,7 +11,7 @@ use firebox_trace::{Bytes, CategoryBytes, Estimate, ModuleBytes, Paging, PoolPag
 use crate::error::Phase;
 use crate::planner::overhead::OverheadBytes;
 use crate::planner::recompute::{Recomputed, Recomputing};
-use crate::planner::{Planned, PlanningCost};
+use crate::planner::{Planned, PlanningCost, Replanned};
 use crate::whole::Joining;
 
 /// The plan for one shape of batch: how it is split and what that needs. Displays as a table.
@@ -62,13 +62,15 @@ pub struct PlanReport {
     /// Whether metrics see an output for each micro-batch, because that of the batch does not fit,
     /// or is of too many of them to be planned.
     pub metrics_see_parts: bool,
+    /// Why the batch is planned again, if batches like it had another plan before.
+    pub again: Option<Replanned>,
     /// The cost of planning.
     pub cost: PlanningCost,
 }
 
 impl PlanReport {
     pub(crate) fn new(device: String, budget: Bytes, phase: Phase, planned: &Planned) -> Self {
-        let Planned { plan, rehearsed, joining, cost, .. } = planned;
+        let Planned { plan, rehearsed, joining, cost, again, .. } = planned;
         let parked: Bytes = rehearsed.state.parked.iter().map(TensorInfo::bytes).sum();
         let on_device: Bytes = rehearsed.state.on_device.iter().map(TensorInfo::bytes).sum();
         Self {
@@ -91,6 +93,7 @@ impl PlanReport {
             running_state: rehearsed.of_step.running_state.clone(),
             pools_statistics: false,
             metrics_see_parts: *joining == Joining::NoRoom,
+            again: *again,
             cost: *cost,
         }
     }
@@ -110,10 +113,11 @@ impl PlanReport {
         let Self { phase, plan, .. } = self;
         let (peak, estimate) = (self.predicted(), self.reliability());
         let tunes = if self.tunes() { "; planned again once kernels are tuned" } else { "" };
-        let again = self.recomputed.map(|again| format!(", {again}")).unwrap_or_default();
+        let recomputed = self.recomputed.map(|again| format!(", {again}")).unwrap_or_default();
+        let again = self.again.map(|why| format!("; planned again: {why}")).unwrap_or_default();
         let parts = if self.metrics_see_parts { "; metrics see micro-batches" } else { "" };
         format!(
-            "{phase} batches of {}: {plan}{again}, predicted peak {peak} ({estimate}){tunes}{parts}",
+            "{phase} batches of {}: {plan}{recomputed}, predicted peak {peak} ({estimate}){tunes}{parts}{again}",
             plan.batch()
         )
     }
@@ -237,7 +241,7 @@ impl fmt::Display for PlanReport {
         }
         for held in self.modules.iter().filter(|held| held.module.is_some()).take(MODULES) {
             let module = held.module.as_deref().unwrap_or_default();
-            table.add_row(vec![format!("  in module {module}"), held.bytes.to_string()]);
+            table.add_row(vec!["  in a module".to_owned(), format!("{} in {module}", held.bytes)]);
         }
         if let Some(paging) = &self.paging {
             table.add_row(vec!["pages".to_owned(), pages(paging)]);

@@ -2,4 +2,5 @@
 
 pub(crate) mod capture;
 pub(crate) mod checkpoints;
+pub(crate) mod splits;
 pub(crate) mod strategy;

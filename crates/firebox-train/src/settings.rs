@@ -48,6 +48,8 @@ pub(crate) struct Settings {
     pub(crate) joins: Joins,
     /// The seed of each epoch's random numbers, if the user set one.
     pub(crate) seed: Option<u64>,
+    /// The directory of a training that is gone on with, if the user named one.
+    pub(crate) resume: Option<PathBuf>,
     /// State that steps keep outside of the model.
     pub(crate) states: HiddenStates,
     /// What the device's allocator holds for other tensors of the program, such as a data set on

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use firebox_trace::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
 
 /// What one optimizer step used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepUse {
     /// The epoch, from one. `None` in a [custom loop](crate::StepPlanner).
     pub epoch: Option<usize>,
@@ -20,7 +20,7 @@ pub struct StepUse {
     pub iteration: usize,
     /// The items that the step learned from.
     pub items: usize,
-    /// The micro-batches that they ran in.
+    /// The micro-batches that they ran in. In a custom loop, those of the pass that has the most.
     pub micro_batches: usize,
     /// The time since the step before it, loading and planning included.
     pub seconds: f64,
@@ -70,7 +70,7 @@ impl StepLog {
         Ok(Self { file, ..Self::default() })
     }
 
-    /// Adds a batch to the step.
+    /// Adds a batch that ran in so many micro-batches to the step.
     pub(crate) fn add(&mut self, items: usize, micro_batches: usize) {
         self.items += items;
         self.micro_batches += micro_batches;

@@ -12,13 +12,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::data::dataloader::DataLoader;
 use burn::module::{AutodiffModule, Module};
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::Backend;
 use firebox_lazy::{LazyBackend, Rehearsal, StepRecorder, mark, rehearse, restore};
 use firebox_plan::Split;
 use firebox_trace::{Bytes, Mark};
 
 use crate::clock::{Clock, set_clock};
-use crate::device::DeviceMemory;
+use crate::components::TrainingBackend;
 use crate::device::panics::Listener;
 use crate::error::{During, Phase, TrainError};
 use crate::gradients::with_own_leaves;
@@ -117,8 +117,7 @@ type Step<'s, B, M, O, I, S, R> =
 /// Use it on the thread that made it. Only one should live on a device at a time.
 pub struct StepPlanner<B, M, S>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
 {
     settings: Settings,
     splitter: S,
@@ -167,8 +166,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// the budget cannot be determined.
     pub fn step_planner<B, M>(self, model: &M) -> Result<StepPlanner<B, M, ST>, TrainError>
     where
-        B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-        B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+        B: TrainingBackend,
         M: AutodiffModule<B>,
     {
         StepPlanner::new(model, self.settings, self.train_splitter)
@@ -177,8 +175,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
 
 impl<B, M, S> StepPlanner<B, M, S>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
     M: AutodiffModule<B>,
 {
     pub(crate) fn new(model: &M, settings: Settings, splitter: S) -> Result<Self, TrainError> {
@@ -318,10 +315,9 @@ where
             parking: self.parking.as_ref().map(|(parking, _)| parking),
             prepared,
         };
-        let micro_batches = running.prepared.plan.len();
         let mut parts = MicroBatches::running(&self.splitter, (batch, items, weight), running);
         let result = catch_unwind(AssertUnwindSafe(|| step(model, optim, &mut parts)));
-        let Since { start, has_updated } = parts.since();
+        let Since { start, has_updated, micro_batches } = parts.since();
         self.position.has_stepped |= has_updated;
         let result = result.unwrap_or_else(|panic| Err(self.on.watch.panicked(&*panic)));
         if let (Err(_), Some(start)) = (&result, start)
@@ -435,8 +431,7 @@ fn rehearse_step<B, M, O, I, S, R>(
     recorder: &StepRecorder,
 ) -> Result<Rehearsal, TrainError>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
     M: AutodiffModule<B>,
     O: Clone,
     S: Splitter<I>,

@@ -11,7 +11,7 @@ use burn::tensor::activation::gelu;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::MetricsRenderer;
 use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
-use firebox::{Bytes, DeviceMemory, LazyBackend, Learner, MicroBatch};
+use firebox::{Bytes, Learner, MicroBatch, TrainingBackend};
 
 const ITEMS: usize = 32;
 const LAYERS: usize = 8;
@@ -89,8 +89,7 @@ pub fn trained<B>(
     device: &B::Device,
 ) -> Trained
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
 {
     let folder = tempfile::tempdir().expect("a folder");
     let items = lengths.iter().flat_map(|length| [*length; ITEMS]).collect();

@@ -89,6 +89,11 @@ impl<I: Clone + Send + Sync + 'static> Given<I> {
     pub fn loader<B: Backend>(batches: Vec<I>) -> Arc<dyn DataLoader<B, I>> {
         Arc::new(Self(batches))
     }
+
+    /// Yields given batches once.
+    pub fn iterator<'a>(batches: Vec<I>) -> Box<dyn DataLoaderIterator<I> + 'a> {
+        Box::new(GivenIterator(batches.into_iter()))
+    }
 }
 
 impl<I> Iterator for GivenIterator<I> {
@@ -107,7 +112,7 @@ impl<I> DataLoaderIterator<I> for GivenIterator<I> {
 
 impl<B: Backend, I: Clone + Send + Sync + 'static> DataLoader<B, I> for Given<I> {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<I> + 'a> {
-        Box::new(GivenIterator(self.0.clone().into_iter()))
+        Self::iterator(self.0.clone())
     }
 
     fn num_items(&self) -> usize {

@@ -182,9 +182,10 @@ impl<B: DryTwin> Dry<B> {
             false => self.properties.memory.max_page_size,
         };
         let alignment = self.properties.memory.alignment;
+        let in_use = usage.most_in_use;
         let paging = Paging {
             reserved: usage.peak,
-            in_use: usage.most_in_use,
+            in_use,
             pages: usage.pages,
             largest_buffer: usage.largest,
             largest_page: match page {
@@ -208,7 +209,7 @@ impl<B: DryTwin> Dry<B> {
             baseline,
             kept: Bytes::ZERO,
             stays: Bytes::ZERO,
-            categories: self.categories(trace, at, peak),
+            categories: self.categories(trace, at, peak, in_use),
             timeline,
             estimate: if unaccounted.is_empty() { estimate } else { Estimate::Heuristic },
             unaccounted,
@@ -236,18 +237,19 @@ impl<B: DryTwin> Dry<B> {
             at,
             op: trace.steps.get(at.0 as usize).map_or("", Step::name).to_owned(),
             baseline,
-            categories: self.categories(trace, at, peak),
+            categories: self.categories(trace, at, peak, peak),
             timeline: vec![Moment { live: baseline, peak }; trace.steps.len()],
             estimate: Estimate::LowerBound,
             ..Footprint::default()
         }
     }
 
-    /// What the pages at the peak are for. Tensors that are alive there count by their labels;
-    /// everything else, including the space between them, counts as temporaries.
-    fn categories(&self, trace: &Trace, at: OpIndex, peak: Bytes) -> CategoryBytes {
+    /// What the pages at the peak are for. Tensors that are alive there count by their labels, what
+    /// else is in use as temporaries.
+    fn categories(&self, trace: &Trace, at: OpIndex, peak: Bytes, in_use: Bytes) -> CategoryBytes {
         let mut categories = CategoryBytes::default();
-        let mut left = peak;
+        let mut left = in_use.min(peak);
+        categories.add(Category::Unused, peak - left);
         for tensor in trace.alive_before(OpIndex(at.0 + 1)) {
             let Some(category) = category(trace, tensor) else { continue };
             let bytes = self.types.bytes(trace.tensor(tensor)).min(left);

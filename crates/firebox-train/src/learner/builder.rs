@@ -6,16 +6,15 @@ use std::path::PathBuf;
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::optim::lr_scheduler::LrScheduler;
-use burn::tensor::backend::AutodiffBackend;
 use burn::train::{InferenceStep, TrainStep};
-use firebox_lazy::{HiddenState, LazyBackend};
+use firebox_lazy::HiddenState;
 use firebox_plan::{Budget, Sizing};
 use firebox_ranks::Ranks;
 use firebox_recompute::Rates;
 
 use super::Learner;
 use crate::check::Coupling;
-use crate::device::DeviceMemory;
+use crate::components::TrainingBackend;
 #[expect(unused_imports, reason = "documentation links to it")]
 use crate::error::{FitError, TrainError};
 
@@ -135,6 +134,25 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
     /// coupling.
     pub fn split_although(mut self, coupling: Coupling) -> Self {
         self.settings.accepted.push(coupling);
+        self
+    }
+
+    /// Goes on after the newest whole checkpoint in `directory`, if there is one. `directory` is
+    /// that of burn's training, on which a [checkpointer] must be set; a
+    /// [`DurableRecorder`](crate::DurableRecorder) never leaves half a file.
+    ///
+    /// Batches are split as they were before the checkpoint was written, where that fits: how they
+    /// are split can depend on what ran before. With [`seed`](Self::seed), a recorder of full
+    /// precision and a device that computes the same each time, a resumed run then ends where an
+    /// uninterrupted one would have, bit for bit.
+    ///
+    /// Default: burn's [`checkpoint`](burn::train::SupervisedTraining::checkpoint) says which epoch
+    /// to go on from, and batches are planned anew. A checkpoint of a model with other shapes is
+    /// [`TrainError::OtherModel`](crate::TrainError::OtherModel) in either case.
+    ///
+    /// [checkpointer]: burn::train::SupervisedTraining::with_file_checkpointer
+    pub fn resume(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.settings.resume = Some(directory.into());
         self
     }
 
@@ -356,8 +374,7 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         lr_scheduler: LR,
     ) -> Learner<B, LR, M, O, ST, SV>
     where
-        B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-        B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+        B: TrainingBackend,
         LR: LrScheduler + 'static,
         M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
         M::InnerModule: InferenceStep,

@@ -85,7 +85,7 @@ pub(super) fn need_of(rehearsed: &Rehearsed) -> Need {
             Category::Gradient | Category::AccumulatedGradient => Role::State,
             Category::Activation => Role::Activations,
             Category::Input => Role::Inputs,
-            Category::Temporary => Role::Other,
+            Category::Temporary | Category::Unused => Role::Other,
         };
         need = need.holding(category.name(), role, bytes);
     }

@@ -8,7 +8,7 @@ use firebox_lazy::{Rehearsal, StepRecorder};
 use firebox_plan::{Plan, Split};
 use firebox_trace::{Bytes, PoolPages};
 
-use super::{Planned, Planner};
+use super::{Planned, Planner, Replanned};
 use crate::error::{Phase, TrainError};
 use crate::planner::admission::Admission;
 use crate::planner::overhead::Overhead;
@@ -68,14 +68,14 @@ impl Planner {
         let mut made = None;
         let mut overhead = Some(overhead);
         // Once more, if the first plan has shown what an optimizer brings along.
-        while let Some(iterations) = self.to_plan(phase, shape, again) {
+        while let Some((iterations, why)) = self.to_plan(phase, shape, again) {
             self.overhead = overhead.take().map_or(self.overhead, |overhead| overhead());
             let rehearse = |split: Split, joining: Joining, recorder: &StepRecorder| {
                 rehearse(split, (iterations, joining), recorder)
             };
             let planned = self.plan((phase, shape), iterations, joining, rehearse)?.clone();
             let is_over = self.grown(&planned) == Bytes::ZERO;
-            made = Some(planned);
+            made = Some(Planned { again: why, ..planned });
             if is_over {
                 break;
             }
@@ -125,7 +125,12 @@ impl Planner {
     /// Where pages count, the first shape is planned for two batches. Every other shape, such as
     /// the last batch of an epoch, is planned for one until two come in a row, because two may need
     /// a page that one does not.
-    pub(super) fn to_plan(&self, phase: Phase, shape: Shape, again: bool) -> Option<Iterations> {
+    pub(super) fn to_plan(
+        &self,
+        phase: Phase,
+        shape: Shape,
+        again: bool,
+    ) -> Option<(Iterations, Option<Replanned>)> {
         let has_trained = self.plans.made.keys().any(|(phase, _)| *phase == Phase::Training);
         let iterations = match phase {
             Phase::Training if has_trained && !again && !self.memory.is_on_host() => {
@@ -135,22 +140,26 @@ impl Planner {
         };
         let planned = self.planned(phase, shape);
         if let Some(planned) = planned.filter(|planned| planned.tuning.is_over()) {
-            return Some(planned.iterations);
+            return Some((planned.iterations, Some(Replanned::Tuned)));
         }
         // Threads have begun to keep memory, or updates have left some, that the plan has no room
         // for.
-        let has_no_room = planned.filter(|planned| {
-            let grown = self.grown(planned);
-            let peak = planned.plan.peak() + self.kept_since(planned) + grown;
+        let has_no_room = planned.and_then(|planned| {
+            let (kept, grown) = (self.kept_since(planned), self.grown(planned));
             let has_more = planned.kept < self.kept() || grown > Bytes::ZERO;
-            has_more && peak > self.room.of_plans()
+            let is_too_much = planned.plan.peak() + kept + grown > self.room.of_plans();
+            let why = match grown {
+                Bytes::ZERO => Replanned::ThreadsKeep(kept),
+                grown => Replanned::UpdatesLeft(grown),
+            };
+            (has_more && is_too_much).then_some((planned.iterations, Some(why)))
         });
-        if let Some(planned) = has_no_room {
-            return Some(planned.iterations);
+        if has_no_room.is_some() {
+            return has_no_room;
         }
         let planned = planned.map(|planned| planned.iterations);
         let is_enough = planned == Some(Iterations::Two) || planned == Some(iterations);
-        (!is_enough).then_some(iterations)
+        (!is_enough).then_some((iterations, None))
     }
 
     /// Begins a planned batch. Returns what must be done before it runs: where an allocator keeps

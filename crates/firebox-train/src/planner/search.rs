@@ -25,12 +25,12 @@ use crate::whole::Joining;
 
 /// A batch to search a plan for.
 #[derive(Clone, Copy)]
-struct Wanted {
+pub(super) struct Wanted {
     phase: Phase,
     items: usize,
     sizing: Sizing,
     /// The share of time that may be spent on recomputing, if any.
-    recompute: Option<f64>,
+    pub(super) recompute: Option<f64>,
 }
 
 /// A plan, and the rehearsal of its split.
@@ -60,7 +60,10 @@ impl Planner {
             |split: Split, recorder: &StepRecorder| rehearse(split, Joining::Asked, recorder);
         // The pages of the plan that it replaces are not those of this one.
         self.plans.open = None;
-        let found = self.find(phase, shape.items, &mut cost, &mut apart);
+        let found = match self.as_before(phase, shape, &mut cost, &mut apart) {
+            Some(found) => Ok(found),
+            None => self.find(phase, shape.items, &mut cost, &mut apart),
+        };
         let found = found.map_err(|error| self.tell_of_parking(error, &mut apart));
         let planned = match found {
             Ok(found) => {
@@ -146,7 +149,7 @@ impl Planner {
     }
 
     /// A batch as it is recorded.
-    fn wanted(&self, phase: Phase, items: usize) -> Wanted {
+    pub(super) fn wanted(&self, phase: Phase, items: usize) -> Wanted {
         Wanted { phase, items, sizing: self.sizing(phase), recompute: None }
     }
 
@@ -185,6 +188,7 @@ impl Planner {
             held: rehearsed.held,
             rehearsed,
             cost,
+            again: None,
             kept: self.kept(),
             batch: self.plans.batch,
             state,
@@ -306,7 +310,7 @@ impl Planner {
         options.at_once(if alone { 1 } else { AT_ONCE })
     }
 
-    fn rehearse_one(
+    pub(super) fn rehearse_one(
         &self,
         wanted: Wanted,
         split: Split,

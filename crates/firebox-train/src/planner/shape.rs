@@ -5,13 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use firebox_lazy::{LazyBackend, StepRecorder};
 use firebox_trace::{Bytes, Step, StructuralHash};
+use serde::{Deserialize, Serialize};
 
 use crate::error::Phase;
 use crate::planner::Planner;
 use crate::splitter::Splitter;
 
 /// The shape of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Shape {
     pub(crate) items: usize,
     /// The structural hash of cutting off the first item. It contains the shapes of the tensors

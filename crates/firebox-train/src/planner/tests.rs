@@ -77,7 +77,7 @@ fn planner(budget: u64) -> Planner {
 fn run(planner: &mut Planner, items: usize) -> (String, Vec<String>, Admission) {
     let (phase, shape) = (Phase::Training, Shape::of_items(items));
     let mut asked = Vec::new();
-    let iterations = planner.to_plan(phase, shape, false).expect("it is not planned yet");
+    let (iterations, _) = planner.to_plan(phase, shape, false).expect("it is not planned yet");
     let rehearse = |split: Split, _: Joining, _: &StepRecorder| {
         asked.push(split.to_string());
         Ok(rehearsal(split))
@@ -158,14 +158,14 @@ fn a_share_of_the_budget_is_kept_free_once_more_was_measured() {
 fn other_shapes_are_planned_for_one_iteration_until_two_come_in_a_row() {
     let mut planner = planner(200);
     let (first, other) = (Shape::of_items(100), Shape::of_items(60));
-    assert_eq!(planner.to_plan(Phase::Training, first, false), Some(Iterations::Two));
+    assert_eq!(planner.to_plan(Phase::Training, first, false), Some((Iterations::Two, None)));
     run(&mut planner, 100);
     assert_eq!(planner.to_plan(Phase::Training, first, true), None);
-    assert_eq!(planner.to_plan(Phase::Training, other, false), Some(Iterations::One));
+    assert_eq!(planner.to_plan(Phase::Training, other, false), Some((Iterations::One, None)));
     run(&mut planner, 60);
     assert_eq!(planner.to_plan(Phase::Training, other, false), None);
-    assert_eq!(planner.to_plan(Phase::Training, other, true), Some(Iterations::Two));
-    assert_eq!(planner.to_plan(Phase::Validation, other, false), Some(Iterations::Two));
+    assert_eq!(planner.to_plan(Phase::Training, other, true), Some((Iterations::Two, None)));
+    assert_eq!(planner.to_plan(Phase::Validation, other, false), Some((Iterations::Two, None)));
 }
 
 #[test]
@@ -181,7 +181,10 @@ fn a_batch_is_planned_again_once_kernels_are_tuned() {
     assert_eq!(planner.to_plan(phase, shape, true), None, "fusion has not settled");
     planner.begin(phase, shape);
     planner.has_run(phase);
-    assert_eq!(planner.to_plan(phase, shape, true), Some(Iterations::Two));
+    assert_eq!(
+        planner.to_plan(phase, shape, true),
+        Some((Iterations::Two, Some(Replanned::Tuned)))
+    );
     pool.untuned.store(0, Ordering::Relaxed);
     let (split, _, admission) = run(&mut planner, 100);
     assert_eq!((split.as_str(), admission), ("1 x 100", Admission::RunsOnceGivenBack));

@@ -13,10 +13,13 @@ use burn::train::Interrupter;
 use crate::device::panics::panic_message;
 use crate::error::TrainError;
 
+/// The folder of checkpoints in a training's directory.
+pub(crate) const CHECKPOINTS: &str = "checkpoint";
+
 /// The newest epoch with a complete checkpoint.
 ///
-/// Pass it to burn's [`checkpoint`](burn::train::SupervisedTraining::checkpoint) to resume after
-/// the process was killed. `None` if there is no complete checkpoint.
+/// [`resume`](crate::LearnerBuilder::resume) goes on after it, and so does burn's
+/// [`checkpoint`](burn::train::SupervisedTraining::checkpoint). `None` if there is none.
 ///
 /// `directory` is the training's artifact directory; its checkpoints are in the folder `checkpoint`
 /// below it. A checkpoint is complete if the files of model, optimizer and scheduler exist. With a
@@ -34,7 +37,7 @@ use crate::error::TrainError;
 /// # }
 /// ```
 pub fn newest_checkpoint(directory: impl AsRef<Path>) -> Option<usize> {
-    let entries = std::fs::read_dir(directory.as_ref().join("checkpoint")).ok()?;
+    let entries = std::fs::read_dir(directory.as_ref().join(CHECKPOINTS)).ok()?;
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     let mut found: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
     for name in names {

@@ -50,6 +50,7 @@ use crate::planner::{Planner, Prepared};
 use crate::progress::Screen;
 use crate::ranks::Team;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
+use crate::run::splits::SplitsFile;
 use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::splitter::Splitter;
@@ -72,6 +73,8 @@ pub(crate) struct AutoBatch<LC: LazyComponents, ST, SV> {
     pub(crate) settings: Settings,
     pub(crate) train_splitter: ST,
     pub(crate) valid_splitter: SV,
+    /// The paths and shapes of the model's tensors before a checkpoint was read.
+    pub(crate) shapes: Vec<(String, Vec<usize>)>,
     /// The scheduler before training.
     pub(crate) scheduler: LC::LrScheduler,
     pub(crate) outcome: Arc<Mutex<OutcomeOf<LC>>>,
@@ -219,6 +222,8 @@ struct Position {
 #[derive(Default)]
 struct Records {
     log: StepLog,
+    /// How batches are split, where a resumed run looks it up.
+    splits: Option<SplitsFile>,
     /// Whether the step's trace was saved, or could not be.
     trace_is_saved: bool,
     /// How many more batches to compare with a prediction.
@@ -259,6 +264,7 @@ where
         }
         let mut planner = self.planner()?;
         self.begin_parking(&planner)?;
+        self.read_splits(&mut planner);
         self.records.log = StepLog::open(self.strategy.settings.telling.log_path.as_deref())?;
         let _clock = ClockGuard;
         let last = *epochs.end();
@@ -274,6 +280,9 @@ where
                 screen.end_epoch(self.strategy.outcome().memory);
             }
             self.share_metrics()?;
+            if let Some(file) = self.records.splits.as_mut() {
+                file.add(epoch, planner.splits())?;
+            }
             checkpoint(&self.learner, epoch);
             if self.should_stop() || self.ends_early(stops_early(epoch))? {
                 return Ok(());
@@ -421,7 +430,7 @@ where
         let sender = sender(&mut self.processor, &self.on, &self.loading);
         let join = (settings.joins.of(joining), &**plan);
         let mut outputs = Outputs::of_batch(sender, at, join, settings.telling.screen.as_ref());
-        let (mut parts, mut added, mut done) = (0.0, 0, 0);
+        let (mut parts, mut added, mut done, mut micro_batches) = (0.0, 0, 0, 0);
         let is_scaled = self.learning.loss_scale.is_some();
         let mut seen = Seen {
             step: self.learning.scheduler_steps + 1,
@@ -438,6 +447,7 @@ where
                 &mut |output, part, items| {
                     let scale = watch.heard_nothing().and_then(|()| scaling.undo())?;
                     let (part, grads) = (weight.of_part(part, items), output.grads);
+                    micro_batches += 1;
                     parts += part;
                     let begin = done;
                     done += items;
@@ -466,6 +476,7 @@ where
             )?;
         }
         micro_steps.finish(settings);
+        self.records.log.add(items, micro_batches);
         if added == 0 {
             log::warn!("batch {} is left out: nothing in it counts in the loss", at.iteration);
         }

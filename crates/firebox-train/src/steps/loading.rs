@@ -1,17 +1,14 @@
 //! Loads what an earlier run of a loop has saved, into the place where state is parked.
 
 use burn::module::AutodiffModule;
-use burn::tensor::backend::AutodiffBackend;
-use firebox_lazy::LazyBackend;
 
-use crate::device::DeviceMemory;
+use crate::components::TrainingBackend;
 use crate::error::TrainError;
 use crate::steps::StepPlanner;
 
 impl<B, M, S> StepPlanner<B, M, S>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
     M: AutodiffModule<B>,
 {
     /// Runs `load`, which reads optimizers' state from files. Where state is

@@ -6,6 +6,7 @@ use firebox_lazy::LazyBackend;
 use firebox_plan::Accumulating;
 use firebox_trace::{Bytes, Trace};
 
+use crate::components::TrainingBackend;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
 use crate::gradients::summed_bytes;
@@ -47,6 +48,14 @@ pub(super) struct Since<R> {
     pub(super) start: Option<R>,
     /// Whether there was an update.
     pub(super) has_updated: bool,
+    /// The micro-batches of the pass that had the most.
+    pub(super) micro_batches: usize,
+}
+
+impl<R> Since<R> {
+    fn nothing() -> Self {
+        Self { start: None, has_updated: false, micro_batches: 0 }
+    }
 }
 
 /// How the micro-batches run.
@@ -70,8 +79,7 @@ pub(super) struct Running<'a, B: LazyBackend<Base: DeviceMemory>> {
 
 impl<'a, B, M, I, S> MicroBatches<'a, B, M, I, S>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
     M: AutodiffModule<B>,
     S: Splitter<I>,
 {
@@ -80,7 +88,7 @@ where
         (batch, items, weight): (&'a I, usize, f64),
         rehearsed: Rehearsing<'a>,
     ) -> Self {
-        let since = Since { start: None, has_updated: false };
+        let since = Since::nothing();
         Self { splitter, batch, items, weight, mode: Mode::Rehearsed(rehearsed), since }
     }
 
@@ -89,7 +97,7 @@ where
         (batch, items, weight): (&'a I, usize, f64),
         running: Running<'a, B>,
     ) -> Self {
-        let since = Since { start: None, has_updated: false };
+        let since = Since::nothing();
         Self { splitter, batch, items, weight, mode: Mode::Running(Box::new(running)), since }
     }
 
@@ -146,7 +154,9 @@ where
                 if running.keeps_statistics && self.since.start.is_none() {
                     self.since.start = Some(model.clone().into_record());
                 }
-                running.each(model, (splitter, batch), &mut step, &mut sink, weight)
+                let ran = running.each(model, (splitter, batch), &mut step, &mut sink, weight)?;
+                self.since.micro_batches = self.since.micro_batches.max(ran);
+                Ok(())
             }
         }
     }
@@ -195,8 +205,7 @@ where
 
 impl<B> Running<'_, B>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
 {
     fn each<M, I, S, T>(
         &mut self,
@@ -205,7 +214,7 @@ where
         step: &mut dyn FnMut(&M, I) -> T,
         sink: &mut dyn FnMut(&M, T, f64),
         whole: f64,
-    ) -> Result<(), TrainError>
+    ) -> Result<usize, TrainError>
     where
         M: AutodiffModule<B>,
         S: Splitter<I>,
@@ -224,10 +233,11 @@ where
         let of = (Phase::Training, model, self.keeps_statistics);
         let mut micro_steps =
             MicroSteps::new(planner, of, (splitter, batch), prepared, queue, around);
-        let mut parts = 0.0;
+        let (mut parts, mut micro_batches) = (0.0, 0);
         for range in prepared.plan.ranges() {
             micro_steps.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
                 watch.heard_nothing()?;
+                micro_batches += 1;
                 parts += weight;
                 if reduction.counts(weight) {
                     queue.alone(|| sink(model, output, weight));
@@ -239,7 +249,7 @@ where
         if reduction == LossReduction::Mean && weights::differ(parts, whole, items) {
             return Err(TrainError::UnequalWeights { parts, whole });
         }
-        Ok(())
+        Ok(micro_batches)
     }
 
     /// Runs what changes parameters, once it is known to fit. Also returns whether what it leaves

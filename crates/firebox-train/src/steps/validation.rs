@@ -3,12 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{AutodiffModule, Module};
-use burn::tensor::backend::AutodiffBackend;
-use firebox_lazy::{LazyBackend, StepRecorder};
+use firebox_lazy::StepRecorder;
 use firebox_plan::Split;
 
 use super::StepPlanner;
-use crate::device::DeviceMemory;
+use crate::components::TrainingBackend;
 use crate::error::{During, Phase, TrainError};
 use crate::iteration::running::{Around, MicroSteps};
 use crate::planner::rehearsal::{Iterations, rehearse_validation};
@@ -19,8 +18,7 @@ use crate::whole::Joining;
 
 impl<B, M, S> StepPlanner<B, M, S>
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base, Device = B::Device>,
+    B: TrainingBackend,
     M: AutodiffModule<B>,
 {
     /// Runs `step` without gradients on the micro-batches of a batch, and gives each output to

@@ -9,10 +9,9 @@ use burn::data::dataset::InMemDataset;
 use burn::module::AutodiffModule;
 use burn::optim::AdamConfig;
 use burn::prelude::*;
-use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
-use firebox::{Bytes, DeviceMemory, LazyBackend, Learner, initialize};
+use firebox::{Bytes, Learner, TrainingBackend, initialize};
 
 use crate::full_size::cnn::Images;
 
@@ -57,8 +56,7 @@ pub struct Steps {
 /// Trains `model` on `batches` and returns the duration of the timed steps.
 pub fn turn<B, M>(model: M, batches: Gray, steps: Steps, device: &B::Device) -> Duration
 where
-    B: AutodiffBackend + LazyBackend<Base: DeviceMemory>,
-    B::InnerBackend: LazyBackend<Base = <B as LazyBackend>::Base>,
+    B: TrainingBackend,
     M: TrainStep<Input = Images<B>> + AutodiffModule<B> + core::fmt::Display + 'static,
     M::InnerModule: InferenceStep<Input = Images<B::InnerBackend>>,
 {

@@ -18,7 +18,7 @@ use crate::error::TrainError;
 use crate::iteration::loading::Loading;
 use crate::iteration::on_device::OnDevice;
 use crate::loss_scale::LossScale;
-use crate::parameters::has_untrained;
+use crate::parameters::{has_untrained, shapes_of};
 use crate::ranks::Team;
 use crate::ranks::exchange::exchanged_bytes;
 use crate::signals::Signals;
@@ -70,6 +70,9 @@ where
         let mut team = self.settings.ranks.clone().map(Team::new);
         let mut first = epoch;
         let ready = catch_unwind(AssertUnwindSafe(|| {
+            if epoch > 1 {
+                same_shapes(&self.shapes, &shapes_of::<LC::Backend, _>(&learner.model()))?;
+            }
             let epochs = (epoch, epochs);
             first = self.start_together(team.as_mut(), learner, store, accumulation, epochs)?;
             let skips = if self.settings.seed.is_some() { first - 1 } else { 0 };
@@ -135,5 +138,20 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             records: Records::default(),
             known: Known::default(),
         }
+    }
+}
+
+/// Whether a checkpoint is that of a model with these shapes.
+fn same_shapes(
+    model: &[(String, Vec<usize>)],
+    checkpoint: &[(String, Vec<usize>)],
+) -> Result<(), TrainError> {
+    let differs = model.iter().zip(checkpoint).find(|(model, checkpoint)| model != checkpoint);
+    match differs {
+        Some(((of_model, model), (path, shape))) if of_model == path => Err(
+            TrainError::OtherModel(format!("its `{path}` has shape {shape:?} and not {model:?}")),
+        ),
+        None if model.len() == checkpoint.len() => Ok(()),
+        _ => Err(TrainError::OtherModel("it has other parameters".to_owned())),
     }
 }

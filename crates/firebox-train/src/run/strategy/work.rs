@@ -19,6 +19,8 @@ use crate::planner::rehearsal::{
 use crate::planner::shape::Shape;
 use crate::planner::{Admission, BatchToRun, Planner, Prepared};
 use crate::progress::Screen;
+use crate::ranks::Team;
+use crate::run::splits::SplitsFile;
 use crate::saved;
 use crate::splitter::Splitter;
 use crate::whole::Joining;
@@ -44,6 +46,26 @@ where
             true => planner.bringing(trained_parameters::<LC::Backend, _>(&self.learner.model())),
             false => planner,
         })
+    }
+
+    /// Goes on with the splits of an earlier run, if there is one to go on with.
+    pub(super) fn read_splits(&mut self, planner: &mut Planner) {
+        let settings = &self.strategy.settings;
+        let Some(directory) = &settings.resume else { return };
+        if !self.asked.saves && self.team.as_ref().is_none_or(Team::is_root) {
+            settings.warn("`.resume(..)` finds no checkpoints: none is set on burn's training, as in `.with_file_checkpointer(..)`");
+        }
+        let rank = self.team.as_ref().map_or(0, |team| team.ranks.rank());
+        let mut file = SplitsFile::new(directory, rank);
+        if self.position.epoch > 1 {
+            match file.read(self.position.epoch) {
+                Ok(splits) => splits.into_iter().for_each(|splits| planner.go_on_with(splits)),
+                Err(why) => {
+                    settings.warn(&format!("batches may be split otherwise than before: {why}"))
+                }
+            }
+        }
+        self.records.splits = Some(file);
     }
 
     /// Parks what the optimizer brings along, if its state is to be parked.
@@ -83,7 +105,6 @@ where
         }
         self.make_room(planner, &prepared)?;
         self.save_trace(batch)?;
-        self.records.log.add(items, prepared.plan.len());
         self.on.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
         Ok(prepared)
     }
