@@ -100,6 +100,12 @@ pub enum TrainError {
         /// What training may take.
         budget: Bytes,
     },
+    /// The device did not compute a step: not in micro-batches of one item either, or it is lost.
+    #[error("the device failed: {message}; the model is that of the last whole optimizer step")]
+    DeviceFailed {
+        /// What it says.
+        message: String,
+    },
     /// burn ended training.
     #[error("{0}")]
     Burn(Arc<TrainingError>),

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, ExecutionError, Tensor};
 
 /// How the losses of items combine into the loss of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +89,21 @@ impl WeightedGradients {
         model.visit(&mut Add { sum, grads, scale });
     }
 
+    /// The same gradients, which are shared and not copied.
+    pub(crate) fn shared<M: Module>(&self, model: &M) -> Self {
+        let sum = self.sum.as_ref().map(|grads| {
+            let mut shared = Shared { shared: GradientsParams::new(), grads };
+            model.visit(&mut shared);
+            shared.shared
+        });
+        Self { sum, ..*self }
+    }
+
+    /// The sum so far.
+    pub(crate) fn so_far(&self) -> Option<&GradientsParams> {
+        self.sum.as_ref()
+    }
+
     /// Whether a gradient was added.
     pub(crate) fn has_any(&self) -> bool {
         self.sum.is_some()
@@ -159,5 +174,55 @@ impl ModuleVisitor for Finish {
         let Some(grad) = self.grads.remove::<D>(param.id) else { return };
         let grad = if self.scale == 1.0 { grad } else { grad * self.scale };
         self.finished.register::<D>(param.id, in_type(grad, param.val().dtype()));
+    }
+}
+
+struct Shared<'a> {
+    shared: GradientsParams,
+    grads: &'a GradientsParams,
+}
+
+impl ModuleVisitor for Shared<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.get::<D>(param.id) {
+            self.shared.register::<D>(param.id, grad);
+        }
+    }
+}
+
+/// Waits for gradients and running statistics, by reading a number of each.
+///
+/// # Errors
+///
+/// If one was not computed: a buffer that could not be made is told where a value is read that
+/// depends on it, and nowhere else.
+pub(crate) fn are_computed<M: Module>(
+    model: &M,
+    grads: &GradientsParams,
+) -> Result<(), ExecutionError> {
+    let mut firsts = Firsts { grads, found: Vec::new() };
+    model.visit(&mut firsts);
+    match firsts.found.is_empty() {
+        true => Ok(()),
+        false => Tensor::cat(firsts.found, 0).try_into_data().map(drop),
+    }
+}
+
+/// The first number of each gradient and of each tensor that is not trained.
+struct Firsts<'a> {
+    grads: &'a GradientsParams,
+    found: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for Firsts<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = match param.is_require_grad() {
+            true => self.grads.get::<D>(param.id),
+            false => Some(param.val().inner()),
+        };
+        if let Some(tensor) = tensor.filter(|tensor| tensor.shape().num_elements() > 0) {
+            let first = tensor.slice([(); D].map(|()| 0..1)).reshape([1]);
+            self.found.push(in_type(first, DType::F32));
+        }
     }
 }

@@ -164,6 +164,9 @@ pub struct Fitted<M> {
     /// The most memory that a step was measured to take: by the counting allocator if the program
     /// has [one](crate::PeakAlloc), otherwise by what the process had resident.
     pub measured: Bytes,
+    /// The most items of a micro-batch, after the device could not compute larger ones. `None` if
+    /// it computed all.
+    pub smaller: Option<usize>,
     /// Why training stopped before its last epoch, if burn's interrupter was stopped.
     pub stopped: Option<String>,
 }
@@ -175,6 +178,7 @@ pub(crate) struct Outcome {
     pub(crate) split_check: SplitCheck,
     pub(crate) predicted: Bytes,
     pub(crate) measured: Bytes,
+    pub(crate) smaller: Option<usize>,
     pub(crate) failure: Option<TrainError>,
 }
 
@@ -212,7 +216,7 @@ where
         if let Some(cause) = failure {
             return Err(FitError { cause, model: result.model }.into());
         }
-        let Outcome { plans, split_check, predicted, measured, .. } = outcome;
+        let Outcome { plans, split_check, predicted, measured, smaller, .. } = outcome;
         let stopped = result.interrupted.map(|stop| stop.reason.unwrap_or("interrupted".into()));
         Ok(Fitted {
             model: result.model,
@@ -221,6 +225,7 @@ where
             split_check,
             predicted,
             measured,
+            smaller,
             stopped,
         })
     }

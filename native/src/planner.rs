@@ -77,6 +77,8 @@ pub(crate) struct Planner {
     has_stepped: bool,
     /// How much more than predicted steps took at the most.
     caution: f64,
+    /// The most items of a micro-batch, after larger ones have failed.
+    most: usize,
     /// The items from which on a tensor is larger than any buffer, a tensor, and a buffer.
     too_large: Option<(usize, Bytes, Bytes)>,
     plans: BTreeMap<usize, Plan>,
@@ -98,6 +100,7 @@ impl Planner {
             update: None,
             has_stepped: false,
             caution: 1.0,
+            most: usize::MAX,
             too_large: None,
             plans: BTreeMap::new(),
             largest: None,
@@ -117,6 +120,11 @@ impl Planner {
     /// The most that was predicted, and that a step was measured to take.
     pub(crate) fn predicted_and_measured(&self) -> (Bytes, Bytes) {
         (self.predicted, self.peak)
+    }
+
+    /// The most items of a micro-batch, if larger ones have failed.
+    pub(crate) fn most(&self) -> Option<usize> {
+        Some(self.most).filter(|most| *most < usize::MAX)
     }
 
     /// The most items of a micro-batch in the latest plan. `None` before the first.
@@ -256,6 +264,9 @@ impl Planner {
         let need = |split: Split| {
             let added = self.added(items, split);
             let mut need = Need::heuristic(held + added);
+            if split.largest().get() > self.most {
+                need = Need::lower_bound(Bytes::MAX);
+            }
             if let Some((items, tensor, buffer)) = self.too_large
                 && split.largest().get() >= items
             {
@@ -326,6 +337,20 @@ impl Planner {
             self.whole.clear();
         }
         self.has_stepped = true;
+    }
+
+    /// A plan with micro-batches of half the size, for one that the device could not compute.
+    /// Others become no larger either. `None` for one item.
+    pub(crate) fn halve(&mut self, plan: &Plan) -> Option<Plan> {
+        let (items, largest) = (plan.batch().get(), plan.largest().get());
+        self.most = largest.div_ceil(2);
+        let split = Split::even(items, items.div_ceil(self.most));
+        let need = Need::heuristic(plan.peak());
+        let halved = Plan::of_split(plan.budget(), split, need).filter(|_| largest > 1)?;
+        self.plans.retain(|_, plan| plan.largest().get() <= self.most);
+        self.plans.insert(items, halved.clone());
+        self.largest = Some(self.most);
+        Some(halved)
     }
 
     /// Notes what an iteration of a plan took where the process held at most `peak`. If it is more

@@ -107,28 +107,48 @@ where
 /// Runs steps that leave no mark on the running statistics of the learner's model, which clones
 /// share.
 pub(crate) fn unchanged<M: LearnerModel, R>(learner: &Learner<M>, steps: impl FnOnce() -> R) -> R {
-    let model = learner.model();
-    // A validation snapshot applies the updates that are pending for this thread.
-    let settle = || drop(model.valid());
-    let mut untrained = Untrained::default();
-    model.visit(&mut untrained);
-    if !untrained.0.is_empty() {
-        settle();
-        untrained = Untrained::default();
-        model.visit(&mut untrained);
-    }
+    let statistics = Statistics::of(learner);
     let result = steps();
-    if !untrained.0.is_empty() {
-        settle();
-        drop(model.map(&mut untrained));
-    }
+    statistics.put_back(learner);
     result
+}
+
+/// The running statistics of a model as they are at a time.
+pub(crate) struct Statistics(Untrained);
+
+impl Statistics {
+    /// Those of now.
+    pub(crate) fn of<M: LearnerModel>(learner: &Learner<M>) -> Self {
+        let model = learner.model();
+        let mut untrained = Untrained::default();
+        model.visit(&mut untrained);
+        if !untrained.0.is_empty() {
+            settle(&model);
+            untrained = Untrained::default();
+            model.visit(&mut untrained);
+        }
+        Self(untrained)
+    }
+
+    /// Makes them those of the model again.
+    pub(crate) fn put_back<M: LearnerModel>(mut self, learner: &Learner<M>) {
+        if !self.0.0.is_empty() {
+            let model = learner.model();
+            settle(&model);
+            drop(model.map(&mut self.0));
+        }
+    }
+}
+
+/// A validation snapshot applies the updates that are pending for this thread.
+fn settle<M: LearnerModel>(model: &M) {
+    drop(model.valid());
 }
 
 /// The tensors of a model that are not trained, by their numbers: running statistics are among
 /// these. They are shared, not copied.
 #[derive(Default)]
-struct Untrained(HashMap<ParamId, Box<dyn Any>>);
+pub(crate) struct Untrained(HashMap<ParamId, Box<dyn Any>>);
 
 impl ModuleVisitor for Untrained {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {

@@ -15,10 +15,11 @@ use firebox_plan::Plan;
 use firebox_trace::Bytes;
 
 use crate::error::TrainError;
-use crate::gradients::{LossReduction, WeightedGradients};
+use crate::gradients::{LossReduction, WeightedGradients, are_computed};
 use crate::learner::{LearnerBuilder, Outcome, parameter_bytes};
 use crate::outputs::joined;
 use crate::planner::Planner;
+use crate::rehearsal::Statistics;
 use crate::split_check::{SplitCheck, check};
 
 /// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
@@ -83,6 +84,7 @@ where
         }
         let mut outcome = self.outcome();
         (outcome.predicted, outcome.measured) = run.planner.predicted_and_measured();
+        outcome.smaller = run.planner.most();
         outcome.split_check = run.split_check;
         (run.learner.model(), run.processor)
     }
@@ -197,19 +199,20 @@ where
             let plan = self.plan(&batch, items, iteration)?;
             current.batches += 1;
             let is_last = current.batches >= self.accumulation || progress.is_completed();
-            let (gauge, learner) = (self.planner.gauge().clone(), &mut self.learner);
+            let gauge = self.planner.gauge().clone();
             let (ran, peak) = gauge.peak_of(|| {
-                let outputs = run_batch(learner, &batch, &plan, &mut current.gradients);
-                let parts: f64 = outputs.iter().map(|(_, weight)| weight).sum();
+                let outputs =
+                    self.run_until_computed(&batch, plan, &mut current.gradients, iteration)?;
+                let parts: f64 = outputs.1.iter().map(|(_, weight)| weight).sum();
                 let tolerance = (items as f64 * f64::from(f32::EPSILON)).clamp(1e-4, 1e-2);
                 let is_mean = reduction == LossReduction::Mean;
                 if is_mean && (parts - weight).abs() > tolerance * weight {
                     return Err(TrainError::UnequalWeights { parts, whole: weight });
                 }
-                let stepped = is_last && step(learner, &mut current.gradients);
-                Ok((joined(outputs, reduction), stepped))
+                let stepped = is_last && step(&mut self.learner, &mut current.gradients);
+                Ok((outputs.0, joined(outputs.1, reduction), stepped))
             });
-            let (outputs, stepped) = ran?;
+            let (plan, outputs, stepped) = ran?;
             drop(batch);
             if stepped {
                 self.planner.has_stepped();
@@ -234,6 +237,47 @@ where
             step(&mut self.learner, &mut group.gradients);
         }
         Ok(())
+    }
+
+    /// Runs a batch, and again in smaller micro-batches if the device had no memory for it. Returns
+    /// the plan that it ran by.
+    fn run_until_computed(
+        &mut self,
+        batch: &<M as TrainStep>::Input,
+        mut plan: Plan,
+        gradients: &mut WeightedGradients,
+        iteration: usize,
+    ) -> Result<(Plan, Outputs<M>), TrainError> {
+        if self.planner.gauge().is_of_host() {
+            let outputs = run_batch(&self.learner, batch, &plan, gradients);
+            return Ok((plan, outputs));
+        }
+        // A batch of its own begins with no gradient, and others are kept for it.
+        let before = gradients.shared(&self.learner.model());
+        loop {
+            let statistics = Statistics::of(&self.learner);
+            let outputs = run_batch(&self.learner, batch, &plan, gradients);
+            let computed = match gradients.so_far() {
+                Some(grads) => are_computed(&self.learner.model(), grads),
+                None => Ok(()),
+            };
+            let Err(error) = computed else { return Ok((plan, outputs)) };
+            drop(outputs);
+            *gradients = before.shared(&self.learner.model());
+            statistics.put_back(&self.learner);
+            self.planner.gauge().give_back();
+            let message = error.reason().to_owned();
+            let smaller = match error.is_device_poisoned() {
+                true => None,
+                false => self.planner.halve(&plan),
+            };
+            let Some(smaller) = smaller else { return Err(TrainError::DeviceFailed { message }) };
+            let first = message.lines().next().unwrap_or_default();
+            let text = format!("the device did not compute {plan} ({first}): again as {smaller}");
+            self.strategy.settings.say(log::Level::Warn, &text);
+            plan = smaller;
+            self.seed(iteration);
+        }
     }
 
     /// The plan for a batch. Before the first split, gradients are compared.
@@ -351,14 +395,16 @@ fn step<M: LearnerModel>(learner: &mut Learner<M>, gradients: &mut WeightedGradi
     has_any
 }
 
-/// Runs a batch in its micro-batches and adds their gradients. Returns their outputs with their
-/// weights.
+/// The outputs of micro-batches, with their weights.
+type Outputs<M> = Vec<(<M as TrainStep>::Output, f64)>;
+
+/// Runs a batch in its micro-batches and adds their gradients.
 fn run_batch<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
     plan: &Plan,
     gradients: &mut WeightedGradients,
-) -> Vec<(<M as TrainStep>::Output, f64)>
+) -> Outputs<M>
 where
     M: LearnerModel,
     <M as TrainStep>::Input: MicroBatch,

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::tensor::{Device, DeviceKind, Tensor, TensorData};
 use firebox::{Bytes, Fitted, Learner, SplitCheck, TrainError};
 
-use net::{Kind, Net, close, numbers, train_on};
+use net::{FEW, Kind, Net, close, numbers, train_on};
 
 mod net;
 
@@ -39,6 +39,20 @@ fn a_split_training_is_the_whole_one_within_the_prediction() {
     assert!(split.plans[0].plan.len() >= 2, "{}", split.plans[0]);
     assert_eq!(split.split_check, SplitCheck::Agreed);
     close(&numbers(&whole.model), &numbers(&split.model), 2e-3);
+}
+
+/// What the device refuses is computed in smaller micro-batches, and nothing of it is learned.
+#[test]
+fn a_step_that_the_device_cannot_compute_is_made_again() {
+    let _alone = alone();
+    let builder = || Learner::builder().auto_batch().memory(Bytes::gib(2)).split_although_coupled();
+    let whole = train_on(&device(), Kind::Plain, builder()).expect("it fits");
+    let again = train_on(&device(), Kind::Hungry, builder()).expect("it goes on");
+    let planned = &again.plans[..2];
+    assert!(planned.iter().all(|plan| plan.plan.is_whole()), "both sizes were planned whole");
+    let largest = again.smaller.expect("the device has refused larger ones");
+    assert!(largest <= FEW && largest > FEW / 4, "{largest}");
+    close(&numbers(&whole.model), &numbers(&again.model), 2e-3);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "a test program uses a part of it")]
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
@@ -32,6 +34,7 @@ pub struct PointBatcher;
 
 impl Batcher<usize, Points> for PointBatcher {
     fn batch(&self, items: Vec<usize>, device: &Device) -> Points {
+        IS_HUNGRY.store(BATCHES.fetch_add(1, Relaxed) + 1 >= HUNGRY_FROM, Relaxed);
         let feature = |item: usize, at: usize| ((item * 31 + at * 17) % 97) as f32 / 97.0 - 0.5;
         let inputs: Vec<f32> =
             items.iter().flat_map(|item| (0..FEATURES).map(|at| feature(*item, at))).collect();
@@ -53,7 +56,16 @@ pub enum Kind {
     Coupled,
     /// Its step does something else where a value that it reads is small.
     Reading,
+    /// Its step needs more than any device has on more than [`FEW`] items, while [`IS_HUNGRY`].
+    Hungry,
 }
+
+pub static IS_HUNGRY: AtomicBool = AtomicBool::new(false);
+pub const FEW: usize = 300;
+/// The number of batches that were made since the last training began.
+pub static BATCHES: AtomicUsize = AtomicUsize::new(0);
+/// From this batch on the step is hungry: after those by which both sizes are planned.
+const HUNGRY_FROM: usize = 5;
 
 #[derive(Module, Debug)]
 pub struct Net {
@@ -65,6 +77,8 @@ pub struct Net {
     is_coupled: bool,
     #[module(skip)]
     reads: bool,
+    #[module(skip)]
+    gets_hungry: bool,
 }
 
 impl Net {
@@ -77,6 +91,7 @@ impl Net {
             second: LinearConfig::new(HIDDEN, CLASSES).init(device),
             is_coupled: kind == Kind::Coupled,
             reads: kind == Kind::Reading,
+            gets_hungry: kind == Kind::Hungry,
         }
     }
 
@@ -84,6 +99,13 @@ impl Net {
         let mut x = activation::relu(self.first.forward(points.inputs));
         if let Some(norm) = &self.norm {
             x = norm.forward(x);
+        }
+        if self.gets_hungry && IS_HUNGRY.load(Relaxed) && x.dims()[0] > FEW {
+            let [tall, wide] = [[1 << 15, 1], [1, 1 << 16]].map(|shape| {
+                let device = x.device();
+                Tensor::<2>::ones(shape, &device)
+            });
+            x = x + tall.matmul(wide).slice([0..1, 0..1]) * 0.0;
         }
         if let Some(dropout) = &self.dropout {
             x = dropout.forward(x);
@@ -141,6 +163,7 @@ pub fn train_on(
     builder: LearnerBuilder,
 ) -> Result<Fitted<Net>, TrainError> {
     let folder = tempfile::tempdir().expect("a folder");
+    BATCHES.store(0, Relaxed);
     let model = Net::new(kind, device);
     let learner = builder.quiet().build(model, AdamConfig::new().init(), 1e-2);
     learner.fit(training(folder.path())).map_err(|error| error.cause)
