@@ -106,7 +106,7 @@ impl LearnerBuilder {
         &self,
         device: &Device,
         parameters: Bytes,
-        accumulates: bool,
+        (accumulates, is_resumed): (bool, bool),
     ) -> Result<Planner, TrainError> {
         if !device.is_autodiff() {
             return Err(TrainError::NoAutodiff);
@@ -125,7 +125,8 @@ impl LearnerBuilder {
             _ => self.budget.resolve(&host_memory()?)?,
         };
         let of_model = parameters;
-        let options = Options { budget, of_model, at_first, splits: self.splits, accumulates };
+        let options =
+            Options { budget, of_model, at_first, splits: self.splits, accumulates, is_resumed };
         Ok(Planner::new(gauge, options))
     }
 }

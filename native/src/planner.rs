@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use burn::train::{Learner, LearnerModel, TrainStep};
-use firebox_batch::MicroBatch;
+use firebox_batch::{MicroBatch, item_shapes};
 use firebox_plan::{Need, Plan, PlanError, PlanOptions, Role, Sizing, Split, plan};
 use firebox_trace::{Bytes, Items};
 
@@ -60,6 +60,22 @@ pub(crate) struct Options {
     pub(crate) splits: bool,
     /// Whether the gradients of several batches are summed.
     pub(crate) accumulates: bool,
+    /// Whether the optimizer brings its state along from a checkpoint.
+    pub(crate) is_resumed: bool,
+}
+
+/// The shapes of a batch's items: batches of as many items may have other lengths.
+pub(crate) type Shapes = Vec<Vec<usize>>;
+
+/// What is known of items of one shape.
+#[derive(Default)]
+struct Known {
+    /// Micro-steps on two parts of so many items each, measured.
+    measured: BTreeMap<usize, MicroSteps>,
+    /// A whole batch of so many items, whose gradient is no sum.
+    whole: BTreeMap<usize, MicroSteps>,
+    /// The plans for batches of so many items.
+    plans: BTreeMap<usize, Plan>,
 }
 
 /// The needs of iterations, and the plans made of them.
@@ -68,10 +84,9 @@ pub(crate) struct Planner {
     options: Options,
     /// What was held when training began, with the parameters.
     before: Bytes,
-    /// Micro-steps on two parts of so many items each, measured.
-    measured: BTreeMap<usize, MicroSteps>,
-    /// A whole batch of so many items, whose gradient is no sum.
-    whole: BTreeMap<usize, MicroSteps>,
+    known: BTreeMap<Shapes, Known>,
+    /// The shapes and the number of the latest batch's items.
+    latest: Option<(Shapes, usize)>,
     /// What updates add. The optimizer's state is part of what is held once one has run.
     update: Option<Update>,
     has_stepped: bool,
@@ -81,7 +96,6 @@ pub(crate) struct Planner {
     most: usize,
     /// The items from which on a tensor is larger than any buffer, a tensor, and a buffer.
     too_large: Option<(usize, Bytes, Bytes)>,
-    plans: BTreeMap<usize, Plan>,
     /// The most items of a micro-batch in the latest plan.
     largest: Option<usize>,
     /// The most that was predicted, and that a step was measured to take.
@@ -95,14 +109,13 @@ impl Planner {
             before: gauge.live(),
             gauge,
             options,
-            measured: BTreeMap::new(),
-            whole: BTreeMap::new(),
+            known: BTreeMap::new(),
+            latest: None,
             update: None,
-            has_stepped: false,
+            has_stepped: options.is_resumed,
             caution: 1.0,
             most: usize::MAX,
             too_large: None,
-            plans: BTreeMap::new(),
             largest: None,
             predicted: Bytes::ZERO,
             peak: Bytes::ZERO,
@@ -152,10 +165,50 @@ impl Planner {
         M: LearnerModel,
         <M as TrainStep>::Input: MicroBatch,
     {
-        if let Some(plan) = self.plans.get(&items) {
+        let shapes = item_shapes(batch);
+        let batch_shape = Some((shapes.clone(), items));
+        let is_another = std::mem::replace(&mut self.latest, batch_shape.clone()) != batch_shape;
+        if let Some(plan) = self.planned(&shapes, items) {
             self.largest = Some(plan.largest().get());
-            return Ok((plan.clone(), None));
+            let is_full = || self.gauge.live() + plan.peak() > self.options.budget;
+            if is_another && !self.gauge.is_of_host() && is_full() {
+                // Pages that other batches have left.
+                self.gauge.give_back();
+            }
+            return Ok((plan, None));
         }
+        // It goes back where it came from, whatever comes of it.
+        let mut known = self.known.remove(&shapes).unwrap_or_default();
+        let planned = self.plan_anew(learner, batch, items, &mut known);
+        self.known.insert(shapes, known);
+        planned.map(|(plan, report)| (plan, Some(report)))
+    }
+
+    /// The plan for batches of items of these shapes: their own, or that of a batch that is longer,
+    /// but not by much.
+    fn planned(&self, shapes: &Shapes, items: usize) -> Option<Plan> {
+        if let Some(plan) = self.known.get(shapes).and_then(|known| known.plans.get(&items)) {
+            return Some(plan.clone());
+        }
+        let longer = self.known.iter().filter(|(longer, _)| is_a_little_longer(longer, shapes));
+        longer
+            .filter_map(|(_, known)| known.plans.get(&items))
+            .min_by_key(|plan| plan.len())
+            .cloned()
+    }
+
+    /// Measures steps on items of one shape, and plans with what is known of them.
+    fn plan_anew<M>(
+        &mut self,
+        learner: &Learner<M>,
+        batch: &<M as TrainStep>::Input,
+        items: usize,
+        known: &mut Known,
+    ) -> Result<(Plan, PlanReport), TrainError>
+    where
+        M: LearnerModel,
+        <M as TrainStep>::Input: MicroBatch,
+    {
         let begin = Instant::now();
         let mut rehearsed = Vec::new();
         // Two parts: the sum of gradients exists in the second.
@@ -165,39 +218,38 @@ impl Planner {
         };
         let mut size = SMALLEST.min(items);
         if self.update.is_none() {
-            self.update = Some(self.first(learner, batch, &two(size))?);
+            let update = self.first(learner, batch, &two(size))?;
+            if self.options.is_resumed {
+                // It was there when training began.
+                self.options.at_first += update.state - update.read;
+            }
+            self.update = Some(update);
         }
         // From few items to many, as far as they are predicted to fit.
         let (plan, held) = loop {
-            if !self.measured.contains_key(&size) && !self.whole.contains_key(&size) {
+            if !known.has(size) {
                 let is_whole = size == items && !self.options.accumulates;
                 let parts = if is_whole { 1 } else { 2 };
                 let found = self.measure(learner, batch, &two(size)[..parts])?;
                 log::debug!("parts of {size} items: {found:?}");
-                let known = if is_whole { &mut self.whole } else { &mut self.measured };
-                known.extend(found.map(|found| (size, found)));
+                let of = if is_whole { &mut known.whole } else { &mut known.measured };
+                of.extend(found.map(|found| (size, found)));
                 rehearsed.push(size);
             }
             let held = self.taken(self.gauge.live());
-            match self.search(items, held) {
+            match self.search(known, items, held) {
                 // One item may fit where two do not.
-                Err(_)
-                    if !self.measured.contains_key(&1)
-                        && !self.whole.contains_key(&1)
-                        && !rehearsed.contains(&1) =>
-                {
-                    size = 1;
-                }
+                Err(_) if !known.has(1) && !rehearsed.contains(&1) => size = 1,
                 Err(error) => return Err(TrainError::DoesNotFit(error.into())),
                 Ok(plan) => {
                     let wanted = plan.largest().get();
-                    let known = if plan.is_whole() { &self.whole } else { &self.measured };
-                    let most = self.measured.keys().next_back().copied().unwrap_or(1);
-                    if known.contains_key(&wanted) || self.measured.contains_key(&wanted) {
-                        break (plan, held);
-                    }
+                    let is_known = match plan.is_whole() {
+                        true => known.has(wanted),
+                        false => known.measured.contains_key(&wanted),
+                    };
+                    let most = known.measured.keys().next_back().copied().unwrap_or(1);
                     size = wanted.min(GROWTH * most);
-                    if self.measured.contains_key(&size) {
+                    if is_known || known.measured.contains_key(&size) {
                         break (plan, held);
                     }
                 }
@@ -205,9 +257,9 @@ impl Planner {
         };
         self.predicted = self.predicted.max(plan.peak());
         self.largest = Some(plan.largest().get());
-        self.plans.insert(items, plan.clone());
+        known.plans.insert(items, plan.clone());
         let (budget, time) = (self.options.budget, begin.elapsed());
-        Ok((plan.clone(), Some(PlanReport { plan, budget, held, rehearsed, time })))
+        Ok((plan.clone(), PlanReport { plan, budget, held, rehearsed, time }))
     }
 
     /// What a first small step shows, and what updates add.
@@ -260,9 +312,14 @@ impl Planner {
     }
 
     /// The fewest micro-batches that fit next to what is held.
-    fn search(&self, items: usize, held: Bytes) -> Result<Plan, PlanError<Infallible>> {
+    fn search(
+        &self,
+        known: &Known,
+        items: usize,
+        held: Bytes,
+    ) -> Result<Plan, PlanError<Infallible>> {
         let need = |split: Split| {
-            let added = self.added(items, split);
+            let added = self.added(known, items, split);
             let mut need = Need::heuristic(held + added);
             if split.largest().get() > self.most {
                 need = Need::lower_bound(Bytes::MAX);
@@ -282,16 +339,16 @@ impl Planner {
 
     /// What an iteration adds: micro-steps next to the optimizer's state, or an update. With a
     /// margin for what no measurement has shown.
-    fn added(&self, items: usize, split: Split) -> Bytes {
-        let Update { state, added: of_update } = self.update.unwrap_or_default();
+    fn added(&self, known: &Known, items: usize, split: Split) -> Bytes {
+        let Update { state, added: of_update, .. } = self.update.unwrap_or_default();
         let size = split.largest().get();
-        let whole = self.whole.get(&size).filter(|_| size == items && !self.options.accumulates);
+        let whole = known.whole.get(&size).filter(|_| size == items && !self.options.accumulates);
         let steps = match whole {
             Some(whole) => whole.added,
             // Metrics see all outputs of a batch, which are joined.
             None => {
-                let (added, outputs) = (self.on_line(size, |it| it.added), self.outputs(items));
-                added + (outputs * 2 - self.outputs(2 * size))
+                let (added, outputs) = (known.on_line(size), known.outputs(items));
+                added + (outputs * 2 - known.outputs(2 * size))
             }
         };
         let there = if self.has_stepped { state } else { Bytes::ZERO };
@@ -303,52 +360,27 @@ impl Planner {
         }
     }
 
-    /// The outputs of so many items.
-    fn outputs(&self, items: usize) -> Bytes {
-        let of = self.measured.iter().next_back();
-        of.map_or(Bytes::ZERO, |(size, it)| it.outputs.scale(items as f64 / (2 * size) as f64))
-    }
-
-    /// What parts of `items` items take: as measured, or on the steepest line through any two
-    /// neighbours.
-    fn on_line(&self, items: usize, of: impl Fn(&MicroSteps) -> Bytes) -> Bytes {
-        let measured = if self.measured.is_empty() { &self.whole } else { &self.measured };
-        let points: Vec<(usize, Bytes)> =
-            measured.iter().map(|(size, it)| (*size, of(it))).collect();
-        let slopes = points.windows(2).map(|pair| {
-            let [(few, less), (many, more)] = pair else { return 0.0 };
-            (*more - *less).get() as f64 / (many - few) as f64
-        });
-        let steepest = slopes.fold(0.0, f64::max);
-        match points.iter().rev().find(|(measured, _)| *measured <= items).or(points.first()) {
-            Some((measured, bytes)) if *measured <= items => {
-                *bytes + Bytes::new((steepest * (items - measured) as f64) as u64)
-            }
-            Some((_, bytes)) => *bytes,
-            None => Bytes::ZERO,
-        }
-    }
-
     /// Notes that the optimizer has stepped.
     pub(crate) fn has_stepped(&mut self) {
         // What was rehearsed before counts the optimizer's state, which is held from now on.
         if !self.has_stepped && !self.gauge.is_of_host() {
-            self.measured.clear();
-            self.whole.clear();
+            self.known.values_mut().for_each(Known::forget_steps);
         }
         self.has_stepped = true;
     }
 
     /// A plan with micro-batches of half the size, for one that the device could not compute.
     /// Others become no larger either. `None` for one item.
-    pub(crate) fn halve(&mut self, plan: &Plan) -> Option<Plan> {
+    pub(crate) fn halve(&mut self, shapes: Shapes, plan: &Plan) -> Option<Plan> {
         let (items, largest) = (plan.batch().get(), plan.largest().get());
         self.most = largest.div_ceil(2);
         let split = Split::even(items, items.div_ceil(self.most));
         let need = Need::heuristic(plan.peak());
         let halved = Plan::of_split(plan.budget(), split, need).filter(|_| largest > 1)?;
-        self.plans.retain(|_, plan| plan.largest().get() <= self.most);
-        self.plans.insert(items, halved.clone());
+        for known in self.known.values_mut() {
+            known.plans.retain(|_, plan| plan.largest().get() <= self.most);
+        }
+        self.known.entry(shapes).or_default().plans.insert(items, halved.clone());
         self.largest = Some(self.most);
         Some(halved)
     }
@@ -362,11 +394,59 @@ impl Planner {
             return None;
         }
         self.caution = self.caution.max(taken.ratio(plan.peak()));
-        self.measured.clear();
-        self.whole.clear();
-        self.plans.clear();
+        self.known.clear();
         Some(taken)
     }
+}
+
+impl Known {
+    fn has(&self, size: usize) -> bool {
+        self.measured.contains_key(&size) || self.whole.contains_key(&size)
+    }
+
+    fn forget_steps(&mut self) {
+        self.measured.clear();
+        self.whole.clear();
+    }
+
+    /// The outputs of so many items.
+    fn outputs(&self, items: usize) -> Bytes {
+        let of = self.measured.iter().next_back();
+        of.map_or(Bytes::ZERO, |(size, it)| it.outputs.scale(items as f64 / (2 * size) as f64))
+    }
+
+    /// What parts of `items` items take: as measured, or on the steepest line through any two
+    /// neighbours.
+    fn on_line(&self, items: usize) -> Bytes {
+        let measured = if self.measured.is_empty() { &self.whole } else { &self.measured };
+        let points: Vec<(usize, Bytes)> =
+            measured.iter().map(|(size, it)| (*size, it.added)).collect();
+        let slopes = points.windows(2).map(|pair| {
+            let [(few, less), (many, more)] = pair else { return 0.0 };
+            (*more - *less).get() as f64 / (many - few) as f64
+        });
+        let steepest = slopes.fold(0.0, f64::max);
+        match points.iter().rev().find(|(measured, _)| *measured <= items).or(points.first()) {
+            Some((measured, bytes)) if *measured <= items => {
+                *bytes + Bytes::new((steepest * (items - measured) as f64) as u64)
+            }
+            Some((_, bytes)) => *bytes,
+            None => Bytes::ZERO,
+        }
+    }
+}
+
+/// How much longer a batch may be whose plan another one takes over.
+const LONGER: f64 = 1.25;
+
+/// Whether items of one shape are as long as those of another, or longer by at most a quarter.
+fn is_a_little_longer(longer: &Shapes, shapes: &Shapes) -> bool {
+    let sides = |shapes: &Shapes| shapes.concat();
+    let is_alike = longer.iter().map(Vec::len).eq(shapes.iter().map(Vec::len));
+    let fits = |(longer, side): (&usize, &usize)| {
+        (*side..=(*side as f64 * LONGER) as usize).contains(longer)
+    };
+    is_alike && sides(longer).iter().zip(&sides(shapes)).all(fits)
 }
 
 #[cfg(test)]
@@ -380,17 +460,25 @@ mod tests {
             at_first: Bytes::ZERO,
             splits: true,
             accumulates: false,
+            is_resumed: false,
         };
         let mut planner = Planner::new(Gauge::Heap, options);
         let steps = |mib: u64| MicroSteps { added: Bytes::mib(mib), outputs: Bytes::ZERO };
-        planner.measured = measured.iter().map(|(size, mib)| (*size, steps(*mib))).collect();
+        let measured = measured.iter().map(|(size, mib)| (*size, steps(*mib))).collect();
+        planner.known.insert(vec![], Known { measured, ..Known::default() });
         planner
+    }
+
+    impl Planner {
+        fn only(&self) -> &Known {
+            &self.known[&Vec::new()]
+        }
     }
 
     #[test]
     fn needs_lie_on_the_steepest_line() {
         let planner = planner(Bytes::mib(100), &[(2, 6), (4, 8), (8, 14)]);
-        let at = |items| planner.on_line(items, |it| it.added).get() as f64 / f64::from(1 << 20);
+        let at = |items| planner.only().on_line(items).get() as f64 / f64::from(1 << 20);
         assert_eq!([1, 2, 5, 8, 16].map(at), [6.0, 6.0, 9.5, 14.0, 26.0]);
     }
 
@@ -398,7 +486,7 @@ mod tests {
     fn the_fewest_micro_batches_that_fit_are_taken() {
         let split = |budget| {
             let planner = planner(Bytes::mib(budget), &[(2, 12), (4, 14), (8, 18)]);
-            planner.search(100, Bytes::ZERO)
+            planner.search(planner.only(), 100, Bytes::ZERO)
         };
         assert_eq!(split(200).expect("it fits").to_string(), "100 = 1 x 100");
         assert_eq!(split(40).expect("it fits").len(), 4);
@@ -410,12 +498,23 @@ mod tests {
     fn steps_that_take_more_than_predicted_are_planned_more_carefully() {
         let measured = [(2, 12), (4, 14), (8, 18)];
         let mut planner = planner(Bytes::mib(60), &measured);
-        let plan = planner.search(100, Bytes::ZERO).expect("it fits");
+        let plan = planner.search(planner.only(), 100, Bytes::ZERO).expect("it fits");
         let before = planner.before;
         assert_eq!(planner.note(&plan, before + Bytes::mib(1)), None);
         assert!(planner.note(&plan, before + Bytes::mib(90)).is_some());
-        assert!(planner.measured.is_empty() && planner.plans.is_empty());
-        planner.measured = self::planner(Bytes::ZERO, &measured).measured;
-        assert!(planner.search(100, Bytes::ZERO).expect("it fits").len() > plan.len());
+        assert!(planner.known.is_empty());
+        planner.known = self::planner(Bytes::ZERO, &measured).known;
+        assert!(
+            planner.search(planner.only(), 100, Bytes::ZERO).expect("it fits").len() > plan.len()
+        );
+    }
+
+    #[test]
+    fn batches_take_over_the_plan_of_those_that_are_a_little_longer() {
+        let shapes = |length: usize| vec![vec![length, 64], vec![]];
+        let is = |longer, length| is_a_little_longer(&shapes(longer), &shapes(length));
+        assert!(is(100, 100) && is(100, 80));
+        assert!(!is(100, 79) && !is(100, 101));
+        assert!(!is_a_little_longer(&vec![vec![100, 64]], &shapes(100)));
     }
 }

@@ -33,6 +33,9 @@ pub(crate) struct Update {
     /// The most that a later one adds to what was held before the first, its gradients and the
     /// optimizer's state included.
     pub(crate) added: Bytes,
+    /// What the optimizer's state takes that the measurement itself has read from a checkpoint:
+    /// burn reads it where it is first used.
+    pub(crate) read: Bytes,
 }
 
 /// Measures micro-steps on these parts of a batch.
@@ -69,7 +72,7 @@ where
     <M as TrainStep>::Input: MicroBatch,
 {
     unchanged(learner, || {
-        let before = gauge.live() + parameters;
+        let at_first = gauge.live();
         let mut learner = learner.clone();
         let mut step = || {
             let (grads, _) = gradients(&learner, batch, parts);
@@ -77,8 +80,12 @@ where
             gauge.peak_of(|| learner.optimizer_step(grads)).1
         };
         step();
-        let state = gauge.live() - before;
-        Update { state, added: step() - before }
+        let with_state = gauge.live();
+        let peak = step();
+        drop(learner);
+        let read = gauge.live() - at_first;
+        let before = at_first + read + parameters;
+        Update { state: with_state - before, added: peak - before, read }
     })
 }
 

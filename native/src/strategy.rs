@@ -10,7 +10,7 @@ use burn::train::{
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
     TrainingComponents, TrainingItem, ValidLoader,
 };
-use firebox_batch::MicroBatch;
+use firebox_batch::{MicroBatch, item_shapes};
 use firebox_plan::Plan;
 use firebox_trace::Bytes;
 
@@ -47,7 +47,8 @@ where
         learner.fork(&device);
         let accumulation = components.grad_accumulation.unwrap_or(1).max(1);
         let parameters = parameter_bytes(&learner.model());
-        let planner = self.settings.planner(&device, parameters, accumulation > 1);
+        let planner =
+            self.settings.planner(&device, parameters, (accumulation > 1, starting_epoch > 1));
         let planner = planner.map_err(|error| self.outcome().failure = Some(error)).ok();
         let Some(planner) = planner else { return (learner.model(), components.event_processor) };
         let TrainingComponents { interrupter, event_store, num_epochs, .. } = components;
@@ -269,7 +270,7 @@ where
             let message = error.reason().to_owned();
             let smaller = match error.is_device_poisoned() {
                 true => None,
-                false => self.planner.halve(&plan),
+                false => self.planner.halve(item_shapes(batch), &plan),
             };
             let Some(smaller) = smaller else { return Err(TrainError::DeviceFailed { message }) };
             let first = message.lines().next().unwrap_or_default();

@@ -3,13 +3,16 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
+use burn::module::Module;
 use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamConfig;
+use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor, TensorData};
-use burn::train::SupervisedTraining;
 use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
     Bytes, Fitted, Learner, LearnerBuilder, MicroBatch, PeakAlloc, SplitCheck, TrainError,
 };
@@ -184,4 +187,108 @@ fn weights_make_parts_add_up_to_the_whole() {
         grad.into_data().try_to_vec().expect("floats")
     };
     close(&read(gradient(&batch)), &read(parts.finish(&model)), 1e-5);
+}
+
+/// Items of `[length, 32]` numbers.
+#[derive(Clone, Debug, MicroBatch)]
+struct Sequences {
+    numbers: Tensor<3>,
+}
+
+/// Makes sequences as long as the first item says.
+#[derive(Clone)]
+struct Lengths;
+
+impl Batcher<usize, Sequences> for Lengths {
+    fn batch(&self, items: Vec<usize>, device: &Device) -> Sequences {
+        Sequences { numbers: Tensor::ones([items.len(), items[0], 32], device) }
+    }
+}
+
+#[derive(Module, Debug)]
+struct Deep {
+    layers: Vec<Linear>,
+}
+
+impl Deep {
+    fn output(&self, batch: Sequences) -> RegressionOutput {
+        let forward = |hidden, layer: &Linear| gelu(layer.forward(hidden));
+        let hidden = self.layers.iter().fold(batch.numbers, forward);
+        let output: Tensor<2> = hidden.mean_dim(1).squeeze_dim(1);
+        RegressionOutput::new(output.clone().square().mean(), output.clone(), output)
+    }
+}
+
+impl TrainStep for Deep {
+    type Input = Sequences;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Sequences) -> TrainOutput<RegressionOutput> {
+        let output = self.output(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Deep {
+    type Input = Sequences;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Sequences) -> RegressionOutput {
+        self.output(batch)
+    }
+}
+
+#[test]
+fn each_length_is_planned_before_it_runs() {
+    const ITEMS: usize = 64;
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let loader = |lengths: &[usize]| {
+        let items = lengths.iter().flat_map(|length| [*length; ITEMS]).collect::<Vec<_>>();
+        DataLoaderBuilder::new(Lengths).batch_size(ITEMS).build(InMemDataset::new(items))
+    };
+    let lengths = loader(&[20, 160, 60, 150, 20, 160]);
+    let training = SupervisedTraining::new(folder.path(), lengths, loader(&[20]))
+        .with_application_logger(None)
+        .renderer(Box::new(CliMetricsRenderer::new()))
+        .num_epochs(2);
+    let device = Device::flex().autodiff();
+    let model = Deep { layers: (0..8).map(|_| LinearConfig::new(32, 32).init(&device)).collect() };
+    let budget = Bytes::mib(24);
+    let builder = Learner::builder().auto_batch().memory(budget).strict().quiet();
+    let learner = builder.build(model, AdamConfig::new().init(), 1e-3);
+    let fitted = learner.fit(training).map_err(|error| error.cause).expect("each fits");
+    assert!(fitted.measured <= fitted.predicted, "{} measured", fitted.measured);
+    let steps: Vec<usize> = fitted.plans.iter().map(|report| report.plan.len()).collect();
+    assert!(
+        matches!(steps[..], [1, long, _] if long > 1),
+        "those of 150 take over the plan of 160: {steps:?}"
+    );
+}
+
+#[test]
+fn what_a_checkpoint_brings_is_counted() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let train = |epochs: usize, from: Option<usize>, memory: Bytes| {
+        let training = training(folder.path()).num_epochs(epochs).with_default_checkpointers();
+        let training = match from {
+            Some(epoch) => training.checkpoint(epoch),
+            None => training,
+        };
+        let model = Net::new(Kind::Plain, &Device::flex().autodiff());
+        let builder = Learner::builder().auto_batch().memory(memory).strict().quiet();
+        let learner = builder.build(model, AdamConfig::new().init(), 1e-2);
+        learner.fit(training).map_err(|error| error.cause).expect("it fits")
+    };
+    train(1, None, Bytes::mib(64));
+    let resumed = train(2, Some(1), Bytes::mib(64));
+    let whole = train(2, None, Bytes::mib(64));
+    close(&numbers(&whole.model), &numbers(&resumed.model), 2e-3);
+    let ratio = resumed.predicted.get() as f64 / resumed.measured.get() as f64;
+    println!("{} predicted, {} measured", resumed.predicted, resumed.measured);
+    assert!((0.98..1.35).contains(&ratio), "{ratio}");
+    // Where threads have begun to keep buffers is another matter.
+    let apart = resumed.predicted.get().abs_diff(whole.predicted.get());
+    assert!(apart < 1 << 20, "{} and {}", resumed.predicted, whole.predicted);
 }

@@ -28,6 +28,7 @@ mod elements;
 mod error;
 mod micro_batch;
 mod part;
+mod shapes;
 mod tally;
 mod tensor;
 
@@ -153,6 +154,7 @@ pub use error::MicroBatchError;
 #[doc(inline)]
 pub use firebox_derive::MicroBatch;
 pub use micro_batch::MicroBatch;
+pub use shapes::item_shapes;
 pub use tally::Tally;
 pub use tensor::SliceDim;
 

@@ -116,6 +116,7 @@ where
 
 #[cfg(any(feature = "burn-0-21", feature = "burn-0-22"))]
 fn items_along(shape: &[usize], dim: usize) -> Result<usize, MicroBatchError> {
+    crate::shapes::note(shape, dim);
     shape.get(dim).copied().ok_or(MicroBatchError::DimOutOfRank {
         owner: "Tensor",
         field: String::new(),
