@@ -13,8 +13,9 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use burn::cubecl::MemoryScope;
 use burn::cubecl::dry_run::{DryRun, RealRun};
-use burn::cubecl::{MemoryPoolKind, MemoryScope};
+use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 use burn::train::{Learner, LearnerModel, TrainStep};
 use burn_backend::StreamId;
@@ -22,6 +23,7 @@ use burn_dispatch::DispatchDevice;
 use burn_fusion::observer::{BlockOperations, FusionObservation, FusionObserver};
 use burn_ir::{OperationIr, TensorId};
 use firebox_batch::MicroBatch;
+use firebox_plan::MemoryInfo;
 use firebox_trace::Bytes;
 
 use crate::error::TrainError;
@@ -36,8 +38,6 @@ pub(crate) struct Pools {
     in_use: Bytes,
     /// The pages of other threads: each has pools of its own.
     of_others: Bytes,
-    /// The largest page.
-    page: Bytes,
 }
 
 /// The memory of a GPU. `None` for other devices.
@@ -53,15 +53,29 @@ pub(crate) fn pools(device: &Device) -> Option<Pools> {
         if stream.stream != own {
             found.of_others += Bytes::new(usage.bytes_reserved);
         }
-        for pool in stream.pools.dynamic.iter().filter(|pool| pool.pages > 0) {
-            found.page = found.page.max(Bytes::new(match pool.kind {
-                MemoryPoolKind::Sliced { page_size, .. }
-                | MemoryPoolKind::Adaptive { page_size, .. } => page_size,
-                _ => pool.largest_alloc,
-            }));
-        }
     }
     Some(found)
+}
+
+/// What is free on a GPU, whoever holds the rest. `None` where that is not known: CUDA alone says.
+#[cfg(feature = "cuda")]
+pub(crate) fn free(device: &Device) -> Option<MemoryInfo> {
+    use burn::cubecl::Device as CubeDevice;
+
+    let device = device.clone().inner();
+    let DispatchDevice::Cube(CubeDevice::Cuda(cuda)) = device.as_dispatch() else { return None };
+    let index = cuda.index;
+    let ask = || cudarc::driver::CudaContext::new(index)?.mem_get_info();
+    // The question makes a context current: on a thread of its own that affects nothing else.
+    let (free, total) = std::thread::scope(|scope| scope.spawn(ask).join()).ok()?.ok()?;
+    let bytes = |size: usize| Bytes::new(size as u64);
+    Some(MemoryInfo::new(bytes(total), bytes(free), format!("CUDA device {index}")))
+}
+
+/// What is free on a GPU: not known.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn free(_device: &Device) -> Option<MemoryInfo> {
+    None
 }
 
 /// The largest buffer of a GPU.
@@ -122,17 +136,19 @@ where
     })
 }
 
-/// Rehearses two iterations on a clone of the learner, in micro-batches of these parts: parameters
-/// and state of the second are the clone's own.
+/// Rehearses an iteration, in micro-batches of these parts. Where the optimizer has no state yet,
+/// `optim` makes it in an iteration before. The parameters are the learner's own, which training
+/// holds as well while it makes new ones.
 ///
 /// # Errors
 ///
 /// If the step panics.
 pub(crate) fn iteration<M>(
     learner: &Learner<M>,
+    optim: &ModuleOptimizer,
     batch: &<M as TrainStep>::Input,
     parts: &[Range<usize>],
-    (device, of_model, has_stepped): (&Device, Bytes, bool),
+    (device, has_state): (&Device, bool),
 ) -> Result<Rehearsed, TrainError>
 where
     M: LearnerModel,
@@ -143,33 +159,29 @@ where
         give_back(device);
         let before = now();
         let rehearse = || {
-            let mut copy = learner.clone();
+            let mut optim = optim.clone();
             let mut iterate = || {
-                let (grads, outputs) = gradients(&copy, batch, parts);
-                copy.lr_step();
-                copy.optimizer_step(grads);
+                let (grads, outputs) = gradients(learner, batch, parts);
+                drop(learner.model().optimize(&mut optim, learner.lr_current(), grads));
                 synced(device);
                 outputs
             };
-            drop(iterate());
+            if !has_state {
+                drop(iterate());
+            }
             let outputs = iterate();
-            let (peak, with_outputs) = (now(), now().in_use);
+            let peak = now();
             drop(outputs);
             synced(device);
-            let own = now().in_use;
-            drop(copy);
-            (peak, with_outputs - own, own - before.in_use)
+            (peak, peak.in_use - now().in_use)
         };
-        let ((peak, outputs, own), seen) = observed(device, true, rehearse)?;
+        let ((peak, outputs), seen) = observed(device, true, rehearse)?;
         give_back(device);
-        log::debug!("{parts:?}: {peak:?}, {own} of the clone's own, {outputs} of outputs");
-        // Training has one model, and one state. Where these would lie is not known to the page.
-        let twice = if has_stepped { own } else { of_model };
-        let alone = peak.reserved - (twice - peak.page * 2);
+        log::debug!("{parts:?}: {peak:?}, {outputs} of outputs");
         // Metrics compute on a thread, with pools of its own, on the outputs of two batches.
         let beside = (outputs * 2).max(SMALLEST_PAGES) - before.of_others + LAUNCHES;
         Ok(Rehearsed {
-            micro_steps: MicroSteps { added: alone + beside - before.reserved, outputs },
+            micro_steps: MicroSteps { added: peak.reserved + beside - before.reserved, outputs },
             largest: seen.largest,
             most: largest_buffer(device),
         })

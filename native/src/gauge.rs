@@ -5,9 +5,11 @@ use std::fs;
 
 use burn::tensor::Device;
 use burn_dispatch::DispatchDevice;
-use firebox_plan::Resident;
+use firebox_plan::{MemoryInfo, Resident, host_memory};
 use firebox_trace::Bytes;
 use peak_alloc::PeakAlloc;
+
+use crate::error::TrainError;
 
 /// How memory is measured.
 #[derive(Clone, Debug)]
@@ -57,6 +59,20 @@ impl Gauge {
         #[cfg(feature = "cubecl")]
         if let Self::Pools(device) = self {
             crate::dry::give_back(device);
+        }
+    }
+
+    /// What is there and what is free, to set a budget by.
+    ///
+    /// # Errors
+    ///
+    /// If that is not known.
+    pub(crate) fn memory(&self) -> Result<MemoryInfo, TrainError> {
+        match self {
+            #[cfg(feature = "cubecl")]
+            Self::Pools(device) => crate::dry::free(device)
+                .ok_or_else(|| TrainError::UnknownFree { device: format!("{device:?}") }),
+            Self::Heap | Self::Process => Ok(host_memory()?),
         }
     }
 

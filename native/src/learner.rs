@@ -9,7 +9,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use burn::train::renderer::MetricsRenderer;
 use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep, TrainingStrategy};
 use firebox_batch::MicroBatch;
-use firebox_plan::{Budget, host_memory};
+use firebox_plan::Budget;
 use firebox_trace::Bytes;
 
 use crate::error::{FitError, TrainError};
@@ -41,8 +41,8 @@ impl LearnerBuilder {
     }
 
     /// The memory that training may use, including parameters and optimizer state. Default:
-    /// [`Budget::free`], what is free when training starts, minus a
-    /// margin; a GPU does not say that.
+    /// [`Budget::free`], what is free when training starts, minus a margin. Of GPUs, only CUDA's say
+    /// that.
     pub fn memory(mut self, budget: impl Into<Budget>) -> Self {
         self.budget = budget.into();
         self
@@ -105,6 +105,7 @@ impl LearnerBuilder {
     pub(crate) fn planner(
         &self,
         device: &Device,
+        optim: ModuleOptimizer,
         parameters: Bytes,
         (accumulates, is_resumed): (bool, bool),
     ) -> Result<Planner, TrainError> {
@@ -117,17 +118,14 @@ impl LearnerBuilder {
         let at_first = if gauge.is_of_host() { parameters } else { gauge.live() };
         let budget = match self.budget {
             Budget::Bytes(bytes) => bytes,
-            _ if !gauge.is_of_host() => {
-                return Err(TrainError::UnknownFree { device: format!("{device:?}") });
-            }
             // What is held is not free.
-            Budget::Free { .. } => self.budget.resolve(&host_memory()?)? + parameters,
-            _ => self.budget.resolve(&host_memory()?)?,
+            Budget::Free { .. } => self.budget.resolve(&gauge.memory()?)? + at_first,
+            _ => self.budget.resolve(&gauge.memory()?)?,
         };
         let of_model = parameters;
         let options =
             Options { budget, of_model, at_first, splits: self.splits, accumulates, is_resumed };
-        Ok(Planner::new(gauge, options))
+        Ok(Planner::new(gauge, optim, options))
     }
 }
 
@@ -208,7 +206,8 @@ where
     pub fn fit(self, training: SupervisedTraining<M>) -> Result<Fitted<M>, Box<FitError<M>>> {
         let outcome = Arc::new(Mutex::new(Outcome::default()));
         let Self { model, optim, lr_scheduler, builder } = self;
-        let strategy = AutoBatch { settings: builder, outcome: outcome.clone() };
+        let strategy =
+            AutoBatch { settings: builder, optim: optim.clone(), outcome: outcome.clone() };
         let strategy = TrainingStrategy::Custom(Arc::new(strategy));
         let learner = burn::train::Learner::new(model, optim, lr_scheduler);
         let result = training.with_training_strategy(strategy).launch(learner);

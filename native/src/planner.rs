@@ -6,6 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use burn::optim::ModuleOptimizer;
 use burn::train::{Learner, LearnerModel, TrainStep};
 use firebox_batch::{MicroBatch, item_shapes};
 use firebox_plan::{Need, Plan, PlanError, PlanOptions, Role, Sizing, Split, plan};
@@ -81,6 +82,12 @@ struct Known {
 /// The needs of iterations, and the plans made of them.
 pub(crate) struct Planner {
     gauge: Gauge,
+    /// The optimizer without its state.
+    #[cfg_attr(
+        not(feature = "cubecl"),
+        expect(dead_code, reason = "the host measures the learner's")
+    )]
+    optim: ModuleOptimizer,
     options: Options,
     /// What was held when training began, with the parameters.
     before: Bytes,
@@ -104,15 +111,16 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    pub(crate) fn new(gauge: Gauge, options: Options) -> Self {
+    pub(crate) fn new(gauge: Gauge, optim: ModuleOptimizer, options: Options) -> Self {
         Self {
             before: gauge.live(),
+            has_stepped: options.is_resumed && gauge.is_of_host(),
             gauge,
+            optim,
             options,
             known: BTreeMap::new(),
             latest: None,
             update: None,
-            has_stepped: options.is_resumed,
             caution: 1.0,
             most: usize::MAX,
             too_large: None,
@@ -296,9 +304,9 @@ impl Planner {
     {
         #[cfg(feature = "cubecl")]
         if let Gauge::Pools(device) = &self.gauge {
-            let of_model = self.options.of_model;
+            // What a checkpoint brings is read in the first update.
             let found =
-                dry::iteration(learner, batch, parts, (device, of_model, self.has_stepped))?;
+                dry::iteration(learner, &self.optim, batch, parts, (device, self.has_stepped))?;
             if found.largest > found.most {
                 // Tensors grow with the number of items, and not faster.
                 let size = parts[0].len();
@@ -415,24 +423,28 @@ impl Known {
         of.map_or(Bytes::ZERO, |(size, it)| it.outputs.scale(items as f64 / (2 * size) as f64))
     }
 
-    /// What parts of `items` items take: as measured, or on the steepest line through any two
-    /// neighbours.
+    /// What parts of `items` items take: as measured, or on the line through the sizes around it.
+    /// Beyond the largest size, the steepest line through that and one of at most half of it: less
+    /// apart, pages that are opened as a whole say nothing. What is chosen is measured.
     fn on_line(&self, items: usize) -> Bytes {
         let measured = if self.measured.is_empty() { &self.whole } else { &self.measured };
-        let points: Vec<(usize, Bytes)> =
-            measured.iter().map(|(size, it)| (*size, it.added)).collect();
-        let slopes = points.windows(2).map(|pair| {
-            let [(few, less), (many, more)] = pair else { return 0.0 };
-            (*more - *less).get() as f64 / (many - few) as f64
-        });
-        let steepest = slopes.fold(0.0, f64::max);
-        match points.iter().rev().find(|(measured, _)| *measured <= items).or(points.first()) {
-            Some((measured, bytes)) if *measured <= items => {
-                *bytes + Bytes::new((steepest * (items - measured) as f64) as u64)
+        let at = |(size, it): (&usize, &MicroSteps)| (*size as f64, it.added.get() as f64);
+        let below = measured.range(..=items).next_back().map(at);
+        let above = measured.range(items..).next().map(at);
+        let slope = |one: (f64, f64), other: (f64, f64)| (other.1 - one.1) / (other.0 - one.0);
+        let bytes = match (below, above) {
+            (Some(below), Some(above)) if below.0 < above.0 => {
+                below.1 + slope(below, above) * (items as f64 - below.0)
             }
-            Some((_, bytes)) => *bytes,
-            None => Bytes::ZERO,
-        }
+            (_, Some(above)) => above.1,
+            (Some(last), None) => {
+                let few = measured.iter().map(at).filter(|few| 2.0 * few.0 <= last.0);
+                let steepest = few.map(|few| slope(few, last)).fold(0.0, f64::max);
+                last.1 + steepest * (items as f64 - last.0)
+            }
+            (None, None) => 0.0,
+        };
+        Bytes::new(bytes as u64)
     }
 }
 
@@ -451,6 +463,8 @@ fn is_a_little_longer(longer: &Shapes, shapes: &Shapes) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use burn::optim::SgdConfig;
+
     use super::*;
 
     fn planner(budget: Bytes, measured: &[(usize, u64)]) -> Planner {
@@ -462,7 +476,7 @@ mod tests {
             accumulates: false,
             is_resumed: false,
         };
-        let mut planner = Planner::new(Gauge::Heap, options);
+        let mut planner = Planner::new(Gauge::Heap, SgdConfig::new().init(), options);
         let steps = |mib: u64| MicroSteps { added: Bytes::mib(mib), outputs: Bytes::ZERO };
         let measured = measured.iter().map(|(size, mib)| (*size, steps(*mib))).collect();
         planner.known.insert(vec![], Known { measured, ..Known::default() });
@@ -476,10 +490,14 @@ mod tests {
     }
 
     #[test]
-    fn needs_lie_on_the_steepest_line() {
+    fn needs_lie_between_those_of_measured_sizes_and_go_on_as_steeply() {
         let planner = planner(Bytes::mib(100), &[(2, 6), (4, 8), (8, 14)]);
         let at = |items| planner.only().on_line(items).get() as f64 / f64::from(1 << 20);
-        assert_eq!([1, 2, 5, 8, 16].map(at), [6.0, 6.0, 9.5, 14.0, 26.0]);
+        assert_eq!([1, 2, 3, 5, 8, 16].map(at), [6.0, 6.0, 7.0, 9.5, 14.0, 26.0]);
+        // A page that two sizes lie on either side of.
+        let planner = self::planner(Bytes::mib(100), &[(2, 8), (32, 8), (40, 16)]);
+        let at = planner.only().on_line(118).get() as f64 / f64::from(1 << 20);
+        assert!((30.0..34.0).contains(&at), "{at}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::data::dataloader::Progress;
+use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
@@ -25,6 +26,8 @@ use crate::split_check::{SplitCheck, check};
 /// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
 pub(crate) struct AutoBatch {
     pub(crate) settings: LearnerBuilder,
+    /// The optimizer without its state.
+    pub(crate) optim: ModuleOptimizer,
     pub(crate) outcome: Arc<Mutex<Outcome>>,
 }
 
@@ -47,8 +50,12 @@ where
         learner.fork(&device);
         let accumulation = components.grad_accumulation.unwrap_or(1).max(1);
         let parameters = parameter_bytes(&learner.model());
-        let planner =
-            self.settings.planner(&device, parameters, (accumulation > 1, starting_epoch > 1));
+        let planner = self.settings.planner(
+            &device,
+            self.optim.clone(),
+            parameters,
+            (accumulation > 1, starting_epoch > 1),
+        );
         let planner = planner.map_err(|error| self.outcome().failure = Some(error)).ok();
         let Some(planner) = planner else { return (learner.model(), components.event_processor) };
         let TrainingComponents { interrupter, event_store, num_epochs, .. } = components;

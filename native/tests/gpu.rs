@@ -28,7 +28,7 @@ fn trained(kind: Kind, memory: Bytes) -> Result<Fitted<Net>, TrainError> {
 #[test]
 fn a_split_training_is_the_whole_one_within_the_prediction() {
     let _alone = alone();
-    let [whole, split] = [Bytes::gib(2), Bytes::mib(40)].map(|budget| {
+    let [whole, split] = [Bytes::gib(2), Bytes::mib(32)].map(|budget| {
         let fitted = trained(Kind::Plain, budget).expect("it fits");
         let Fitted { predicted, measured, .. } = fitted;
         println!("{predicted} predicted, {measured} measured, {}", fitted.plans[0]);
