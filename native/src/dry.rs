@@ -15,19 +15,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::cubecl::MemoryScope;
 use burn::cubecl::dry_run::{DryRun, RealRun};
-use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
-use burn::train::{Learner, LearnerModel, TrainStep};
 use burn_backend::StreamId;
 use burn_dispatch::DispatchDevice;
 use burn_fusion::observer::{BlockOperations, FusionObservation, FusionObserver};
 use burn_ir::{OperationIr, TensorId};
-use firebox_batch::MicroBatch;
 use firebox_plan::MemoryInfo;
 use firebox_trace::Bytes;
 
 use crate::error::TrainError;
-use crate::rehearsal::{MicroSteps, gradients, unchanged};
+use crate::rehearsal::{Iteration, Rehearsal};
 
 /// What the pools of a device hold.
 #[derive(Clone, Copy, Debug, Default)]
@@ -88,100 +85,106 @@ fn largest_buffer(device: &Device) -> Bytes {
 
 /// What an iteration would take.
 pub(crate) struct Rehearsed {
-    pub(crate) micro_steps: MicroSteps,
+    pub(crate) iteration: Iteration,
+    /// The pages before it.
+    pub(crate) held: Bytes,
     /// The largest tensor that it makes.
     pub(crate) largest: Bytes,
     /// The largest buffer that the device makes. With a larger tensor, nothing is known.
     pub(crate) most: Bytes,
 }
 
-/// Takes a step for real and its like without running it, and compares what tensors they make.
+/// How a step is rehearsed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// Nothing is computed.
+    Dry,
+    /// Everything is: the step reads values while it runs.
+    Real,
+}
+
+/// How an iteration can be rehearsed: takes it for real and without running it, and compares what
+/// tensors they make.
 ///
 /// # Errors
 ///
-/// If they make others, or burn's fusion is not at work.
-pub(crate) fn is_the_same<M>(
-    learner: &Learner<M>,
-    batch: &<M as TrainStep>::Input,
+/// If burn's fusion is not at work, or the step fails.
+pub(crate) fn how(
+    rehearsal: &mut impl Rehearsal,
     parts: &[Range<usize>],
     device: &Device,
-) -> Result<(), TrainError>
-where
-    M: LearnerModel,
-    <M as TrainStep>::Input: MicroBatch,
-{
-    let take = |dry: bool| {
-        observed(device, dry, || {
-            let taken = gradients(learner, batch, parts);
-            synced(device);
-            drop(taken);
-        })
-    };
-    // burn's fusion and its tuner learn in the first.
-    unchanged(learner, || {
-        take(false)?;
-        let real = take(false)?.1;
+) -> Result<Runs, TrainError> {
+    rehearsal.unchanged(|rehearsal| {
+        let mut take = |runs: Runs| {
+            rehearsal.forget_state();
+            let taken = observed(device, runs, || {
+                drop(rehearsal.iterate(parts)?);
+                synced(device);
+                rehearsal.forget_state();
+                Ok(())
+            });
+            taken.and_then(|(result, seen)| result.map(|()| seen))
+        };
+        // burn's fusion and its tuner learn in the first.
+        take(Runs::Real)?;
+        let real = take(Runs::Real)?;
         spoil(device);
-        let dry = take(true)?.1;
+        let dry = take(Runs::Dry);
         give_back(device);
         if real.tensors.is_empty() {
             return Err(TrainError::UnknownDevice {
                 device: format!("{device:?}, without fusion"),
             });
         }
-        match real.program.finish() == dry.program.finish() {
-            true => Ok(()),
-            false => Err(TrainError::ReadsValues),
-        }
+        let is_same = dry.is_ok_and(|dry| dry.program.finish() == real.program.finish());
+        Ok(if is_same { Runs::Dry } else { Runs::Real })
     })
 }
 
 /// Rehearses an iteration, in micro-batches of these parts. Where the optimizer has no state yet,
-/// `optim` makes it in an iteration before. The parameters are the learner's own, which training
-/// holds as well while it makes new ones.
+/// it is made in an iteration before. The parameters are those of training, which holds them as
+/// well while it makes new ones.
 ///
 /// # Errors
 ///
-/// If the step panics.
-pub(crate) fn iteration<M>(
-    learner: &Learner<M>,
-    optim: &ModuleOptimizer,
-    batch: &<M as TrainStep>::Input,
+/// If the step fails.
+pub(crate) fn iteration(
+    rehearsal: &mut impl Rehearsal,
     parts: &[Range<usize>],
-    (device, has_state): (&Device, bool),
-) -> Result<Rehearsed, TrainError>
-where
-    M: LearnerModel,
-    <M as TrainStep>::Input: MicroBatch,
-{
+    (device, runs, has_state): (&Device, Runs, bool),
+) -> Result<Rehearsed, TrainError> {
     let now = || pools(device).expect("it is a GPU");
-    unchanged(learner, || {
+    rehearsal.unchanged(|rehearsal| {
+        rehearsal.forget_state();
         give_back(device);
         let before = now();
         let rehearse = || {
-            let mut optim = optim.clone();
-            let mut iterate = || {
-                let (grads, outputs) = gradients(learner, batch, parts);
-                drop(learner.model().optimize(&mut optim, learner.lr_current(), grads));
-                synced(device);
-                outputs
-            };
             if !has_state {
-                drop(iterate());
+                drop(rehearsal.iterate(parts)?);
+                synced(device);
             }
-            let outputs = iterate();
+            let outputs = rehearsal.iterate(parts)?;
+            synced(device);
             let peak = now();
             drop(outputs);
             synced(device);
-            (peak, peak.in_use - now().in_use)
+            let outputs = peak.in_use - now().in_use;
+            rehearsal.forget_state();
+            Ok::<_, TrainError>((peak, outputs))
         };
-        let ((peak, outputs), seen) = observed(device, true, rehearse)?;
+        let (rehearsed, seen) = observed(device, runs, rehearse)?;
         give_back(device);
+        let (peak, outputs) = rehearsed?;
         log::debug!("{parts:?}: {peak:?}, {outputs} of outputs");
         // Metrics compute on a thread, with pools of its own, on the outputs of two batches.
-        let beside = (outputs * 2).max(SMALLEST_PAGES) - before.of_others + LAUNCHES;
+        // What others have before the first step, threads that have ended may have left.
+        let there = if has_state { before.of_others } else { Bytes::ZERO };
+        let beside = (outputs * 2).max(SMALLEST_PAGES) - there + LAUNCHES;
+        // More micro-steps than were rehearsed may open one of the smallest pages more.
+        let beside = beside + SMALLEST_PAGES;
         Ok(Rehearsed {
-            micro_steps: MicroSteps { added: peak.reserved + beside - before.reserved, outputs },
+            iteration: Iteration { added: peak.reserved + beside - before.reserved, outputs },
+            held: before.reserved,
             largest: seen.largest,
             most: largest_buffer(device),
         })
@@ -218,10 +221,10 @@ pub(crate) fn give_back(device: &Device) {
     synced(device);
 }
 
-/// Runs `work` with this thread's operations observed, and for `dry` without running them.
+/// Takes `work` with this thread's operations observed.
 fn observed<R>(
     device: &Device,
-    dry: bool,
+    runs: Runs,
     work: impl FnOnce() -> R,
 ) -> Result<(R, Seen), TrainError> {
     synced(device);
@@ -229,11 +232,8 @@ fn observed<R>(
     let observation = FusionObservation::new(own.clone());
     // A block of another thread that began before has ended then.
     synced(device);
-    let guard = dry.then(DryRun::new);
-    let result = match dry {
-        true => catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panicked(&*panic)),
-        false => Ok(work()),
-    };
+    let guard = (runs == Runs::Dry).then(DryRun::new);
+    let result = catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panicked(&*panic));
     synced(device);
     drop(guard);
     drop(observation);
@@ -244,7 +244,7 @@ fn observed<R>(
 fn panicked(panic: &(dyn Any + Send)) -> TrainError {
     let message = panic.downcast_ref::<String>().map(String::as_str);
     let message = message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message");
-    TrainError::PanickedUncomputed { message: message.to_owned() }
+    TrainError::StepPanicked { message: message.to_owned() }
 }
 
 /// Knows the operations of one thread.

@@ -1,5 +1,6 @@
 //! Why training does not begin, or ends.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::train::TrainingError;
@@ -36,18 +37,9 @@ pub enum TrainError {
         /// The device.
         device: String,
     },
-    /// A step makes other tensors where values are not computed: it reads some while it runs.
-    #[error(
-        "the step reads values while it runs (`into_scalar`, `into_data`), which have to be computed first: on a GPU \
-         such a step is not planned yet. Read them after the step, in a metric"
-    )]
-    ReadsValues,
-    /// A step panics where its values are not computed.
-    #[error(
-        "the step panicked where it was rehearsed without being computed: {message}. Either it panics on batches of this \
-         size, or it reads values while it runs (`into_scalar`, `into_data`), which is not planned on a GPU yet"
-    )]
-    PanickedUncomputed {
+    /// A step panics where it is rehearsed.
+    #[error("the step panicked where it was rehearsed on a part of the batch: {message}")]
+    StepPanicked {
         /// The message of the panic.
         message: String,
     },
@@ -105,6 +97,14 @@ pub enum TrainError {
     DeviceFailed {
         /// What it says.
         message: String,
+    },
+    /// The log of steps cannot be written.
+    #[error("the log of steps cannot be written to {}: {cause}", path.display())]
+    LogNotWritten {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
     },
     /// burn ended training.
     #[error("{0}")]

@@ -1,5 +1,6 @@
 //! The Learner: its options, and `fit`.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -30,6 +31,7 @@ pub struct LearnerBuilder {
     pub(crate) is_strict: bool,
     pub(crate) quiet: bool,
     pub(crate) seed: Option<u64>,
+    pub(crate) log_path: Option<PathBuf>,
 }
 
 impl LearnerBuilder {
@@ -76,6 +78,15 @@ impl LearnerBuilder {
         self
     }
 
+    /// Appends a line of JSON to the file at `path` for each optimizer step: a
+    /// [`StepUse`](crate::StepUse). Default: no file.
+    ///
+    /// A file that cannot be written is [`TrainError::LogNotWritten`].
+    pub fn log_json(mut self, path: impl Into<PathBuf>) -> Self {
+        self.log_path = Some(path.into());
+        self
+    }
+
     /// Prints neither plans nor warnings. They are logged in either case.
     pub fn quiet(mut self) -> Self {
         self.quiet = true;
@@ -105,9 +116,8 @@ impl LearnerBuilder {
     pub(crate) fn planner(
         &self,
         device: &Device,
-        optim: ModuleOptimizer,
         parameters: Bytes,
-        (accumulates, is_resumed): (bool, bool),
+        accumulates: bool,
     ) -> Result<Planner, TrainError> {
         if !device.is_autodiff() {
             return Err(TrainError::NoAutodiff);
@@ -122,10 +132,8 @@ impl LearnerBuilder {
             Budget::Free { .. } => self.budget.resolve(&gauge.memory()?)? + at_first,
             _ => self.budget.resolve(&gauge.memory()?)?,
         };
-        let of_model = parameters;
-        let options =
-            Options { budget, of_model, at_first, splits: self.splits, accumulates, is_resumed };
-        Ok(Planner::new(gauge, optim, options))
+        let options = Options { budget, at_first, splits: self.splits, accumulates };
+        Ok(Planner::new(gauge, options))
     }
 }
 

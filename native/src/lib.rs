@@ -84,6 +84,8 @@ mod outputs;
 mod planner;
 mod rehearsal;
 mod split_check;
+mod step_log;
+mod steps;
 mod strategy;
 
 pub use error::{FitError, TrainError};
@@ -105,3 +107,5 @@ pub use learner::{Fitted, Learner, LearnerBuilder};
 pub use peak_alloc::PeakAlloc;
 pub use planner::PlanReport;
 pub use split_check::SplitCheck;
+pub use step_log::StepUse;
+pub use steps::{MicroBatches, StepPlanner};

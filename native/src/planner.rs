@@ -6,9 +6,6 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use burn::optim::ModuleOptimizer;
-use burn::train::{Learner, LearnerModel, TrainStep};
-use firebox_batch::{MicroBatch, item_shapes};
 use firebox_plan::{Need, Plan, PlanError, PlanOptions, Role, Sizing, Split, plan};
 use firebox_trace::{Bytes, Items};
 
@@ -16,7 +13,8 @@ use firebox_trace::{Bytes, Items};
 use crate::dry;
 use crate::error::TrainError;
 use crate::gauge::Gauge;
-use crate::rehearsal::{MicroSteps, Update, micro_steps, update};
+use crate::learner::LearnerBuilder;
+use crate::rehearsal::{Iteration, Rehearsal, measured, state};
 
 /// The smallest size of micro-batches that is rehearsed at first, and by how much sizes grow: few
 /// items need little next to what does not depend on them.
@@ -53,16 +51,12 @@ impl fmt::Display for PlanReport {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) budget: Bytes,
-    /// The bytes of the parameters and running statistics.
-    pub(crate) of_model: Bytes,
     /// What training takes of the device when it begins.
     pub(crate) at_first: Bytes,
     /// Whether batches may be split.
     pub(crate) splits: bool,
     /// Whether the gradients of several batches are summed.
     pub(crate) accumulates: bool,
-    /// Whether the optimizer brings its state along from a checkpoint.
-    pub(crate) is_resumed: bool,
 }
 
 /// The shapes of a batch's items: batches of as many items may have other lengths.
@@ -72,9 +66,9 @@ pub(crate) type Shapes = Vec<Vec<usize>>;
 #[derive(Default)]
 struct Known {
     /// Micro-steps on two parts of so many items each, measured.
-    measured: BTreeMap<usize, MicroSteps>,
+    measured: BTreeMap<usize, Iteration>,
     /// A whole batch of so many items, whose gradient is no sum.
-    whole: BTreeMap<usize, MicroSteps>,
+    whole: BTreeMap<usize, Iteration>,
     /// The plans for batches of so many items.
     plans: BTreeMap<usize, Plan>,
 }
@@ -82,20 +76,21 @@ struct Known {
 /// The needs of iterations, and the plans made of them.
 pub(crate) struct Planner {
     gauge: Gauge,
-    /// The optimizer without its state.
-    #[cfg_attr(
-        not(feature = "cubecl"),
-        expect(dead_code, reason = "the host measures the learner's")
-    )]
-    optim: ModuleOptimizer,
+    /// How steps are rehearsed on a GPU.
+    #[cfg(feature = "cubecl")]
+    runs: dry::Runs,
     options: Options,
     /// What was held when training began, with the parameters.
     before: Bytes,
     known: BTreeMap<Shapes, Known>,
     /// The shapes and the number of the latest batch's items.
     latest: Option<(Shapes, usize)>,
-    /// What updates add. The optimizer's state is part of what is held once one has run.
-    update: Option<Update>,
+    /// What was held before the latest rehearsal: pages that one has opened may be of use to
+    /// training, and cannot always be given back.
+    held: Bytes,
+    /// The optimizer's state. On the host it is part of what is held once an update has run, on a
+    /// GPU of what is rehearsed before. `None` before the first rehearsal.
+    state: Option<Bytes>,
     has_stepped: bool,
     /// How much more than predicted steps took at the most.
     caution: f64,
@@ -111,16 +106,18 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    pub(crate) fn new(gauge: Gauge, optim: ModuleOptimizer, options: Options) -> Self {
+    pub(crate) fn new(gauge: Gauge, options: Options) -> Self {
         Self {
             before: gauge.live(),
-            has_stepped: options.is_resumed && gauge.is_of_host(),
+            has_stepped: false,
             gauge,
-            optim,
+            #[cfg(feature = "cubecl")]
+            runs: dry::Runs::Dry,
             options,
             known: BTreeMap::new(),
             latest: None,
-            update: None,
+            held: Bytes::ZERO,
+            state: None,
             caution: 1.0,
             most: usize::MAX,
             too_large: None,
@@ -154,7 +151,7 @@ impl Planner {
     }
 
     /// What training takes where the process holds `live`.
-    fn taken(&self, live: Bytes) -> Bytes {
+    pub(crate) fn taken(&self, live: Bytes) -> Bytes {
         self.options.at_first + (live - self.before)
     }
 
@@ -163,17 +160,11 @@ impl Planner {
     /// # Errors
     ///
     /// If one item does not fit.
-    pub(crate) fn plan<M>(
+    pub(crate) fn plan(
         &mut self,
-        learner: &Learner<M>,
-        batch: &<M as TrainStep>::Input,
-        items: usize,
-    ) -> Result<(Plan, Option<PlanReport>), TrainError>
-    where
-        M: LearnerModel,
-        <M as TrainStep>::Input: MicroBatch,
-    {
-        let shapes = item_shapes(batch);
+        rehearsal: &mut impl Rehearsal,
+        (shapes, items): (Shapes, usize),
+    ) -> Result<(Plan, Option<PlanReport>), TrainError> {
         let batch_shape = Some((shapes.clone(), items));
         let is_another = std::mem::replace(&mut self.latest, batch_shape.clone()) != batch_shape;
         if let Some(plan) = self.planned(&shapes, items) {
@@ -187,7 +178,7 @@ impl Planner {
         }
         // It goes back where it came from, whatever comes of it.
         let mut known = self.known.remove(&shapes).unwrap_or_default();
-        let planned = self.plan_anew(learner, batch, items, &mut known);
+        let planned = self.plan_anew(rehearsal, items, &mut known);
         self.known.insert(shapes, known);
         planned.map(|(plan, report)| (plan, Some(report)))
     }
@@ -206,17 +197,12 @@ impl Planner {
     }
 
     /// Measures steps on items of one shape, and plans with what is known of them.
-    fn plan_anew<M>(
+    fn plan_anew(
         &mut self,
-        learner: &Learner<M>,
-        batch: &<M as TrainStep>::Input,
+        rehearsal: &mut impl Rehearsal,
         items: usize,
         known: &mut Known,
-    ) -> Result<(Plan, PlanReport), TrainError>
-    where
-        M: LearnerModel,
-        <M as TrainStep>::Input: MicroBatch,
-    {
+    ) -> Result<(Plan, PlanReport), TrainError> {
         let begin = Instant::now();
         let mut rehearsed = Vec::new();
         // Two parts: the sum of gradients exists in the second.
@@ -225,39 +211,36 @@ impl Planner {
             vec![0..size, second]
         };
         let mut size = SMALLEST.min(items);
-        if self.update.is_none() {
-            let update = self.first(learner, batch, &two(size))?;
-            if self.options.is_resumed {
-                // It was there when training began.
-                self.options.at_first += update.state - update.read;
-            }
-            self.update = Some(update);
+        self.held = self.gauge.live();
+        // On the host, the state stays for all that is measured now.
+        if self.state.is_none() || self.gauge.is_of_host() {
+            self.state = Some(self.first(rehearsal, &two(size))?);
         }
         // From few items to many, as far as they are predicted to fit.
         let (plan, held) = loop {
-            if !known.has(size) {
+            if !known.has(size, items) {
                 let is_whole = size == items && !self.options.accumulates;
                 let parts = if is_whole { 1 } else { 2 };
-                let found = self.measure(learner, batch, &two(size)[..parts])?;
+                let found = self.measure(rehearsal, &two(size)[..parts])?;
                 log::debug!("parts of {size} items: {found:?}");
                 let of = if is_whole { &mut known.whole } else { &mut known.measured };
                 of.extend(found.map(|found| (size, found)));
                 rehearsed.push(size);
             }
-            let held = self.taken(self.gauge.live());
+            let held = self.taken(self.held);
             match self.search(known, items, held) {
                 // One item may fit where two do not.
-                Err(_) if !known.has(1) && !rehearsed.contains(&1) => size = 1,
+                Err(_) if !known.has(1, items) && !rehearsed.contains(&1) => size = 1,
                 Err(error) => return Err(TrainError::DoesNotFit(error.into())),
                 Ok(plan) => {
                     let wanted = plan.largest().get();
                     let is_known = match plan.is_whole() {
-                        true => known.has(wanted),
+                        true => known.has(wanted, items),
                         false => known.measured.contains_key(&wanted),
                     };
                     let most = known.measured.keys().next_back().copied().unwrap_or(1);
                     size = wanted.min(GROWTH * most);
-                    if is_known || known.measured.contains_key(&size) {
+                    if is_known || known.measured.contains_key(&size) || rehearsed.contains(&size) {
                         break (plan, held);
                     }
                 }
@@ -270,43 +253,29 @@ impl Planner {
         Ok((plan.clone(), PlanReport { plan, budget, held, rehearsed, time }))
     }
 
-    /// What a first small step shows, and what updates add.
-    fn first<M>(
-        &self,
-        learner: &Learner<M>,
-        batch: &<M as TrainStep>::Input,
+    /// What a first small iteration shows: the optimizer's state.
+    fn first(
+        &mut self,
+        rehearsal: &mut impl Rehearsal,
         parts: &[Range<usize>],
-    ) -> Result<Update, TrainError>
-    where
-        M: LearnerModel,
-        <M as TrainStep>::Input: MicroBatch,
-    {
+    ) -> Result<Bytes, TrainError> {
         #[cfg(feature = "cubecl")]
         if let Gauge::Pools(device) = &self.gauge {
-            dry::is_the_same(learner, batch, parts, device)?;
-            return Ok(Update::default());
+            self.runs = dry::how(rehearsal, parts, device)?;
+            return Ok(Bytes::ZERO);
         }
-        // Threads start, and keep buffers, in the first step of a process.
-        micro_steps(learner, batch, parts, &self.gauge);
-        Ok(update(learner, batch, parts, (&self.gauge, self.options.of_model)))
+        state(rehearsal, parts, &self.gauge)
     }
 
-    /// What micro-steps on these parts take. `None` if the device makes no buffers as large.
-    fn measure<M>(
+    /// What an iteration on these parts takes. `None` if the device makes no buffers as large.
+    fn measure(
         &mut self,
-        learner: &Learner<M>,
-        batch: &<M as TrainStep>::Input,
+        rehearsal: &mut impl Rehearsal,
         parts: &[Range<usize>],
-    ) -> Result<Option<MicroSteps>, TrainError>
-    where
-        M: LearnerModel,
-        <M as TrainStep>::Input: MicroBatch,
-    {
+    ) -> Result<Option<Iteration>, TrainError> {
         #[cfg(feature = "cubecl")]
         if let Gauge::Pools(device) = &self.gauge {
-            // What a checkpoint brings is read in the first update.
-            let found =
-                dry::iteration(learner, &self.optim, batch, parts, (device, self.has_stepped))?;
+            let found = dry::iteration(rehearsal, parts, (device, self.runs, self.has_stepped))?;
             if found.largest > found.most {
                 // Tensors grow with the number of items, and not faster.
                 let size = parts[0].len();
@@ -314,9 +283,12 @@ impl Planner {
                 self.too_large = Some((items.min(size), found.largest, found.most));
                 return Ok(None);
             }
-            return Ok(Some(found.micro_steps));
+            self.held = found.held;
+            return Ok(Some(found.iteration));
         }
-        Ok(Some(micro_steps(learner, batch, parts, &self.gauge)))
+        let found = measured(rehearsal, parts, &self.gauge)?;
+        self.held = self.gauge.live() - self.state.unwrap_or_default();
+        Ok(Some(found))
     }
 
     /// The fewest micro-batches that fit next to what is held.
@@ -345,13 +317,12 @@ impl Planner {
         plan(Items::new(items), self.options.budget, &PlanOptions::new().sizing(sizing), need)
     }
 
-    /// What an iteration adds: micro-steps next to the optimizer's state, or an update. With a
-    /// margin for what no measurement has shown.
+    /// What an iteration adds, with the optimizer's state until it is held. With a margin for what
+    /// no measurement has shown.
     fn added(&self, known: &Known, items: usize, split: Split) -> Bytes {
-        let Update { state, added: of_update, .. } = self.update.unwrap_or_default();
         let size = split.largest().get();
         let whole = known.whole.get(&size).filter(|_| size == items && !self.options.accumulates);
-        let steps = match whole {
+        let iteration = match whole {
             Some(whole) => whole.added,
             // Metrics see all outputs of a batch, which are joined.
             None => {
@@ -359,9 +330,8 @@ impl Planner {
                 added + (outputs * 2 - known.outputs(2 * size))
             }
         };
-        let there = if self.has_stepped { state } else { Bytes::ZERO };
-        let added = (steps + state).max(of_update) - there;
-        let added = added.scale(self.caution);
+        let state = self.state.filter(|_| !self.has_stepped).unwrap_or_default();
+        let added = (iteration + state).scale(self.caution);
         match self.gauge.is_exact() {
             true => added.scale(1.02) + Bytes::kib(64),
             false => added.scale(1.1) + Bytes::mib(8),
@@ -393,9 +363,34 @@ impl Planner {
         Some(halved)
     }
 
-    /// Notes what an iteration of a plan took where the process held at most `peak`. If it is more
-    /// than predicted, batches are measured and planned anew. Returns what training took then.
-    pub(crate) fn note(&mut self, plan: &Plan, peak: Bytes) -> Option<Bytes> {
+    /// Compares what an iteration of a plan took with its prediction, where the process held at most
+    /// `peak`. After more than predicted, batches are measured and planned anew.
+    ///
+    /// # Errors
+    ///
+    /// If it is more than the budget, and that is an error.
+    pub(crate) fn compare(
+        &mut self,
+        plan: &Plan,
+        peak: Bytes,
+        settings: &LearnerBuilder,
+    ) -> Result<(), TrainError> {
+        let (predicted, budget) = (plan.peak(), self.options.budget);
+        let Some(measured) = self.note(plan, peak) else { return Ok(()) };
+        if measured > budget {
+            let error = TrainError::OverBudget { measured, predicted, budget };
+            if settings.is_strict {
+                return Err(error);
+            }
+            settings.say(log::Level::Warn, &format!("{error}: batches are planned anew"));
+        } else {
+            log::info!("a step took {measured} where {predicted} were predicted");
+        }
+        Ok(())
+    }
+
+    /// Notes what an iteration of a plan took. Returns it if it is more than predicted.
+    fn note(&mut self, plan: &Plan, peak: Bytes) -> Option<Bytes> {
         let taken = self.taken(peak);
         self.peak = self.peak.max(taken);
         if taken <= plan.peak() {
@@ -408,8 +403,9 @@ impl Planner {
 }
 
 impl Known {
-    fn has(&self, size: usize) -> bool {
-        self.measured.contains_key(&size) || self.whole.contains_key(&size)
+    /// Whether parts of a size are measured, for a batch of so many items.
+    fn has(&self, size: usize, items: usize) -> bool {
+        self.measured.contains_key(&size) || size == items && self.whole.contains_key(&size)
     }
 
     fn forget_steps(&mut self) {
@@ -428,7 +424,7 @@ impl Known {
     /// apart, pages that are opened as a whole say nothing. What is chosen is measured.
     fn on_line(&self, items: usize) -> Bytes {
         let measured = if self.measured.is_empty() { &self.whole } else { &self.measured };
-        let at = |(size, it): (&usize, &MicroSteps)| (*size as f64, it.added.get() as f64);
+        let at = |(size, it): (&usize, &Iteration)| (*size as f64, it.added.get() as f64);
         let below = measured.range(..=items).next_back().map(at);
         let above = measured.range(items..).next().map(at);
         let slope = |one: (f64, f64), other: (f64, f64)| (other.1 - one.1) / (other.0 - one.0);
@@ -463,21 +459,12 @@ fn is_a_little_longer(longer: &Shapes, shapes: &Shapes) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use burn::optim::SgdConfig;
-
     use super::*;
 
     fn planner(budget: Bytes, measured: &[(usize, u64)]) -> Planner {
-        let options = Options {
-            budget,
-            of_model: Bytes::ZERO,
-            at_first: Bytes::ZERO,
-            splits: true,
-            accumulates: false,
-            is_resumed: false,
-        };
-        let mut planner = Planner::new(Gauge::Heap, SgdConfig::new().init(), options);
-        let steps = |mib: u64| MicroSteps { added: Bytes::mib(mib), outputs: Bytes::ZERO };
+        let options = Options { budget, at_first: Bytes::ZERO, splits: true, accumulates: false };
+        let mut planner = Planner::new(Gauge::Heap, options);
+        let steps = |mib: u64| Iteration { added: Bytes::mib(mib), outputs: Bytes::ZERO };
         let measured = measured.iter().map(|(size, mib)| (*size, steps(*mib))).collect();
         planner.known.insert(vec![], Known { measured, ..Known::default() });
         planner

@@ -1,122 +1,146 @@
-//! Rehearses an iteration: real steps on a clone of the learner, measured and thrown away. The
-//! optimizer's state and the running statistics are what they were.
+//! Rehearses an iteration: real steps with the parameters of training, measured and thrown away.
+//! The optimizer is one of the rehearsal's own, and running statistics are what they were.
 
 use std::any::Any;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::optim::GradientsParams;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use burn::train::{Learner, LearnerModel, TrainStep};
 use firebox_batch::MicroBatch;
 use firebox_trace::Bytes;
 
+use crate::error::TrainError;
 use crate::gauge::Gauge;
 use crate::gradients::{LossReduction, WeightedGradients};
 
-/// What micro-steps take.
+/// What an iteration takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MicroSteps {
-    /// The most that they add to what is held, their outputs and the sum of their gradients
-    /// included.
+pub(crate) struct Iteration {
+    /// The most that it adds to what is held, the optimizer's state left out: in its micro-steps,
+    /// with their outputs and the sum of their gradients, or in its update.
     pub(crate) added: Bytes,
-    /// Their outputs.
+    /// The outputs of its micro-steps.
     pub(crate) outputs: Bytes,
 }
 
-/// What updates of the parameters take.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Update {
-    /// The optimizer's state that is made in the first.
-    pub(crate) state: Bytes,
-    /// The most that a later one adds to what was held before the first, its gradients and the
-    /// optimizer's state included.
-    pub(crate) added: Bytes,
-    /// What the optimizer's state takes that the measurement itself has read from a checkpoint:
-    /// burn reads it where it is first used.
-    pub(crate) read: Bytes,
+/// An iteration that can be rehearsed.
+pub(crate) trait Rehearsal {
+    /// What it hands out, for metrics.
+    type Outputs;
+
+    /// Runs micro-steps on these parts of the batch and updates a copy of the parameters. What
+    /// stays is the state of the rehearsal's own optimizer.
+    ///
+    /// # Errors
+    ///
+    /// Those of the user's step.
+    fn iterate(&mut self, parts: &[Range<usize>]) -> Result<Self::Outputs, TrainError>;
+
+    /// Forgets the state of the rehearsal's own optimizer.
+    fn forget_state(&mut self);
+
+    /// Runs `work` so that it leaves no mark on running statistics.
+    fn unchanged<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R;
 }
 
-/// Measures micro-steps on these parts of a batch.
-pub(crate) fn micro_steps<M>(
-    learner: &Learner<M>,
-    batch: &<M as TrainStep>::Input,
+/// Measures an iteration on these parts of a batch, on the host. The optimizer has its state.
+///
+/// # Errors
+///
+/// Those of the user's step.
+pub(crate) fn measured(
+    rehearsal: &mut impl Rehearsal,
     parts: &[Range<usize>],
     gauge: &Gauge,
-) -> MicroSteps
-where
-    M: LearnerModel,
-    <M as TrainStep>::Input: MicroBatch,
-{
-    unchanged(learner, || {
+) -> Result<Iteration, TrainError> {
+    rehearsal.unchanged(|rehearsal| {
         let before = gauge.live();
-        let ((grads, outputs), peak) = gauge.peak_of(|| gradients(learner, batch, parts));
-        drop(grads);
+        let (outputs, peak) = gauge.peak_of(|| rehearsal.iterate(parts));
         let with_outputs = gauge.live();
-        drop(outputs);
-        MicroSteps { added: peak - before, outputs: with_outputs - gauge.live() }
+        drop(outputs?);
+        Ok(Iteration { added: peak - before, outputs: with_outputs - gauge.live() })
     })
 }
 
-/// Steps the optimizer of a clone twice: its state is made in the first step and there from the
-/// second on. `parameters` are the bytes of the clone's own parameters, which training has not.
-pub(crate) fn update<M>(
-    learner: &Learner<M>,
-    batch: &<M as TrainStep>::Input,
+/// Makes the state of the rehearsal's own optimizer on the host. Returns what it takes.
+///
+/// # Errors
+///
+/// Those of the user's step.
+pub(crate) fn state(
+    rehearsal: &mut impl Rehearsal,
     parts: &[Range<usize>],
-    (gauge, parameters): (&Gauge, Bytes),
-) -> Update
-where
-    M: LearnerModel,
-    <M as TrainStep>::Input: MicroBatch,
-{
-    unchanged(learner, || {
-        let at_first = gauge.live();
-        let mut learner = learner.clone();
-        let mut step = || {
-            let (grads, _) = gradients(&learner, batch, parts);
-            learner.lr_step();
-            gauge.peak_of(|| learner.optimizer_step(grads)).1
-        };
-        step();
-        let with_state = gauge.live();
-        let peak = step();
-        drop(learner);
-        let read = gauge.live() - at_first;
-        let before = at_first + read + parameters;
-        Update { state: with_state - before, added: peak - before, read }
+    gauge: &Gauge,
+) -> Result<Bytes, TrainError> {
+    rehearsal.unchanged(|rehearsal| {
+        // Threads start, and keep buffers, in the first step of a process.
+        drop(rehearsal.iterate(parts)?);
+        rehearsal.forget_state();
+        let before = gauge.live();
+        drop(rehearsal.iterate(parts)?);
+        Ok(gauge.live() - before)
     })
 }
 
-/// The gradient of the parts, and their outputs.
-pub(crate) fn gradients<M>(
-    learner: &Learner<M>,
-    batch: &<M as TrainStep>::Input,
-    parts: &[Range<usize>],
-) -> (GradientsParams, Vec<<M as TrainStep>::Output>)
-where
-    M: LearnerModel,
-    <M as TrainStep>::Input: MicroBatch,
-{
-    let items: usize = parts.iter().map(Range::len).sum();
-    let mut gradients = WeightedGradients::new(LossReduction::Mean, items as f64);
-    let mut outputs = Vec::new();
-    let model = learner.model();
-    for part in parts {
-        let output = learner.train_step(batch.range(part.clone()));
-        gradients.add(&model, output.grads, part.len() as f64);
-        outputs.push(output.item);
+/// An iteration of burn's learner.
+pub(crate) struct OfLearner<'a, M: LearnerModel> {
+    learner: &'a Learner<M>,
+    batch: &'a <M as TrainStep>::Input,
+    /// The optimizer without its state, and with that of the rehearsal.
+    optim: &'a ModuleOptimizer,
+    used: ModuleOptimizer,
+}
+
+impl<'a, M: LearnerModel> OfLearner<'a, M> {
+    pub(crate) fn new(
+        learner: &'a Learner<M>,
+        batch: &'a <M as TrainStep>::Input,
+        optim: &'a ModuleOptimizer,
+    ) -> Self {
+        Self { learner, batch, optim, used: optim.clone() }
     }
-    (gradients.finish(&model), outputs)
 }
 
-/// Runs steps that leave no mark on the running statistics of the learner's model, which clones
-/// share.
-pub(crate) fn unchanged<M: LearnerModel, R>(learner: &Learner<M>, steps: impl FnOnce() -> R) -> R {
-    let statistics = Statistics::of(learner);
+impl<M> Rehearsal for OfLearner<'_, M>
+where
+    M: LearnerModel,
+    <M as TrainStep>::Input: MicroBatch,
+{
+    type Outputs = Vec<<M as TrainStep>::Output>;
+
+    fn iterate(&mut self, parts: &[Range<usize>]) -> Result<Self::Outputs, TrainError> {
+        let items: usize = parts.iter().map(Range::len).sum();
+        let mut gradients = WeightedGradients::new(LossReduction::Mean, items as f64);
+        let mut outputs = Vec::new();
+        let model = self.learner.model();
+        for part in parts {
+            let output = self.learner.train_step(self.batch.range(part.clone()));
+            gradients.add(&model, output.grads, part.len() as f64);
+            outputs.push(output.item);
+        }
+        let grads: GradientsParams = gradients.finish(&model);
+        drop(model.optimize(&mut self.used, self.learner.lr_current(), grads));
+        Ok(outputs)
+    }
+
+    fn forget_state(&mut self) {
+        self.used = self.optim.clone();
+    }
+
+    fn unchanged<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
+        let model = self.learner.model();
+        unchanged(&model, || work(self))
+    }
+}
+
+/// Runs steps that leave no mark on the running statistics of a model, which clones share.
+pub(crate) fn unchanged<M: Module, R>(model: &M, steps: impl FnOnce() -> R) -> R {
+    let statistics = Statistics::of(model);
     let result = steps();
-    statistics.put_back(learner);
+    statistics.put_back(model);
     result
 }
 
@@ -125,12 +149,11 @@ pub(crate) struct Statistics(Untrained);
 
 impl Statistics {
     /// Those of now.
-    pub(crate) fn of<M: LearnerModel>(learner: &Learner<M>) -> Self {
-        let model = learner.model();
+    pub(crate) fn of<M: Module>(model: &M) -> Self {
         let mut untrained = Untrained::default();
         model.visit(&mut untrained);
         if !untrained.0.is_empty() {
-            settle(&model);
+            settle(model);
             untrained = Untrained::default();
             model.visit(&mut untrained);
         }
@@ -138,24 +161,23 @@ impl Statistics {
     }
 
     /// Makes them those of the model again.
-    pub(crate) fn put_back<M: LearnerModel>(mut self, learner: &Learner<M>) {
+    pub(crate) fn put_back<M: Module>(mut self, model: &M) {
         if !self.0.0.is_empty() {
-            let model = learner.model();
-            settle(&model);
-            drop(model.map(&mut self.0));
+            settle(model);
+            drop(model.clone().map(&mut self.0));
         }
     }
 }
 
 /// A validation snapshot applies the updates that are pending for this thread.
-fn settle<M: LearnerModel>(model: &M) {
+fn settle<M: Module>(model: &M) {
     drop(model.valid());
 }
 
 /// The tensors of a model that are not trained, by their numbers: running statistics are among
 /// these. They are shared, not copied.
 #[derive(Default)]
-pub(crate) struct Untrained(HashMap<ParamId, Box<dyn Any>>);
+struct Untrained(HashMap<ParamId, Box<dyn Any>>);
 
 impl ModuleVisitor for Untrained {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {

@@ -60,7 +60,7 @@ where
     let first = ITEMS.1.min(all / 2);
     let few = batch.range(0..all);
     let of_all = || read(&model, learner.train_step(few.range(0..all)).grads);
-    unchanged(learner, || {
+    unchanged(&model, || {
         let whole = of_all();
         let is_same = |(one, other): (&Of, &Of)| {
             one.1.iter().zip(&other.1).all(|(one, other)| one.to_bits() == other.to_bits())

@@ -13,15 +13,15 @@ use burn::train::{
 };
 use firebox_batch::{MicroBatch, item_shapes};
 use firebox_plan::Plan;
-use firebox_trace::Bytes;
 
 use crate::error::TrainError;
 use crate::gradients::{LossReduction, WeightedGradients, are_computed};
 use crate::learner::{LearnerBuilder, Outcome, parameter_bytes};
 use crate::outputs::joined;
 use crate::planner::Planner;
-use crate::rehearsal::Statistics;
+use crate::rehearsal::{OfLearner, Statistics};
 use crate::split_check::{SplitCheck, check};
+use crate::step_log::{StepLog, StepUse};
 
 /// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
 pub(crate) struct AutoBatch {
@@ -50,14 +50,13 @@ where
         learner.fork(&device);
         let accumulation = components.grad_accumulation.unwrap_or(1).max(1);
         let parameters = parameter_bytes(&learner.model());
-        let planner = self.settings.planner(
-            &device,
-            self.optim.clone(),
-            parameters,
-            (accumulation > 1, starting_epoch > 1),
-        );
-        let planner = planner.map_err(|error| self.outcome().failure = Some(error)).ok();
-        let Some(planner) = planner else { return (learner.model(), components.event_processor) };
+        let planner = self.settings.planner(&device, parameters, accumulation > 1);
+        let log = || StepLog::open(self.settings.log_path.as_deref());
+        let ready = planner.and_then(|planner| Ok((planner, log()?)));
+        let ready = ready.map_err(|error| self.outcome().failure = Some(error)).ok();
+        let Some((planner, log)) = ready else {
+            return (learner.model(), components.event_processor);
+        };
         let TrainingComponents { interrupter, event_store, num_epochs, .. } = components;
         let mut run = Run {
             strategy: self,
@@ -68,6 +67,7 @@ where
             interrupter,
             accumulation,
             split_check: SplitCheck::NotNeeded,
+            log,
             epoch: starting_epoch,
         };
         let mut checkpointer = components.checkpointer;
@@ -115,6 +115,7 @@ struct Run<'a, M: LearnerModel> {
     /// How many loader batches one optimizer step takes.
     accumulation: usize,
     split_check: SplitCheck,
+    log: StepLog,
     epoch: usize,
 }
 
@@ -225,7 +226,17 @@ where
             if stepped {
                 self.planner.has_stepped();
             }
-            self.compare(&plan, peak)?;
+            self.log.add(items, plan.len(), self.planner.taken(peak));
+            self.planner.compare(&plan, peak, &self.strategy.settings)?;
+            if is_last {
+                self.log.end(StepUse {
+                    epoch: Some(self.epoch),
+                    iteration,
+                    budget: self.planner.budget(),
+                    predicted: self.planner.predicted_and_measured().0,
+                    ..StepUse::default()
+                })?;
+            }
             let lr = Some(self.learner.lr_current());
             for output in outputs {
                 let item = TrainingItem::new(output, progress.clone(), Some(iteration), lr.clone());
@@ -263,7 +274,7 @@ where
         // A batch of its own begins with no gradient, and others are kept for it.
         let before = gradients.shared(&self.learner.model());
         loop {
-            let statistics = Statistics::of(&self.learner);
+            let statistics = Statistics::of(&self.learner.model());
             let outputs = run_batch(&self.learner, batch, &plan, gradients);
             let computed = match gradients.so_far() {
                 Some(grads) => are_computed(&self.learner.model(), grads),
@@ -272,7 +283,7 @@ where
             let Err(error) = computed else { return Ok((plan, outputs)) };
             drop(outputs);
             *gradients = before.shared(&self.learner.model());
-            statistics.put_back(&self.learner);
+            statistics.put_back(&self.learner.model());
             self.planner.gauge().give_back();
             let message = error.reason().to_owned();
             let smaller = match error.is_device_poisoned() {
@@ -296,7 +307,9 @@ where
         iteration: usize,
     ) -> Result<Plan, TrainError> {
         let settings = &self.strategy.settings;
-        let (plan, report) = self.planner.plan(&self.learner, batch, items)?;
+        let mut rehearsal = OfLearner::new(&self.learner, batch, &self.strategy.optim);
+        let (plan, report) = self.planner.plan(&mut rehearsal, (item_shapes(batch), items))?;
+        drop(rehearsal);
         let has_drawn = report.is_some();
         if let Some(report) = report {
             settings.say(log::Level::Info, &report.to_string());
@@ -332,23 +345,6 @@ where
             self.seed(iteration);
         }
         Ok(plan)
-    }
-
-    /// Compares what a step took with its prediction.
-    fn compare(&mut self, plan: &Plan, peak: Bytes) -> Result<(), TrainError> {
-        let (predicted, budget) = (plan.peak(), self.planner.budget());
-        let Some(measured) = self.planner.note(plan, peak) else { return Ok(()) };
-        let settings = &self.strategy.settings;
-        if measured > budget {
-            let error = TrainError::OverBudget { measured, predicted, budget };
-            if settings.is_strict {
-                return Err(error);
-            }
-            settings.say(log::Level::Warn, &format!("{error}: batches are planned anew"));
-        } else {
-            log::info!("a step took {measured} where {predicted} were predicted");
-        }
-        Ok(())
     }
 
     /// Validates in micro-batches that are no larger than those of training.

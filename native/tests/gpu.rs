@@ -28,7 +28,7 @@ fn trained(kind: Kind, memory: Bytes) -> Result<Fitted<Net>, TrainError> {
 #[test]
 fn a_split_training_is_the_whole_one_within_the_prediction() {
     let _alone = alone();
-    let [whole, split] = [Bytes::gib(2), Bytes::mib(32)].map(|budget| {
+    let [whole, split] = [Bytes::gib(2), Bytes::mib(40)].map(|budget| {
         let fitted = trained(Kind::Plain, budget).expect("it fits");
         let Fitted { predicted, measured, .. } = fitted;
         println!("{predicted} predicted, {measured} measured, {}", fitted.plans[0]);
@@ -53,6 +53,21 @@ fn a_step_that_the_device_cannot_compute_is_made_again() {
     let largest = again.smaller.expect("the device has refused larger ones");
     assert!(largest <= FEW && largest > FEW / 4, "{largest}");
     close(&numbers(&whole.model), &numbers(&again.model), 2e-3);
+}
+
+/// A step that does something else where a value that it reads is small is planned by real steps.
+#[test]
+fn a_step_that_reads_values_is_planned_by_steps_that_run() {
+    let _alone = alone();
+    let [whole, split] = [Bytes::gib(2), Bytes::mib(40)].map(|budget| {
+        let fitted = trained(Kind::Reading, budget).expect("it fits");
+        let Fitted { predicted, measured, .. } = fitted;
+        println!("{predicted} predicted, {measured} measured, {}", fitted.plans[0]);
+        assert!(measured <= predicted && predicted <= budget, "{measured}, {predicted}");
+        fitted
+    });
+    assert!(split.plans[0].plan.len() >= 2, "{}", split.plans[0]);
+    close(&numbers(&whole.model), &numbers(&split.model), 2e-3);
 }
 
 #[test]
@@ -87,8 +102,6 @@ fn what_other_threads_compute_meanwhile_is_right() {
 #[test]
 fn what_cannot_be_planned_is_an_error_before_training() {
     let _alone = alone();
-    let error = trained(Kind::Reading, Bytes::gib(1)).err().expect("it reads its loss");
-    assert!(matches!(error, TrainError::ReadsValues), "{error}");
     let error = train_on(&device(), Kind::Plain, Learner::builder().auto_batch()).err();
     let error = error.expect("wgpu does not say what is free");
     assert!(matches!(error, TrainError::UnknownFree { .. }), "{error}");

@@ -8,13 +8,14 @@ use burn::data::dataset::InMemDataset;
 use burn::module::Module;
 use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamConfig;
+use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor, TensorData};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
-    Bytes, Fitted, Learner, LearnerBuilder, MicroBatch, PeakAlloc, SplitCheck, TrainError,
+    Bytes, Fitted, Learner, LearnerBuilder, MicroBatch, PeakAlloc, SplitCheck, StepPlanner,
+    StepUse, TrainError, WeightedGradients,
 };
 
 use net::{Kind, Net, PointBatcher, close, numbers, train_on, training};
@@ -175,14 +176,14 @@ fn weights_make_parts_add_up_to_the_whole() {
         let target = Tensor::zeros_like(&output);
         let loss = MseLoss::new().forward(output, target, Reduction::Sum);
         let loss = loss / batch.weights.clone().sum().into_scalar::<f32>();
-        burn::optim::GradientsParams::from_grads(loss.backward(), &model)
+        GradientsParams::from_grads(loss.backward(), &model)
     };
     let mut parts = firebox::WeightedGradients::mean(batch.weight());
     for range in [0..2, 2..7, 7..9] {
         let part = batch.range(range);
         parts.add(&model, gradient(&part), part.weight());
     }
-    let read = |grads: burn::optim::GradientsParams| -> Vec<f32> {
+    let read = |grads: GradientsParams| -> Vec<f32> {
         let grad = grads.get::<2>(model.weight.id).expect("it is trained");
         grad.into_data().try_to_vec().expect("floats")
     };
@@ -267,6 +268,27 @@ fn each_length_is_planned_before_it_runs() {
 }
 
 #[test]
+fn steps_are_logged() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("steps.jsonl");
+    let builder = Learner::builder().auto_batch().memory(TIGHT).log_json(&path);
+    let fitted = train(Kind::Plain, builder).expect("it fits");
+    let text = std::fs::read_to_string(path).expect("it was written");
+    let steps: Vec<StepUse> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a step")).collect();
+    let at: Vec<_> = steps.iter().map(|step| (step.epoch, step.iteration, step.items)).collect();
+    let epoch =
+        |epoch| [(1, 1024), (2, 1024), (3, 352)].map(|(at, items)| (Some(epoch), at, items));
+    assert_eq!(at, [epoch(1), epoch(2)].concat());
+    assert!(steps[0].micro_batches == fitted.plans[0].plan.len() && steps[0].budget == TIGHT);
+    let most = steps.iter().map(|step| step.measured).max();
+    assert_eq!(most, Some(fitted.measured));
+    let error = train(Kind::Plain, Learner::builder().auto_batch().log_json(folder.path()));
+    assert!(matches!(error.err(), Some(TrainError::LogNotWritten { .. })), "a folder is no file");
+}
+
+#[test]
 fn what_a_checkpoint_brings_is_counted() {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
@@ -291,4 +313,76 @@ fn what_a_checkpoint_brings_is_counted() {
     // Where threads have begun to keep buffers is another matter.
     let apart = resumed.predicted.get().abs_diff(whole.predicted.get());
     assert!(apart < 1 << 20, "{} and {}", resumed.predicted, whole.predicted);
+}
+
+/// A loop of the user's own on batches of these sizes. Returns the parameters, and the planner.
+fn loop_of_ones_own(memory: Bytes, sizes: &[usize]) -> (Vec<f32>, StepPlanner<Net>) {
+    let device = Device::flex().autodiff();
+    let mut model = Net::new(Kind::Plain, &device);
+    let mut optim = AdamConfig::new().init();
+    let builder = Learner::builder().auto_batch().memory(memory).strict().quiet();
+    let mut steps = builder.step_planner(&model).expect("it is ready");
+    for size in sizes {
+        let batch = PointBatcher.batch((0..*size).collect(), &device);
+        let step = steps.step(&mut model, &mut optim, &batch, |model, optim, parts| {
+            let mut gradients = WeightedGradients::mean(parts.weight());
+            parts.each(|part, weight| {
+                gradients.add(model, TrainStep::step(model, part).grads, weight);
+            });
+            let grads = gradients.finish(model);
+            *model = optim.step(1e-2, model.clone(), grads);
+            Ok(())
+        });
+        step.expect("it fits");
+    }
+    (numbers(&model), steps)
+}
+
+#[test]
+fn loops_of_ones_own_are_planned() {
+    let _alone = alone();
+    let sizes = [1024, 1024, 300, 1024];
+    let (whole, _) = loop_of_ones_own(Bytes::gib(1), &sizes);
+    for budget in [TIGHT, Bytes::mib(16)] {
+        let (split, steps) = loop_of_ones_own(budget, &sizes);
+        let plan = &steps.plans()[0].plan;
+        assert!(plan.len() > 1, "{plan}");
+        close(&whole, &split, 2e-3);
+        let (predicted, measured) = (steps.predicted(), steps.measured());
+        let ratio = predicted.get() as f64 / measured.get() as f64;
+        println!("{plan}: {predicted} predicted, {measured} measured, {ratio:.3}");
+        assert!(measured <= budget && (0.98..1.35).contains(&ratio), "{predicted}, {measured}");
+    }
+}
+
+#[test]
+fn memory_stays_flat() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    // What the heap holds after so many steps on three sizes of batches.
+    let live = |count: usize| {
+        let mut model: Linear = LinearConfig::new(16, 4).init(&device);
+        let mut optim = AdamConfig::new().init();
+        let builder = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
+        let mut steps = builder.step_planner(&model).expect("it is ready");
+        for step in 0..count {
+            let batch = Tensor::<2>::ones([8 + step % 3, 16], &device);
+            let step = steps.step(&mut model, &mut optim, &batch, |model, optim, parts| {
+                let mut gradients = WeightedGradients::mean(parts.weight());
+                parts.each(|part, weight| {
+                    let loss = model.forward(part).square().mean();
+                    let grads = GradientsParams::from_grads(loss.backward(), model);
+                    gradients.add(model, grads, weight);
+                });
+                let grads = gradients.finish(model);
+                *model = optim.step(1e-3, model.clone(), grads);
+                Ok(())
+            });
+            step.expect("it fits");
+        }
+        HEAP.current_usage()
+    };
+    live(20);
+    let (few, many) = (live(100), live(2000));
+    assert!(many.abs_diff(few) < 64 << 10, "{few} bytes after 100 steps, {many} after 2,000");
 }
