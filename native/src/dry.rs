@@ -168,13 +168,14 @@ pub(crate) fn iteration(
             let peak = now();
             drop(outputs);
             synced(device);
-            let outputs = peak.in_use - now().in_use;
+            let with_state = now().in_use;
             rehearsal.forget_state();
-            Ok::<_, TrainError>((peak, outputs))
+            synced(device);
+            Ok::<_, TrainError>((peak, peak.in_use - with_state, with_state - now().in_use))
         };
         let (rehearsed, seen) = observed(device, runs, rehearse)?;
         give_back(device);
-        let (peak, outputs) = rehearsed?;
+        let (peak, outputs, state) = rehearsed?;
         log::debug!("{parts:?}: {peak:?}, {outputs} of outputs");
         // Metrics compute on a thread, with pools of its own, on the outputs of two batches.
         // What others have before the first step, threads that have ended may have left.
@@ -182,8 +183,11 @@ pub(crate) fn iteration(
         let beside = (outputs * 2).max(SMALLEST_PAGES) - there + LAUNCHES;
         // More micro-steps than were rehearsed may open one of the smallest pages more.
         let beside = beside + SMALLEST_PAGES;
+        // Once the optimizer has its state, that of the rehearsal is one too many.
+        let twice = if has_state { state } else { Bytes::ZERO };
+        let added = peak.reserved + beside - before.reserved - twice;
         Ok(Rehearsed {
-            iteration: Iteration { added: peak.reserved + beside - before.reserved, outputs },
+            iteration: Iteration { added, outputs },
             held: before.reserved,
             largest: seen.largest,
             most: largest_buffer(device),

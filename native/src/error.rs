@@ -93,7 +93,10 @@ pub enum TrainError {
         budget: Bytes,
     },
     /// The device did not compute a step: not in micro-batches of one item either, or it is lost.
-    #[error("the device failed: {message}; the model is that of the last whole optimizer step")]
+    #[error(
+        "the device failed: {message}. Go on from the last checkpoint: if it failed in an optimizer step, the model is not \
+         whole"
+    )]
     DeviceFailed {
         /// What it says.
         message: String,

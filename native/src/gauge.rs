@@ -62,6 +62,15 @@ impl Gauge {
         }
     }
 
+    /// The device, for people.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Heap | Self::Process => "flex, Cpu".to_owned(),
+            #[cfg(feature = "cubecl")]
+            Self::Pools(device) => format!("{:?}", device.clone().inner()),
+        }
+    }
+
     /// What is there and what is free, to set a budget by.
     ///
     /// # Errors

@@ -190,7 +190,7 @@ impl ModuleVisitor for Shared<'_> {
     }
 }
 
-/// Waits for gradients and running statistics, by reading a number of each.
+/// Waits for gradients and for tensors that are not trained, by reading a number of each.
 ///
 /// # Errors
 ///

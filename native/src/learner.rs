@@ -32,6 +32,7 @@ pub struct LearnerBuilder {
     pub(crate) quiet: bool,
     pub(crate) seed: Option<u64>,
     pub(crate) log_path: Option<PathBuf>,
+    progress: bool,
 }
 
 impl LearnerBuilder {
@@ -43,8 +44,8 @@ impl LearnerBuilder {
     }
 
     /// The memory that training may use, including parameters and optimizer state. Default:
-    /// [`Budget::free`], what is free when training starts, minus a margin. Of GPUs, only CUDA's say
-    /// that.
+    /// [`Budget::free`], what is free when training starts, minus a margin. Of GPUs, only those of
+    /// CUDA say that.
     pub fn memory(mut self, budget: impl Into<Budget>) -> Self {
         self.budget = budget.into();
         self
@@ -71,10 +72,17 @@ impl LearnerBuilder {
     }
 
     /// Seeds the device at the beginning of each epoch and after planning, which draws random
-    /// numbers, too: a run then draws the same ones whatever its budget. Default: the device is not
-    /// seeded.
+    /// numbers, too: a run whose batches are whole then draws the same ones whatever was rehearsed.
+    /// Default: the device is not seeded.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Shows on the terminal what is being planned, where that takes more than half a second.
+    /// Training itself is shown by burn. Default: plans are printed when they are made.
+    pub fn progress(mut self) -> Self {
+        self.progress = true;
         self
     }
 
@@ -132,7 +140,14 @@ impl LearnerBuilder {
             Budget::Free { .. } => self.budget.resolve(&gauge.memory()?)? + at_first,
             _ => self.budget.resolve(&gauge.memory()?)?,
         };
-        let options = Options { budget, at_first, splits: self.splits, accumulates };
+        let options = Options {
+            budget,
+            parameters,
+            at_first,
+            splits: self.splits,
+            accumulates,
+            shows: self.progress && !self.quiet,
+        };
         Ok(Planner::new(gauge, options))
     }
 }

@@ -82,6 +82,7 @@ mod gradients;
 mod learner;
 mod outputs;
 mod planner;
+mod progress;
 mod rehearsal;
 mod split_check;
 mod step_log;

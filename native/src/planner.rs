@@ -6,6 +6,8 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use comfy_table::Table;
+use comfy_table::presets::UTF8_BORDERS_ONLY;
 use firebox_plan::{Need, Plan, PlanError, PlanOptions, Role, Sizing, Split, plan};
 use firebox_trace::{Bytes, Items};
 
@@ -14,6 +16,7 @@ use crate::dry;
 use crate::error::TrainError;
 use crate::gauge::Gauge;
 use crate::learner::LearnerBuilder;
+use crate::progress::Planning;
 use crate::rehearsal::{Iteration, Rehearsal, measured, state};
 
 /// The smallest size of micro-batches that is rehearsed at first, and by how much sizes grow: few
@@ -25,6 +28,8 @@ const GROWTH: usize = 4;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PlanReport {
+    /// The device.
+    pub device: String,
     /// The split, and the predicted peak.
     pub plan: Plan,
     /// What training may take.
@@ -38,12 +43,41 @@ pub struct PlanReport {
     pub time: Duration,
 }
 
-impl fmt::Display for PlanReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl PlanReport {
+    /// The first plan as a table, later ones on a line.
+    pub(crate) fn text(&self, is_first: bool) -> String {
+        if is_first { self.to_string() } else { self.line() }
+    }
+
+    /// The plan on one line.
+    pub fn line(&self) -> String {
         let Self { plan, budget, rehearsed, time, .. } = self;
         let peak = plan.peak();
-        write!(f, "{plan}: {peak} of {budget} predicted, by steps on ")?;
-        write!(f, "{rehearsed:?} items in {time:.1?}")
+        format!(
+            "{plan}: {peak} of {budget} predicted, by steps on {rehearsed:?} items in {time:.1?}"
+        )
+    }
+}
+
+/// A table.
+impl fmt::Display for PlanReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, plan, budget, held, rehearsed, time } = self;
+        let steps = if plan.is_whole() { "whole" } else { "micro-batches" };
+        let sizes: Vec<String> = rehearsed.iter().map(usize::to_string).collect();
+        let mut table = Table::new();
+        table.load_preset(UTF8_BORDERS_ONLY);
+        let rows = [
+            ("device".to_owned(), device.clone()),
+            ("budget".to_owned(), budget.to_string()),
+            (format!("batch ({steps})"), plan.to_string()),
+            ("predicted peak".to_owned(), format!("{}, {}", plan.peak(), plan.estimate())),
+            ("  held before the step".to_owned(), held.to_string()),
+            ("  added by the step".to_owned(), (plan.peak() - *held).to_string()),
+            ("planning".to_owned(), format!("{time:.1?}, steps on {} items", sizes.join(", "))),
+        ];
+        table.add_rows(rows.map(|(name, value)| vec![name, value]));
+        write!(f, "{table}")
     }
 }
 
@@ -51,12 +85,16 @@ impl fmt::Display for PlanReport {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) budget: Bytes,
+    /// The bytes of the parameters and running statistics.
+    pub(crate) parameters: Bytes,
     /// What training takes of the device when it begins.
     pub(crate) at_first: Bytes,
     /// Whether batches may be split.
     pub(crate) splits: bool,
     /// Whether the gradients of several batches are summed.
     pub(crate) accumulates: bool,
+    /// Whether planning shows.
+    pub(crate) shows: bool,
 }
 
 /// The shapes of a batch's items: batches of as many items may have other lengths.
@@ -69,9 +107,14 @@ struct Known {
     measured: BTreeMap<usize, Iteration>,
     /// A whole batch of so many items, whose gradient is no sum.
     whole: BTreeMap<usize, Iteration>,
+    /// The items from which on a tensor is larger than any buffer, a tensor, and a buffer.
+    too_large: Option<TooLarge>,
     /// The plans for batches of so many items.
     plans: BTreeMap<usize, Plan>,
 }
+
+/// From so many items on, there is such a tensor, larger than such a buffer.
+type TooLarge = (usize, Bytes, Bytes);
 
 /// The needs of iterations, and the plans made of them.
 pub(crate) struct Planner {
@@ -96,10 +139,6 @@ pub(crate) struct Planner {
     caution: f64,
     /// The most items of a micro-batch, after larger ones have failed.
     most: usize,
-    /// The items from which on a tensor is larger than any buffer, a tensor, and a buffer.
-    too_large: Option<(usize, Bytes, Bytes)>,
-    /// The most items of a micro-batch in the latest plan.
-    largest: Option<usize>,
     /// The most that was predicted, and that a step was measured to take.
     predicted: Bytes,
     peak: Bytes,
@@ -120,8 +159,6 @@ impl Planner {
             state: None,
             caution: 1.0,
             most: usize::MAX,
-            too_large: None,
-            largest: None,
             predicted: Bytes::ZERO,
             peak: Bytes::ZERO,
         }
@@ -145,9 +182,18 @@ impl Planner {
         Some(self.most).filter(|most| *most < usize::MAX)
     }
 
-    /// The most items of a micro-batch in the latest plan. `None` before the first.
-    pub(crate) fn largest(&self) -> Option<usize> {
-        self.largest
+    /// The items of a micro-batch for batches that are not trained on: as their like in training,
+    /// or as the smallest there.
+    pub(crate) fn size_of(&self, shapes: &Shapes, items: usize) -> usize {
+        let plans = self.known.values().flat_map(|known| known.plans.values());
+        let smallest = plans.map(|plan| plan.largest().get()).min();
+        let planned = self.planned(shapes, items).map(|plan| plan.largest().get());
+        planned.or(smallest).unwrap_or(items).clamp(1, items.max(1))
+    }
+
+    /// Notes that something else than training has run.
+    pub(crate) fn has_run_another(&mut self) {
+        self.latest = None;
     }
 
     /// What training takes where the process holds `live`.
@@ -168,10 +214,8 @@ impl Planner {
         let batch_shape = Some((shapes.clone(), items));
         let is_another = std::mem::replace(&mut self.latest, batch_shape.clone()) != batch_shape;
         if let Some(plan) = self.planned(&shapes, items) {
-            self.largest = Some(plan.largest().get());
-            let is_full = || self.gauge.live() + plan.peak() > self.options.budget;
-            if is_another && !self.gauge.is_of_host() && is_full() {
-                // Pages that other batches have left.
+            if is_another {
+                // Pages that other batches have left are none of this one's.
                 self.gauge.give_back();
             }
             return Ok((plan, None));
@@ -204,6 +248,7 @@ impl Planner {
         known: &mut Known,
     ) -> Result<(Plan, PlanReport), TrainError> {
         let begin = Instant::now();
+        let mut progress = Planning::begin(items, self.options.shows);
         let mut rehearsed = Vec::new();
         // Two parts: the sum of gradients exists in the second.
         let two = |size: usize| -> Vec<Range<usize>> {
@@ -211,6 +256,7 @@ impl Planner {
             vec![0..size, second]
         };
         let mut size = SMALLEST.min(items);
+        self.gauge.give_back();
         self.held = self.gauge.live();
         // On the host, the state stays for all that is measured now.
         if self.state.is_none() || self.gauge.is_of_host() {
@@ -221,10 +267,14 @@ impl Planner {
             if !known.has(size, items) {
                 let is_whole = size == items && !self.options.accumulates;
                 let parts = if is_whole { 1 } else { 2 };
+                progress.rehearses(size);
                 let found = self.measure(rehearsal, &two(size)[..parts])?;
                 log::debug!("parts of {size} items: {found:?}");
                 let of = if is_whole { &mut known.whole } else { &mut known.measured };
-                of.extend(found.map(|found| (size, found)));
+                match found {
+                    Ok(found) => drop(of.insert(size, found)),
+                    Err(too_large) => known.too_large = Some(too_large),
+                }
                 rehearsed.push(size);
             }
             let held = self.taken(self.held);
@@ -240,6 +290,11 @@ impl Planner {
                     };
                     let most = known.measured.keys().next_back().copied().unwrap_or(1);
                     size = wanted.min(GROWTH * most);
+                    // The rehearsal has an optimizer's state of its own.
+                    let own = self.state.filter(|_| self.has_stepped).unwrap_or_default();
+                    if plan.peak() + own > self.options.budget && !rehearsed.is_empty() {
+                        break (plan, held);
+                    }
                     if is_known || known.measured.contains_key(&size) || rehearsed.contains(&size) {
                         break (plan, held);
                     }
@@ -247,10 +302,10 @@ impl Planner {
             }
         };
         self.predicted = self.predicted.max(plan.peak());
-        self.largest = Some(plan.largest().get());
         known.plans.insert(items, plan.clone());
         let (budget, time) = (self.options.budget, begin.elapsed());
-        Ok((plan.clone(), PlanReport { plan, budget, held, rehearsed, time }))
+        let device = self.gauge.name();
+        Ok((plan.clone(), PlanReport { device, plan, budget, held, rehearsed, time }))
     }
 
     /// What a first small iteration shows: the optimizer's state.
@@ -267,12 +322,13 @@ impl Planner {
         state(rehearsal, parts, &self.gauge)
     }
 
-    /// What an iteration on these parts takes. `None` if the device makes no buffers as large.
+    /// What an iteration on these parts takes. An error inside if the device makes no buffers
+    /// as large.
     fn measure(
         &mut self,
         rehearsal: &mut impl Rehearsal,
         parts: &[Range<usize>],
-    ) -> Result<Option<Iteration>, TrainError> {
+    ) -> Result<Result<Iteration, TooLarge>, TrainError> {
         #[cfg(feature = "cubecl")]
         if let Gauge::Pools(device) = &self.gauge {
             let found = dry::iteration(rehearsal, parts, (device, self.runs, self.has_stepped))?;
@@ -280,15 +336,14 @@ impl Planner {
                 // Tensors grow with the number of items, and not faster.
                 let size = parts[0].len();
                 let items = (size as f64 / found.largest.ratio(found.most)) as usize + 1;
-                self.too_large = Some((items.min(size), found.largest, found.most));
-                return Ok(None);
+                return Ok(Err((items.min(size), found.largest, found.most)));
             }
             self.held = found.held;
-            return Ok(Some(found.iteration));
+            return Ok(Ok(found.iteration));
         }
         let found = measured(rehearsal, parts, &self.gauge)?;
         self.held = self.gauge.live() - self.state.unwrap_or_default();
-        Ok(Some(found))
+        Ok(Ok(found))
     }
 
     /// The fewest micro-batches that fit next to what is held.
@@ -304,7 +359,7 @@ impl Planner {
             if split.largest().get() > self.most {
                 need = Need::lower_bound(Bytes::MAX);
             }
-            if let Some((items, tensor, buffer)) = self.too_large
+            if let Some((items, tensor, buffer)) = known.too_large
                 && split.largest().get() >= items
             {
                 need = need.oversized(tensor, buffer);
@@ -331,7 +386,12 @@ impl Planner {
             }
         };
         let state = self.state.filter(|_| !self.has_stepped).unwrap_or_default();
-        let added = (iteration + state).scale(self.caution);
+        // The sum of a group's earlier batches is kept until the device has computed this one.
+        let kept = match self.options.accumulates && !self.gauge.is_of_host() {
+            true => self.options.parameters,
+            false => Bytes::ZERO,
+        };
+        let added = (iteration + state + kept).scale(self.caution);
         match self.gauge.is_exact() {
             true => added.scale(1.02) + Bytes::kib(64),
             false => added.scale(1.1) + Bytes::mib(8),
@@ -348,23 +408,24 @@ impl Planner {
     }
 
     /// A plan with micro-batches of half the size, for one that the device could not compute.
-    /// Others become no larger either. `None` for one item.
+    /// Others become no larger either. `None` for one item, and where nothing
+    /// may be split.
     pub(crate) fn halve(&mut self, shapes: Shapes, plan: &Plan) -> Option<Plan> {
         let (items, largest) = (plan.batch().get(), plan.largest().get());
-        self.most = largest.div_ceil(2);
+        self.most = largest.div_ceil(2).max(1);
         let split = Split::even(items, items.div_ceil(self.most));
         let need = Need::heuristic(plan.peak());
-        let halved = Plan::of_split(plan.budget(), split, need).filter(|_| largest > 1)?;
+        let may = largest > 1 && self.options.splits;
+        let halved = Plan::of_split(plan.budget(), split, need).filter(|_| may)?;
         for known in self.known.values_mut() {
             known.plans.retain(|_, plan| plan.largest().get() <= self.most);
         }
         self.known.entry(shapes).or_default().plans.insert(items, halved.clone());
-        self.largest = Some(self.most);
         Some(halved)
     }
 
-    /// Compares what an iteration of a plan took with its prediction, where the process held at most
-    /// `peak`. After more than predicted, batches are measured and planned anew.
+    /// Compares what an iteration of a plan took with its prediction, where the process held at
+    /// most `peak`. After more than predicted, batches are measured and planned anew.
     ///
     /// # Errors
     ///
@@ -396,7 +457,10 @@ impl Planner {
         if taken <= plan.peak() {
             return None;
         }
-        self.caution = self.caution.max(taken.ratio(plan.peak()));
+        let own = plan.asked().iter().find(|answer| answer.split == plan.split());
+        let held = own.map_or(Bytes::ZERO, |answer| answer.need.held_by(Role::State));
+        let added = (plan.peak() - held).max(Bytes::new(1));
+        self.caution *= (taken - held).ratio(added).max(1.0);
         self.known.clear();
         Some(taken)
     }
@@ -462,7 +526,14 @@ mod tests {
     use super::*;
 
     fn planner(budget: Bytes, measured: &[(usize, u64)]) -> Planner {
-        let options = Options { budget, at_first: Bytes::ZERO, splits: true, accumulates: false };
+        let options = Options {
+            budget,
+            parameters: Bytes::ZERO,
+            at_first: Bytes::ZERO,
+            splits: true,
+            accumulates: false,
+            shows: false,
+        };
         let mut planner = Planner::new(Gauge::Heap, options);
         let steps = |mib: u64| Iteration { added: Bytes::mib(mib), outputs: Bytes::ZERO };
         let measured = measured.iter().map(|(size, mib)| (*size, steps(*mib))).collect();

@@ -59,6 +59,10 @@ where
     let all = ITEMS.0.min(most);
     let first = ITEMS.1.min(all / 2);
     let few = batch.range(0..all);
+    // Nothing is told by items that weigh nothing.
+    if reduction == LossReduction::Mean && few.weight() == 0.0 {
+        return Ok(SplitCheck::NotNeeded);
+    }
     let of_all = || read(&model, learner.train_step(few.range(0..all)).grads);
     unchanged(&model, || {
         let whole = of_all();

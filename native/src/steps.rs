@@ -40,7 +40,7 @@ use crate::step_log::{StepLog, StepUse};
 ///             let loss = model.forward(part).square().mean();
 ///             let grads = GradientsParams::from_grads(loss.backward(), model);
 ///             gradients.add(model, grads, weight);
-///         });
+///         })?;
 ///         let grads = gradients.finish(model);
 ///         *model = optim.step(1e-3, model.clone(), grads);
 ///         Ok(())
@@ -50,8 +50,8 @@ use crate::step_log::{StepLog, StepUse};
 /// # Ok::<(), firebox::TrainError>(())
 /// ```
 ///
-/// Counts what a step needs, not what else the loop holds, nor batches that loaders prepare. Whether
-/// the gradients of a split batch are those of the whole batch is not checked: only the
+/// Counts what a step needs, not what else the loop holds, nor batches that loaders prepare.
+/// Whether the gradients of a split batch are those of the whole batch is not checked: only the
 /// [`Learner`](crate::Learner) knows how a step uses them. On a GPU whose memory runs out all the
 /// same, the error shows where a value is read that was not computed.
 pub struct StepPlanner<M> {
@@ -66,7 +66,7 @@ pub struct StepPlanner<M> {
 impl LearnerBuilder {
     /// Builds a [`StepPlanner`] for a training loop of your own, on the device of `model`.
     ///
-    /// Uses the options for memory, splits, output and the log of steps.
+    /// Uses all options but `seed`, which has no effect.
     ///
     /// # Errors
     ///
@@ -90,7 +90,9 @@ impl<M: Module> StepPlanner<M> {
     /// Runs one step on a batch. Plans it first if batches of its shape have no plan yet.
     ///
     /// `optim` is what the step changes besides the model: an optimizer, several as a tuple,
-    /// schedulers. In rehearsals `step` works on clones of both.
+    /// schedulers. In rehearsals `step` works on clones of both. What else it changes, rehearsals
+    /// change, too: values that it captures, random numbers, and running statistics of models in
+    /// `optim`.
     ///
     /// # Errors
     ///
@@ -111,14 +113,15 @@ impl<M: Module> StepPlanner<M> {
             return Err(TrainError::EmptyBatch);
         }
         let weight = batch.weight();
-        if !(weight.is_finite() && weight > 0.0) {
+        let sums = self.settings.reduction == LossReduction::Sum;
+        if !weight.is_finite() || weight < 0.0 || weight == 0.0 && !sums {
             return Err(TrainError::Weight { weight });
         }
         let mut rehearsal = OfLoop { model, optim, used: optim.clone(), batch, step: &mut step };
         let (plan, report) = self.planner.plan(&mut rehearsal, (item_shapes(batch), items))?;
         drop(rehearsal);
         if let Some(report) = report {
-            self.settings.say(log::Level::Info, &report.to_string());
+            self.settings.say(log::Level::Info, &report.text(self.plans.is_empty()));
             self.plans.push(report);
             self.planner.gauge().give_back();
         }
@@ -189,14 +192,22 @@ impl<I: MicroBatch> MicroBatches<'_, I> {
 
     /// Calls `step` with each micro-batch and its weight in the loss, as often as a step needs all
     /// of them. One that weighs nothing in a mean is left out.
-    pub fn each(&mut self, mut step: impl FnMut(I, f64)) {
+    ///
+    /// # Errors
+    ///
+    /// If one weighs what is no weight.
+    pub fn each(&mut self, mut step: impl FnMut(I, f64)) -> Result<(), TrainError> {
         for range in &self.parts {
             let part = self.batch.range(range.clone());
             let weight = part.weight();
+            if !weight.is_finite() || weight < 0.0 {
+                return Err(TrainError::Weight { weight });
+            }
             if weight > 0.0 || self.reduction == LossReduction::Sum {
                 step(part, weight);
             }
         }
+        Ok(())
     }
 }
 

@@ -215,6 +215,10 @@ where
                 let parts: f64 = outputs.1.iter().map(|(_, weight)| weight).sum();
                 let tolerance = (items as f64 * f64::from(f32::EPSILON)).clamp(1e-4, 1e-2);
                 let is_mean = reduction == LossReduction::Mean;
+                let is_weight = |(_, weight): &(_, f64)| weight.is_finite() && *weight >= 0.0;
+                if let Some((_, weight)) = outputs.1.iter().find(|part| !is_weight(part)) {
+                    return Err(TrainError::Weight { weight: *weight });
+                }
                 if is_mean && (parts - weight).abs() > tolerance * weight {
                     return Err(TrainError::UnequalWeights { parts, whole: weight });
                 }
@@ -229,13 +233,7 @@ where
             self.log.add(items, plan.len(), self.planner.taken(peak));
             self.planner.compare(&plan, peak, &self.strategy.settings)?;
             if is_last {
-                self.log.end(StepUse {
-                    epoch: Some(self.epoch),
-                    iteration,
-                    budget: self.planner.budget(),
-                    predicted: self.planner.predicted_and_measured().0,
-                    ..StepUse::default()
-                })?;
+                self.end_step(iteration)?;
             }
             let lr = Some(self.learner.lr_current());
             for output in outputs {
@@ -253,9 +251,23 @@ where
         }
         // A loader that does not know its end. An interrupted group is not stepped, as in burn.
         if let Some(mut group) = group.filter(|_| has_ended) {
-            step(&mut self.learner, &mut group.gradients);
+            if step(&mut self.learner, &mut group.gradients) {
+                self.planner.has_stepped();
+            }
+            self.end_step(iteration)?;
         }
         Ok(())
+    }
+
+    /// Takes down what an optimizer step used.
+    fn end_step(&mut self, iteration: usize) -> Result<(), TrainError> {
+        self.log.end(StepUse {
+            epoch: Some(self.epoch),
+            iteration,
+            budget: self.planner.budget(),
+            predicted: self.planner.predicted_and_measured().0,
+            ..StepUse::default()
+        })
     }
 
     /// Runs a batch, and again in smaller micro-batches if the device had no memory for it. Returns
@@ -294,6 +306,7 @@ where
             let first = message.lines().next().unwrap_or_default();
             let text = format!("the device did not compute {plan} ({first}): again as {smaller}");
             self.strategy.settings.say(log::Level::Warn, &text);
+            self.ask_to_split(batch, plan.batch().get(), &smaller)?;
             plan = smaller;
             self.seed(iteration);
         }
@@ -312,9 +325,27 @@ where
         drop(rehearsal);
         let has_drawn = report.is_some();
         if let Some(report) = report {
-            settings.say(log::Level::Info, &report.to_string());
-            self.strategy.outcome().plans.push(report);
+            let plans = &mut self.strategy.outcome().plans;
+            settings.say(log::Level::Info, &report.text(plans.is_empty()));
+            plans.push(report);
         }
+        self.ask_to_split(batch, items, &plan)?;
+        // Planning has drawn numbers. What training draws does not depend on the plan.
+        if has_drawn {
+            self.planner.gauge().give_back();
+            self.seed(iteration);
+        }
+        Ok(plan)
+    }
+
+    /// Compares gradients before the first batch is split.
+    fn ask_to_split(
+        &mut self,
+        batch: &<M as TrainStep>::Input,
+        items: usize,
+        plan: &Plan,
+    ) -> Result<(), TrainError> {
+        let settings = &self.strategy.settings;
         if !plan.is_whole() && self.split_check == SplitCheck::NotNeeded {
             let most = plan.largest().get().max(2).min(items);
             let found = check(&self.learner, batch, most, settings.reduction);
@@ -339,19 +370,13 @@ where
                 settings.say(log::Level::Warn, warning);
             }
         }
-        // Planning has drawn numbers. What training draws does not depend on the plan.
-        if has_drawn {
-            self.planner.gauge().give_back();
-            self.seed(iteration);
-        }
-        Ok(plan)
+        Ok(())
     }
 
-    /// Validates in micro-batches that are no larger than those of training.
+    /// Validates in micro-batches as training runs such batches, or no larger than any of its own.
     fn validate(&mut self, loader: &ValidLoader<M>) -> Result<(), TrainError> {
         let reduction = self.strategy.settings.reduction;
         let model = self.learner.model().valid();
-        let most = self.planner.largest();
         let mut iterator = loader.iter();
         let mut iteration = 0;
         while let Some(batch) = iterator.next() {
@@ -365,7 +390,7 @@ where
             iteration += 1;
             let progress: Progress = iterator.progress();
             let items = batch.items()?;
-            let size = most.unwrap_or(items).max(1);
+            let size = self.planner.size_of(&item_shapes(&batch), items);
             let mut outputs = Vec::new();
             for begin in (0..items).step_by(size) {
                 let part = batch.range(begin..items.min(begin + size));
@@ -381,6 +406,7 @@ where
                 break;
             }
         }
+        self.planner.has_run_another();
         Ok(())
     }
 }

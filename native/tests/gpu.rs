@@ -31,12 +31,12 @@ fn a_split_training_is_the_whole_one_within_the_prediction() {
     let [whole, split] = [Bytes::gib(2), Bytes::mib(40)].map(|budget| {
         let fitted = trained(Kind::Plain, budget).expect("it fits");
         let Fitted { predicted, measured, .. } = fitted;
-        println!("{predicted} predicted, {measured} measured, {}", fitted.plans[0]);
+        println!("{predicted} predicted, {measured} measured, {}", fitted.plans[0].line());
         assert!(measured <= predicted && predicted <= budget, "{measured}, {predicted}");
         fitted
     });
     assert!(whole.plans[0].plan.is_whole());
-    assert!(split.plans[0].plan.len() >= 2, "{}", split.plans[0]);
+    assert!(split.plans[0].plan.len() >= 2, "{}", split.plans[0].line());
     assert_eq!(split.split_check, SplitCheck::Agreed);
     close(&numbers(&whole.model), &numbers(&split.model), 2e-3);
 }
@@ -62,11 +62,11 @@ fn a_step_that_reads_values_is_planned_by_steps_that_run() {
     let [whole, split] = [Bytes::gib(2), Bytes::mib(40)].map(|budget| {
         let fitted = trained(Kind::Reading, budget).expect("it fits");
         let Fitted { predicted, measured, .. } = fitted;
-        println!("{predicted} predicted, {measured} measured, {}", fitted.plans[0]);
+        println!("{predicted} predicted, {measured} measured, {}", fitted.plans[0].line());
         assert!(measured <= predicted && predicted <= budget, "{measured}, {predicted}");
         fitted
     });
-    assert!(split.plans[0].plan.len() >= 2, "{}", split.plans[0]);
+    assert!(split.plans[0].plan.len() >= 2, "{}", split.plans[0].line());
     close(&numbers(&whole.model), &numbers(&split.model), 2e-3);
 }
 

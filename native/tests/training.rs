@@ -46,7 +46,7 @@ fn a_split_training_is_the_whole_one() {
     let split = train(Kind::Plain, builder().memory(TIGHT)).expect("it fits");
     assert!(whole.plans.iter().all(|report| report.plan.is_whole()));
     assert_eq!(whole.split_check, SplitCheck::NotNeeded);
-    assert!(split.plans[0].plan.len() >= 3, "{}", split.plans[0]);
+    assert!(split.plans[0].plan.len() >= 3, "{}", split.plans[0].line());
     assert_eq!(split.split_check, SplitCheck::Agreed);
     close(&numbers(&whole.model), &numbers(&split.model), 2e-3);
 }
@@ -328,7 +328,7 @@ fn loop_of_ones_own(memory: Bytes, sizes: &[usize]) -> (Vec<f32>, StepPlanner<Ne
             let mut gradients = WeightedGradients::mean(parts.weight());
             parts.each(|part, weight| {
                 gradients.add(model, TrainStep::step(model, part).grads, weight);
-            });
+            })?;
             let grads = gradients.finish(model);
             *model = optim.step(1e-2, model.clone(), grads);
             Ok(())
@@ -373,7 +373,7 @@ fn memory_stays_flat() {
                     let loss = model.forward(part).square().mean();
                     let grads = GradientsParams::from_grads(loss.backward(), model);
                     gradients.add(model, grads, weight);
-                });
+                })?;
                 let grads = gradients.finish(model);
                 *model = optim.step(1e-3, model.clone(), grads);
                 Ok(())
