@@ -408,15 +408,15 @@ impl Planner {
     }
 
     /// A plan with micro-batches of half the size, for one that the device could not compute.
-    /// Others become no larger either. `None` for one item, and where nothing
-    /// may be split.
+    /// Others become no larger either. `None` for one item, and where nothing may be split.
     pub(crate) fn halve(&mut self, shapes: Shapes, plan: &Plan) -> Option<Plan> {
         let (items, largest) = (plan.batch().get(), plan.largest().get());
-        self.most = largest.div_ceil(2).max(1);
+        if largest == 1 || !self.options.splits {
+            return None;
+        }
+        self.most = largest.div_ceil(2);
         let split = Split::even(items, items.div_ceil(self.most));
-        let need = Need::heuristic(plan.peak());
-        let may = largest > 1 && self.options.splits;
-        let halved = Plan::of_split(plan.budget(), split, need).filter(|_| may)?;
+        let halved = Plan::of_split(plan.budget(), split, Need::heuristic(plan.peak()))?;
         for known in self.known.values_mut() {
             known.plans.retain(|_, plan| plan.largest().get() <= self.most);
         }

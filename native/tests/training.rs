@@ -10,7 +10,7 @@ use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::activation::gelu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
 use firebox::{
@@ -115,12 +115,27 @@ fn one_item_that_does_not_fit_is_an_error_before_training() {
 }
 
 #[test]
-fn a_seed_gives_the_same_run_whatever_the_plan() {
+fn a_seed_gives_the_same_run_whatever_was_drawn_before() {
     let _alone = alone();
-    let seeded = |memory| Learner::builder().auto_batch().memory(memory).seed(3);
-    let one = train(Kind::Dropout, seeded(Bytes::mib(64))).expect("it fits");
-    let other = train(Kind::Dropout, seeded(Bytes::gib(1))).expect("it fits");
-    assert_eq!(numbers(&one.model), numbers(&other.model));
+    let train = |builder: LearnerBuilder, draws: bool| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let device = Device::flex().autodiff();
+        let model = Net::new(Kind::Dropout, &device);
+        // Parameters are drawn where they are first used.
+        drop(numbers(&model));
+        if draws {
+            drop(Tensor::<1>::random([64], Distribution::Default, &device));
+        }
+        let learner = builder.quiet().build(model, AdamConfig::new().init(), 1e-2);
+        let fitted = learner.fit(training(folder.path())).map_err(|error| error.cause);
+        numbers(&fitted.expect("it fits").model)
+    };
+    let within = |memory: Bytes| Learner::builder().auto_batch().memory(memory);
+    let builder = || within(Bytes::gib(1));
+    let seeded = train(builder().seed(3), false);
+    assert!(seeded == train(builder().seed(3), true));
+    assert!(seeded == train(within(Bytes::mib(64)).seed(3), false), "whatever the budget");
+    assert!(train(builder(), false) != train(builder(), true), "without a seed it matters");
 }
 
 #[test]

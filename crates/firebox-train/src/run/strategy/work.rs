@@ -54,6 +54,7 @@ where
         let Some(directory) = &settings.resume else { return };
         if !self.asked.saves && self.team.as_ref().is_none_or(Team::is_root) {
             settings.warn("`.resume(..)` finds no checkpoints: none is set on burn's training, as in `.with_file_checkpointer(..)`");
+            return;
         }
         let rank = self.team.as_ref().map_or(0, |team| team.ranks.rank());
         let mut file = SplitsFile::new(directory, rank);
