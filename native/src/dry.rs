@@ -5,16 +5,16 @@
 //! Dry runs are process-wide. burn's fusion tells an observer of every operation and of every block
 //! of them that runs: blocks with operations of other threads run for real.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use burn::cubecl::MemoryScope;
 use burn::cubecl::dry_run::{DryRun, RealRun};
+use burn::cubecl::{MemoryPoolKind, MemoryScope};
 use burn::tensor::{Device, Tensor};
 use burn_backend::StreamId;
 use burn_dispatch::DispatchDevice;
@@ -23,7 +23,8 @@ use burn_ir::{OperationIr, TensorId};
 use firebox_plan::MemoryInfo;
 use firebox_trace::Bytes;
 
-use crate::error::TrainError;
+use crate::error::{TrainError, panicked};
+use crate::recording::{self, Recording};
 use crate::rehearsal::{Iteration, Rehearsal};
 
 /// What the pools of a device hold.
@@ -35,6 +36,8 @@ pub(crate) struct Pools {
     in_use: Bytes,
     /// The pages of other threads: each has pools of its own.
     of_others: Bytes,
+    /// The smallest page but for those of the smallest buffers.
+    page: Bytes,
 }
 
 /// The memory of a GPU. `None` for other devices.
@@ -49,6 +52,17 @@ pub(crate) fn pools(device: &Device) -> Option<Pools> {
         found.in_use += Bytes::new(usage.bytes_in_use);
         if stream.stream != own {
             found.of_others += Bytes::new(usage.bytes_reserved);
+        }
+        let pages = stream.pools.dynamic.iter().filter(|pool| pool.pages > 0);
+        let sizes = pages.filter_map(|pool| match pool.kind {
+            MemoryPoolKind::Sliced { page_size, .. }
+            | MemoryPoolKind::Adaptive { page_size, .. } => {
+                Some(Bytes::new(page_size)).filter(|size| *size >= Bytes::mib(1))
+            }
+            _ => None,
+        });
+        for size in sizes {
+            found.page = if found.page == Bytes::ZERO { size } else { found.page.min(size) };
         }
     }
     Some(found)
@@ -99,7 +113,7 @@ pub(crate) struct Rehearsed {
 pub(crate) enum Runs {
     /// Nothing is computed.
     Dry,
-    /// Everything is: the step reads values while it runs.
+    /// Everything is: the step reads values while it runs, or burn's fusion is not at work.
     Real,
 }
 
@@ -108,7 +122,7 @@ pub(crate) enum Runs {
 ///
 /// # Errors
 ///
-/// If burn's fusion is not at work, or the step fails.
+/// If the step fails.
 pub(crate) fn how(
     rehearsal: &mut impl Rehearsal,
     parts: &[Range<usize>],
@@ -128,21 +142,31 @@ pub(crate) fn how(
         // burn's fusion and its tuner learn in the first.
         take(Runs::Real)?;
         let real = take(Runs::Real)?;
+        // Without fusion nobody says what is computed, nor by which thread.
+        if real.tensors.is_empty() {
+            return Ok(Runs::Real);
+        }
         spoil(device);
         let dry = take(Runs::Dry);
         give_back(device);
-        if real.tensors.is_empty() {
-            return Err(TrainError::UnknownDevice {
-                device: format!("{device:?}, without fusion"),
-            });
-        }
         let is_same = dry.is_ok_and(|dry| dry.program.finish() == real.program.finish());
         Ok(if is_same { Runs::Dry } else { Runs::Real })
     })
 }
 
+/// What an iteration is rehearsed for.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) runs: Runs,
+    /// Whether the optimizer has its state.
+    pub(crate) has_state: bool,
+    /// Whether metrics compute on its outputs.
+    pub(crate) has_metrics: bool,
+}
+
 /// Rehearses an iteration, in micro-batches of these parts. Where the optimizer has no state yet,
-/// it is made in an iteration before. The parameters are those of training, which holds them as
+/// it is made in one before. The parameters are those of training, which holds them as
 /// well while it makes new ones.
 ///
 /// # Errors
@@ -151,17 +175,18 @@ pub(crate) fn how(
 pub(crate) fn iteration(
     rehearsal: &mut impl Rehearsal,
     parts: &[Range<usize>],
-    (device, runs, has_state): (&Device, Runs, bool),
+    Place { device, runs, has_state, has_metrics }: Place<'_>,
 ) -> Result<Rehearsed, TrainError> {
     let now = || pools(device).expect("it is a GPU");
     rehearsal.unchanged(|rehearsal| {
         rehearsal.forget_state();
         give_back(device);
-        let before = now();
+        let (before, begin) = (now(), Instant::now());
         let rehearse = || {
-            if !has_state {
+            // Pages fit themselves to what they have held until then, for some steps, and a step
+            // may begin before the end of the one before it. Dry ones are soon over.
+            for _ in 0..usize::from(!has_state) + usize::from(runs == Runs::Dry) {
                 drop(rehearsal.iterate(parts)?);
-                synced(device);
             }
             let outputs = rehearsal.iterate(parts)?;
             synced(device);
@@ -174,20 +199,26 @@ pub(crate) fn iteration(
             Ok::<_, TrainError>((peak, peak.in_use - with_state, with_state - now().in_use))
         };
         let (rehearsed, seen) = observed(device, runs, rehearse)?;
+        let cost = match seen.tensors.len() {
+            0 => begin.elapsed().as_secs_f64(),
+            operations => operations as f64,
+        };
         give_back(device);
         let (peak, outputs, state) = rehearsed?;
         log::debug!("{parts:?}: {peak:?}, {outputs} of outputs");
-        // Metrics compute on a thread, with pools of its own, on the outputs of two batches.
-        // What others have before the first step, threads that have ended may have left.
-        let there = if has_state { before.of_others } else { Bytes::ZERO };
-        let beside = (outputs * 2).max(SMALLEST_PAGES) - there + LAUNCHES;
-        // More micro-steps than were rehearsed may open one of the smallest pages more.
-        let beside = beside + SMALLEST_PAGES;
+        // How buffers come to lie differs by a page.
+        let mut beside = LAUNCHES + peak.page;
+        if has_metrics {
+            // They compute on a thread, with pools of its own, on the outputs of two batches. What
+            // others have before the first step, threads that have ended may have left.
+            let there = if has_state { before.of_others } else { Bytes::ZERO };
+            beside += (outputs * 2).max(peak.page) - there;
+        }
         // Once the optimizer has its state, that of the rehearsal is one too many.
         let twice = if has_state { state } else { Bytes::ZERO };
         let added = peak.reserved + beside - before.reserved - twice;
         Ok(Rehearsed {
-            iteration: Iteration { added, outputs },
+            iteration: Iteration { added, outputs, cost },
             held: before.reserved,
             largest: seen.largest,
             most: largest_buffer(device),
@@ -195,8 +226,36 @@ pub(crate) fn iteration(
     })
 }
 
-/// The pages that a thread takes at the least.
-const SMALLEST_PAGES: Bytes = Bytes::mib(8);
+/// Writes down an iteration, in micro-batches of these parts.
+///
+/// # Errors
+///
+/// If the step fails.
+pub(crate) fn recorded(
+    rehearsal: &mut impl Rehearsal,
+    parts: &[Range<usize>],
+    device: &Device,
+    runs: Runs,
+) -> Result<Recording, TrainError> {
+    rehearsal.unchanged(|rehearsal| {
+        rehearsal.forget_state();
+        give_back(device);
+        // The optimizer's state is made before.
+        let (first, _) = observed(device, runs, || rehearsal.iterate(parts).map(drop))?;
+        first?;
+        let recording = Arc::new(Mutex::new(Recording::default()));
+        let (recorded, _) = watched(device, runs, Some(recording.clone()), || {
+            recording::record(&recording, device, || {
+                rehearsal.tell_parameters();
+                rehearsal.iterate(parts).map(drop)
+            })
+        })?;
+        recorded?;
+        rehearsal.forget_state();
+        give_back(device);
+        Ok(std::mem::take(&mut *recording.lock().unwrap_or_else(PoisonError::into_inner)))
+    })
+}
 
 /// What launches themselves take, for their numbers and shapes: none has been issued.
 const LAUNCHES: Bytes = Bytes::kib(512);
@@ -231,8 +290,18 @@ fn observed<R>(
     runs: Runs,
     work: impl FnOnce() -> R,
 ) -> Result<(R, Seen), TrainError> {
+    watched(device, runs, None, work)
+}
+
+/// The same, written down.
+fn watched<R>(
+    device: &Device,
+    runs: Runs,
+    recording: Option<Arc<Mutex<Recording>>>,
+    work: impl FnOnce() -> R,
+) -> Result<(R, Seen), TrainError> {
     synced(device);
-    let own = Arc::new(Own { stream: StreamId::current(), seen: Mutex::default() });
+    let own = Arc::new(Own { stream: StreamId::current(), seen: Mutex::default(), recording });
     let observation = FusionObservation::new(own.clone());
     // A block of another thread that began before has ended then.
     synced(device);
@@ -245,16 +314,11 @@ fn observed<R>(
     result.map(|result| (result, seen))
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> TrainError {
-    let message = panic.downcast_ref::<String>().map(String::as_str);
-    let message = message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message");
-    TrainError::StepPanicked { message: message.to_owned() }
-}
-
 /// Knows the operations of one thread.
 struct Own {
     stream: StreamId,
     seen: Mutex<Seen>,
+    recording: Option<Arc<Mutex<Recording>>>,
 }
 
 /// What was observed.
@@ -271,6 +335,12 @@ impl Own {
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn record(&self, work: impl FnOnce(&mut Recording)) {
+        if let Some(recording) = &self.recording {
+            work(&mut recording.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
 }
 
 thread_local! {
@@ -284,6 +354,7 @@ impl FusionObserver for Own {
         if StreamId::current() != self.stream {
             return;
         }
+        self.record(|recording| recording.operation(operation));
         let mut seen = self.seen();
         for tensor in operation.outputs() {
             (&tensor.shape[..], tensor.dtype).hash(&mut seen.program);
@@ -302,6 +373,7 @@ impl FusionObserver for Own {
         if !block.iter().all(is_own) {
             REAL.set(Some(RealRun::new()));
         }
+        self.record(|recording| recording.block(block));
     }
 
     fn block_ran(&self) {

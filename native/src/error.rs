@@ -1,11 +1,14 @@
 //! Why training does not begin, or ends.
 
+use std::any::Any;
+use std::convert::Infallible;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::train::TrainingError;
 use firebox_batch::MicroBatchError;
-use firebox_plan::{BudgetError, HostMemoryError, PlanError};
+use firebox_plan::{BudgetError, HostMemoryError, PlanError, Split};
 use firebox_trace::Bytes;
 
 /// Why training does not begin, or ends.
@@ -25,7 +28,7 @@ pub enum TrainError {
     #[error(
         "the memory of {device} cannot be measured: this edition trains on `Device::flex()`, with \
          `firebox::PeakAlloc` as the global allocator where the system does not say what is resident (all but Linux), \
-         and on GPUs with burn's fusion (firebox's features `cuda`, `wgpu`, `vulkan` and `metal`)"
+         and on GPUs (firebox's features `cuda`, `wgpu`, `vulkan` and `metal`)"
     )]
     UnknownDevice {
         /// The device.
@@ -36,6 +39,14 @@ pub enum TrainError {
     UnknownFree {
         /// The device.
         device: String,
+    },
+    /// The report cannot be written.
+    #[error("no report is written to {path}: {message}", path = path.display())]
+    NoReport {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        message: String,
     },
     /// A step panics where it is rehearsed.
     #[error("the step panicked where it was rehearsed on a part of the batch: {message}")]
@@ -51,7 +62,7 @@ pub enum TrainError {
     Budget(#[from] BudgetError),
     /// No split of the batch fits.
     #[error("training does not fit: {0}")]
-    DoesNotFit(Box<PlanError<std::convert::Infallible>>),
+    DoesNotFit(Box<DoesNotFit>),
     /// The gradient of the batch is not that of its parts.
     #[error(
         "a batch must not be split: the gradient of `{parameter}` differs by {percent:.2} % from that of its parts. \
@@ -114,6 +125,53 @@ pub enum TrainError {
     Burn(Arc<TrainingError>),
 }
 
+/// A batch that does not fit, and whether burn's gradient checkpointing would help.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DoesNotFit {
+    /// By how much, and what holds the most.
+    pub cause: PlanError<Infallible>,
+    /// What was found with gradient checkpointing, if the device does not have it yet.
+    pub checkpointing: Option<Checkpointing>,
+}
+
+impl fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)?;
+        match &self.checkpointing {
+            Some(checkpointing) => write!(f, ". {checkpointing}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A batch with burn's gradient checkpointing, as it was rehearsed: activations that are cheap to
+/// compute are computed again in the backward pass.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Checkpointing {
+    /// What is needed then: that of the plan, or that of one item.
+    pub need: Bytes,
+    /// How the batch would be split. `None` if it does not fit either.
+    pub split: Option<Split>,
+    /// By how much the cost of a step is larger, in percent: the number of its operations on a GPU,
+    /// its time on the host, both on a few items.
+    pub percent: f64,
+}
+
+impl fmt::Display for Checkpointing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { need, split, percent } = self;
+        write!(f, "On a device with `.autodiff().gradient_checkpointing()` ")?;
+        match split {
+            Some(split) => {
+                write!(f, "it fits as {split}, with {need}, for {percent:.0} % more work")
+            }
+            None => write!(f, "{need} are needed, for {percent:.0} % more work"),
+        }
+    }
+}
+
 /// Why training ended, and the model after the last whole optimizer step, without automatic
 /// differentiation: `model.train()` continues with it.
 #[derive(Debug)]
@@ -124,10 +182,17 @@ pub struct FitError<M> {
     pub model: M,
 }
 
-impl<M> std::fmt::Display for FitError<M> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<M> fmt::Display for FitError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.cause.fmt(f)
     }
 }
 
-impl<M: std::fmt::Debug> std::error::Error for FitError<M> {}
+impl<M: fmt::Debug> std::error::Error for FitError<M> {}
+
+/// What a panic says where a step is rehearsed.
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> TrainError {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    let message = message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message");
+    TrainError::StepPanicked { message: message.to_owned() }
+}

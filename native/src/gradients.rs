@@ -3,6 +3,11 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, ExecutionError, Tensor};
+#[cfg(feature = "cubecl")]
+use firebox_trace::Category;
+
+#[cfg(feature = "cubecl")]
+use crate::recording;
 
 /// How the losses of items combine into the loss of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,6 +79,20 @@ impl WeightedGradients {
     /// Adds the gradient of a micro-batch. One that weighs nothing in a mean is left out: its mean
     /// is not a number. A single gradient with all the weight stays bit for bit what it is.
     pub fn add<M: Module>(&mut self, model: &M, grads: GradientsParams, weight: f64) {
+        #[cfg(feature = "cubecl")]
+        recording::gradients(model, Category::Gradient, &grads);
+        self.add_weighted(model, grads, weight);
+        #[cfg(feature = "cubecl")]
+        if !self.is_single
+            && let Some(sum) = &self.sum
+        {
+            recording::gradients(model, Category::AccumulatedGradient, sum);
+        }
+        #[cfg(feature = "cubecl")]
+        recording::micro_step_ends();
+    }
+
+    fn add_weighted<M: Module>(&mut self, model: &M, grads: GradientsParams, weight: f64) {
         self.added += weight;
         let scale = match self.reduction {
             LossReduction::Mean if weight == 0.0 => return,
@@ -117,6 +136,8 @@ impl WeightedGradients {
     /// The gradient for the optimizer, in the types of the parameters. If the weights do not sum up
     /// to the total, it is the mean over what was added. Nothing is left.
     pub fn finish<M: Module>(&mut self, model: &M) -> GradientsParams {
+        #[cfg(feature = "cubecl")]
+        recording::optimizer_steps();
         let rest = match self.reduction {
             LossReduction::Mean if self.added > 0.0 => self.total / self.added,
             _ => 1.0,

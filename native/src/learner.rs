@@ -17,6 +17,7 @@ use crate::error::{FitError, TrainError};
 use crate::gauge::Gauge;
 use crate::gradients::LossReduction;
 use crate::planner::{Options, PlanReport, Planner};
+use crate::rehearsal::Rehearsal;
 use crate::split_check::SplitCheck;
 use crate::strategy::AutoBatch;
 
@@ -32,6 +33,7 @@ pub struct LearnerBuilder {
     pub(crate) quiet: bool,
     pub(crate) seed: Option<u64>,
     pub(crate) log_path: Option<PathBuf>,
+    report_path: Option<PathBuf>,
     progress: bool,
 }
 
@@ -95,10 +97,46 @@ impl LearnerBuilder {
         self
     }
 
+    /// Writes a page for browsers to the file at `path`, about where the memory of the first batch's
+    /// plan goes: by operation, by module and by what tensors are for. The iteration is rehearsed
+    /// once more for it. Default: no file.
+    ///
+    /// GPUs with burn's fusion say what they compute; on others, and if the file cannot be written,
+    /// it is [`TrainError::NoReport`].
+    pub fn report(mut self, path: impl Into<PathBuf>) -> Self {
+        self.report_path = Some(path.into());
+        self
+    }
+
     /// Prints neither plans nor warnings. They are logged in either case.
     pub fn quiet(mut self) -> Self {
         self.quiet = true;
         self
+    }
+
+    /// These options as a strategy of burn's, for its own `launch`, which trains with `optim`. An
+    /// error ends training, and is the reason of its interruption.
+    ///
+    /// ```
+    /// # use burn::optim::AdamConfig;
+    /// # use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep};
+    /// # use firebox::{Learner, MicroBatch};
+    /// # fn train<M: LearnerModel>(model: M, training: SupervisedTraining<M>)
+    /// # where <M as TrainStep>::Input: MicroBatch, <M as InferenceStep>::Input: MicroBatch {
+    /// let optim = AdamConfig::new().init();
+    /// let strategy = Learner::builder().auto_batch().strategy(&optim);
+    /// let learner = burn::train::Learner::new(model, optim, 1e-3);
+    /// let result = training.with_training_strategy(strategy).launch(learner);
+    /// # }
+    /// ```
+    pub fn strategy<M>(self, optim: &ModuleOptimizer) -> TrainingStrategy<M>
+    where
+        M: LearnerModel,
+        <M as TrainStep>::Input: MicroBatch,
+        <M as InferenceStep>::Input: MicroBatch,
+    {
+        let (outcome, optim) = (Arc::default(), optim.clone());
+        TrainingStrategy::Custom(Arc::new(AutoBatch { settings: self, optim, outcome }))
     }
 
     /// A learner for a model with an optimizer and a learning rate or its scheduler.
@@ -120,18 +158,36 @@ impl LearnerBuilder {
         }
     }
 
-    /// The planner for a model on a device, whose parameters take `parameters`.
+    /// Writes the report on a plan, if the user wants one.
+    pub(crate) fn write_report(
+        &self,
+        planner: &Planner,
+        rehearsal: &mut impl Rehearsal,
+        plan: &PlanReport,
+    ) -> Result<(), TrainError> {
+        match &self.report_path {
+            Some(path) => planner.write_report(rehearsal, plan, path),
+            None => Ok(()),
+        }
+    }
+
+    /// The planner for a model on a device, whose parameters take `parameters`. Gradients of several
+    /// batches may be summed, and metrics may compute on outputs.
     pub(crate) fn planner(
         &self,
         device: &Device,
         parameters: Bytes,
-        accumulates: bool,
+        (accumulates, has_metrics): (bool, bool),
     ) -> Result<Planner, TrainError> {
         if !device.is_autodiff() {
             return Err(TrainError::NoAutodiff);
         }
         let unknown = || TrainError::UnknownDevice { device: format!("{device:?}") };
         let gauge = Gauge::of(device).ok_or_else(unknown)?;
+        if let Some(path) = self.report_path.as_ref().filter(|_| gauge.is_of_host()) {
+            let message = format!("{} does not say what it computes", gauge.name());
+            return Err(TrainError::NoReport { path: path.clone(), message });
+        }
         gauge.give_back();
         let at_first = if gauge.is_of_host() { parameters } else { gauge.live() };
         let budget = match self.budget {
@@ -146,6 +202,7 @@ impl LearnerBuilder {
             at_first,
             splits: self.splits,
             accumulates,
+            has_metrics,
             shows: self.progress && !self.quiet,
         };
         Ok(Planner::new(gauge, options))

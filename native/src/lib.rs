@@ -83,18 +83,20 @@ mod learner;
 mod outputs;
 mod planner;
 mod progress;
+#[cfg(feature = "cubecl")]
+mod recording;
 mod rehearsal;
 mod split_check;
 mod step_log;
 mod steps;
 mod strategy;
 
-pub use error::{FitError, TrainError};
+pub use error::{Checkpointing, DoesNotFit, FitError, TrainError};
 /// What the derive's generated code uses. Not a public interface.
 #[doc(hidden)]
 pub use firebox_batch::__derive;
 pub use firebox_batch::{MicroBatch, MicroBatchError};
-pub use firebox_plan::{Budget, BudgetError, HostMemoryError, Plan, PlanError};
+pub use firebox_plan::{Budget, BudgetError, HostMemoryError, Plan, PlanError, Split};
 pub use firebox_trace::{Bytes, Items};
 pub use gradients::{LossReduction, WeightedGradients};
 pub use learner::{Fitted, Learner, LearnerBuilder};

@@ -3,7 +3,9 @@
 use std::any::Any;
 
 use burn::tensor::Tensor;
-use burn::train::{ClassificationOutput, RegressionOutput};
+use burn::train::{
+    ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput,
+};
 
 use crate::gradients::LossReduction;
 
@@ -32,10 +34,34 @@ pub(crate) fn joined<T: 'static>(mut parts: Vec<(T, f64)>, reduction: LossReduct
             })
         };
     }
-    let joined = of_burn!(ClassificationOutput, parts);
-    match joined.or_else(|parts| of_burn!(RegressionOutput, parts)) {
+    let joined = of_burn!(ClassificationOutput, parts)
+        .or_else(|parts| of_burn!(MultiLabelClassificationOutput, parts))
+        .or_else(|parts| of_burn!(RegressionOutput, parts))
+        .or_else(|parts| of_type::<T, _>(parts, |parts| sequences(parts, reduction)));
+    match joined {
         Ok(output) => vec![output],
         Err(parts) => parts.into_iter().map(|(output, _)| output).collect(),
+    }
+}
+
+/// Joins the outputs for sequences, which all have one length.
+fn sequences(parts: Vec<(SequenceOutput, f64)>, reduction: LossReduction) -> SequenceOutput {
+    let (mut losses, mut logits, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+    let mut predictions = Some(Vec::new());
+    for (part, weight) in parts {
+        losses.push((part.loss, weight));
+        logits.push(part.logits);
+        targets.push(part.targets);
+        match (&mut predictions, part.predictions) {
+            (Some(all), Some(part)) => all.push(part),
+            _ => predictions = None,
+        }
+    }
+    SequenceOutput {
+        loss: loss_of(losses, reduction),
+        logits: Tensor::cat(logits, 0),
+        predictions: predictions.map(|all| Tensor::cat(all, 0)),
+        targets: Tensor::cat(targets, 0),
     }
 }
 
@@ -99,6 +125,24 @@ mod tests {
         let parts = vec![(output(f32::NAN, 2), 0.0), (output(1.5, 2), 3.0), (output(0.5, 1), 1.0)];
         let [mean] = &joined(parts, LossReduction::Mean)[..] else { panic!("one output") };
         assert_eq!((loss(mean), mean.targets.dims()), (1.25, [3]));
+    }
+
+    #[test]
+    fn sequences_are_joined_too() {
+        let part = |loss: f32, items: usize, predicts: bool| SequenceOutput {
+            loss: Tensor::from_floats([loss], &Device::flex()),
+            logits: Tensor::ones([items, 5, 3], &Device::flex()),
+            predictions: predicts.then(|| Tensor::zeros([items, 5], &Device::flex())),
+            targets: Tensor::zeros([items, 5], &Device::flex()),
+        };
+        for predicts in [true, false] {
+            let parts = vec![(part(1.0, 2, predicts), 2.0), (part(4.0, 1, true), 1.0)];
+            let [whole] = &joined(parts, LossReduction::Mean)[..] else { panic!("one output") };
+            assert_eq!(whole.loss.clone().into_scalar::<f32>(), 2.0);
+            assert_eq!((whole.logits.dims(), whole.targets.dims()), ([3, 5, 3], [3, 5]));
+            let predictions = whole.predictions.as_ref().map(Tensor::dims);
+            assert_eq!(predictions, predicts.then_some([3, 5]));
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use comfy_table::Table;
@@ -13,7 +14,7 @@ use firebox_trace::{Bytes, Items};
 
 #[cfg(feature = "cubecl")]
 use crate::dry;
-use crate::error::TrainError;
+use crate::error::{Checkpointing, DoesNotFit, TrainError};
 use crate::gauge::Gauge;
 use crate::learner::LearnerBuilder;
 use crate::progress::Planning;
@@ -23,6 +24,10 @@ use crate::rehearsal::{Iteration, Rehearsal, measured, state};
 /// items need little next to what does not depend on them.
 const SMALLEST: usize = 2;
 const GROWTH: usize = 4;
+
+/// How many micro-steps a report shows. Further ones are like the last.
+#[cfg(feature = "cubecl")]
+const RECORDED: usize = 3;
 
 /// A plan, and how it was made.
 #[derive(Clone, Debug)]
@@ -93,6 +98,8 @@ pub(crate) struct Options {
     pub(crate) splits: bool,
     /// Whether the gradients of several batches are summed.
     pub(crate) accumulates: bool,
+    /// Whether metrics compute on outputs.
+    pub(crate) has_metrics: bool,
     /// Whether planning shows.
     pub(crate) shows: bool,
 }
@@ -281,7 +288,10 @@ impl Planner {
             match self.search(known, items, held) {
                 // One item may fit where two do not.
                 Err(_) if !known.has(1, items) && !rehearsed.contains(&1) => size = 1,
-                Err(error) => return Err(TrainError::DoesNotFit(error.into())),
+                Err(cause) => {
+                    let unfit = DoesNotFit { cause, checkpointing: None };
+                    return Err(TrainError::DoesNotFit(unfit.into()));
+                }
                 Ok(plan) => {
                     let wanted = plan.largest().get();
                     let is_known = match plan.is_whole() {
@@ -308,6 +318,63 @@ impl Planner {
         Ok((plan.clone(), PlanReport { device, plan, budget, held, rehearsed, time }))
     }
 
+    /// How a batch that does not fit would be planned with burn's gradient checkpointing, which
+    /// `rehearsal` has.
+    ///
+    /// # Errors
+    ///
+    /// If the step fails.
+    pub(crate) fn checkpointed(
+        &mut self,
+        rehearsal: &mut impl Rehearsal,
+        (shapes, items): (Shapes, usize),
+    ) -> Result<Option<Checkpointing>, TrainError> {
+        let mut known = Known::default();
+        let (need, split) = match self.plan_anew(rehearsal, items, &mut known) {
+            Ok((plan, _)) => (plan.peak(), Some(plan.split())),
+            Err(TrainError::DoesNotFit(unfit)) => match unfit.cause {
+                PlanError::DoesNotFit(unfit) => (unfit.need.peak, None),
+                _ => return Ok(None),
+            },
+            Err(error) => return Err(error),
+        };
+        let as_it_is = self.known.get(&shapes).and_then(|known| known.measured.iter().next());
+        let cost = as_it_is.and_then(|(size, as_it_is)| {
+            let again = known.measured.get(size)?;
+            Some(100.0 * (again.cost / as_it_is.cost - 1.0))
+        });
+        Ok(cost.map(|percent| Checkpointing { need, split, percent: percent.max(0.0) }))
+    }
+
+    /// Writes a page about where the memory of a plan goes.
+    ///
+    /// # Errors
+    ///
+    /// If the step fails, or the page cannot be written.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn write_report(
+        &self,
+        rehearsal: &mut impl Rehearsal,
+        report: &PlanReport,
+        path: &Path,
+    ) -> Result<(), TrainError> {
+        let Gauge::Pools(device) = &self.gauge else { return Ok(()) };
+        let parts: Vec<Range<usize>> = report.plan.ranges().take(RECORDED).collect();
+        let more = report.plan.len() - parts.len();
+        dry::recorded(rehearsal, &parts, device, self.runs)?.finish(more).write(report, path)
+    }
+
+    /// The host has nothing to write a report from.
+    #[cfg(not(feature = "cubecl"))]
+    pub(crate) fn write_report(
+        &self,
+        _rehearsal: &mut impl Rehearsal,
+        _report: &PlanReport,
+        _path: &Path,
+    ) -> Result<(), TrainError> {
+        Ok(())
+    }
+
     /// What a first small iteration shows: the optimizer's state.
     fn first(
         &mut self,
@@ -331,7 +398,13 @@ impl Planner {
     ) -> Result<Result<Iteration, TooLarge>, TrainError> {
         #[cfg(feature = "cubecl")]
         if let Gauge::Pools(device) = &self.gauge {
-            let found = dry::iteration(rehearsal, parts, (device, self.runs, self.has_stepped))?;
+            let place = dry::Place {
+                device,
+                runs: self.runs,
+                has_state: self.has_stepped,
+                has_metrics: self.options.has_metrics,
+            };
+            let found = dry::iteration(rehearsal, parts, place)?;
             if found.largest > found.most {
                 // Tensors grow with the number of items, and not faster.
                 let size = parts[0].len();
@@ -379,10 +452,11 @@ impl Planner {
         let whole = known.whole.get(&size).filter(|_| size == items && !self.options.accumulates);
         let iteration = match whole {
             Some(whole) => whole.added,
-            // Metrics see all outputs of a batch, which are joined.
             None => {
                 let (added, outputs) = (known.on_line(size), known.outputs(items));
-                added + (outputs * 2 - known.outputs(2 * size))
+                // Metrics see all outputs of a batch, which are joined.
+                let joined = if self.options.has_metrics { outputs } else { Bytes::ZERO };
+                added + (outputs + joined - known.outputs(2 * size))
             }
         };
         let state = self.state.filter(|_| !self.has_stepped).unwrap_or_default();
@@ -532,10 +606,11 @@ mod tests {
             at_first: Bytes::ZERO,
             splits: true,
             accumulates: false,
+            has_metrics: true,
             shows: false,
         };
         let mut planner = Planner::new(Gauge::Heap, options);
-        let steps = |mib: u64| Iteration { added: Bytes::mib(mib), outputs: Bytes::ZERO };
+        let steps = |mib: u64| Iteration { added: Bytes::mib(mib), ..Iteration::default() };
         let measured = measured.iter().map(|(size, mib)| (*size, steps(*mib))).collect();
         planner.known.insert(vec![], Known { measured, ..Known::default() });
         planner

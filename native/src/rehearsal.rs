@@ -4,11 +4,15 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::time::Instant;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::Tensor;
-use burn::train::{Learner, LearnerModel, TrainStep};
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, GradientCheckpointingStrategy, Int, Tensor};
+use burn::train::{LearnerModel, TrainStep};
+use burn_dispatch::DispatchAutodiffContext;
 use firebox_batch::MicroBatch;
 use firebox_trace::Bytes;
 
@@ -17,13 +21,15 @@ use crate::gauge::Gauge;
 use crate::gradients::{LossReduction, WeightedGradients};
 
 /// What an iteration takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Iteration {
     /// The most that it adds to what is held, the optimizer's state left out: in its micro-steps,
     /// with their outputs and the sum of their gradients, or in its update.
     pub(crate) added: Bytes,
     /// The outputs of its micro-steps.
     pub(crate) outputs: Bytes,
+    /// What it costs to run: its operations on a GPU, the seconds that it took on the host.
+    pub(crate) cost: f64,
 }
 
 /// An iteration that can be rehearsed.
@@ -42,6 +48,10 @@ pub(crate) trait Rehearsal {
     /// Forgets the state of the rehearsal's own optimizer.
     fn forget_state(&mut self);
 
+    /// Tells a recording which tensors are the parameters.
+    #[cfg(feature = "cubecl")]
+    fn tell_parameters(&self);
+
     /// Runs `work` so that it leaves no mark on running statistics.
     fn unchanged<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R;
 }
@@ -57,11 +67,11 @@ pub(crate) fn measured(
     gauge: &Gauge,
 ) -> Result<Iteration, TrainError> {
     rehearsal.unchanged(|rehearsal| {
-        let before = gauge.live();
+        let (before, begin) = (gauge.live(), Instant::now());
         let (outputs, peak) = gauge.peak_of(|| rehearsal.iterate(parts));
-        let with_outputs = gauge.live();
+        let (with_outputs, cost) = (gauge.live(), begin.elapsed().as_secs_f64());
         drop(outputs?);
-        Ok(Iteration { added: peak - before, outputs: with_outputs - gauge.live() })
+        Ok(Iteration { added: peak - before, outputs: with_outputs - gauge.live(), cost })
     })
 }
 
@@ -87,7 +97,8 @@ pub(crate) fn state(
 
 /// An iteration of burn's learner.
 pub(crate) struct OfLearner<'a, M: LearnerModel> {
-    learner: &'a Learner<M>,
+    model: &'a M,
+    lr: ModuleLearningRate,
     batch: &'a <M as TrainStep>::Input,
     /// The optimizer without its state, and with that of the rehearsal.
     optim: &'a ModuleOptimizer,
@@ -96,11 +107,11 @@ pub(crate) struct OfLearner<'a, M: LearnerModel> {
 
 impl<'a, M: LearnerModel> OfLearner<'a, M> {
     pub(crate) fn new(
-        learner: &'a Learner<M>,
+        (model, lr): (&'a M, ModuleLearningRate),
         batch: &'a <M as TrainStep>::Input,
         optim: &'a ModuleOptimizer,
     ) -> Self {
-        Self { learner, batch, optim, used: optim.clone() }
+        Self { model, lr, batch, optim, used: optim.clone() }
     }
 }
 
@@ -115,14 +126,13 @@ where
         let items: usize = parts.iter().map(Range::len).sum();
         let mut gradients = WeightedGradients::new(LossReduction::Mean, items as f64);
         let mut outputs = Vec::new();
-        let model = self.learner.model();
         for part in parts {
-            let output = self.learner.train_step(self.batch.range(part.clone()));
-            gradients.add(&model, output.grads, part.len() as f64);
+            let output = TrainStep::step(self.model, self.batch.range(part.clone()));
+            gradients.add(self.model, output.grads, part.len() as f64);
             outputs.push(output.item);
         }
-        let grads: GradientsParams = gradients.finish(&model);
-        drop(model.optimize(&mut self.used, self.learner.lr_current(), grads));
+        let grads: GradientsParams = gradients.finish(self.model);
+        drop(self.model.clone().optimize(&mut self.used, self.lr.clone(), grads));
         Ok(outputs)
     }
 
@@ -130,10 +140,50 @@ where
         self.used = self.optim.clone();
     }
 
-    fn unchanged<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
-        let model = self.learner.model();
-        unchanged(&model, || work(self))
+    #[cfg(feature = "cubecl")]
+    fn tell_parameters(&self) {
+        crate::recording::parameters(self.model);
     }
+
+    fn unchanged<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
+        let model = self.model;
+        unchanged(model, || work(self))
+    }
+}
+
+/// The same model, whose parameters are shared, with burn's gradient checkpointing.
+pub(crate) fn with_checkpointing<M: Module>(model: M) -> M {
+    struct Checkpointing;
+
+    fn of<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Tensor<D, K> {
+        let mut tensor = tensor.into_dispatch();
+        tensor.autodiff = DispatchAutodiffContext::Enabled(GradientCheckpointingStrategy::Balanced);
+        Tensor::from_dispatch(tensor)
+    }
+
+    impl ModuleMapper for Checkpointing {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let is_trained = param.is_require_grad();
+            let tensor = of(param.val().detach());
+            Param::initialized(param.id, tensor.set_require_grad(is_trained))
+        }
+
+        fn map_int<const D: usize>(
+            &mut self,
+            param: Param<Tensor<D, Int>>,
+        ) -> Param<Tensor<D, Int>> {
+            Param::initialized(param.id, of(param.val()))
+        }
+
+        fn map_bool<const D: usize>(
+            &mut self,
+            param: Param<Tensor<D, Bool>>,
+        ) -> Param<Tensor<D, Bool>> {
+            Param::initialized(param.id, of(param.val()))
+        }
+    }
+
+    model.map(&mut Checkpointing)
 }
 
 /// Runs steps that leave no mark on the running statistics of a model, which clones share.

@@ -73,7 +73,7 @@ impl LearnerBuilder {
     /// If the model is not on a device that trains, or the budget is not known.
     pub fn step_planner<M: Module>(self, model: &M) -> Result<StepPlanner<M>, TrainError> {
         let device = model.devices().first().cloned().unwrap_or_default();
-        let planner = self.planner(&device, parameter_bytes(model), false)?;
+        let planner = self.planner(&device, parameter_bytes(model), (false, false))?;
         let log = StepLog::open(self.log_path.as_deref())?;
         Ok(StepPlanner {
             planner,
@@ -119,6 +119,10 @@ impl<M: Module> StepPlanner<M> {
         }
         let mut rehearsal = OfLoop { model, optim, used: optim.clone(), batch, step: &mut step };
         let (plan, report) = self.planner.plan(&mut rehearsal, (item_shapes(batch), items))?;
+        if let Some(report) = report.as_ref().filter(|_| self.plans.is_empty()) {
+            self.settings.write_report(&self.planner, &mut rehearsal, report)?;
+        }
+        // It holds the optimizer's state, which could not be updated in place.
         drop(rehearsal);
         if let Some(report) = report {
             self.settings.say(log::Level::Info, &report.text(self.plans.is_empty()));
@@ -242,6 +246,11 @@ where
 
     fn forget_state(&mut self) {
         self.used = self.optim.clone();
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn tell_parameters(&self) {
+        crate::recording::parameters(self.model);
     }
 
     fn unchanged<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {

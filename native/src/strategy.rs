@@ -1,11 +1,12 @@
 //! The learning strategy: burn's single-device loop, with every batch run in the micro-batches of
 //! its plan. A batch that is run whole is trained on as burn does.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::data::dataloader::Progress;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::Device;
+use burn::tensor::{Device, GradientCheckpointingStrategy};
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
@@ -14,12 +15,12 @@ use burn::train::{
 use firebox_batch::{MicroBatch, item_shapes};
 use firebox_plan::Plan;
 
-use crate::error::TrainError;
+use crate::error::{Checkpointing, TrainError, panicked};
 use crate::gradients::{LossReduction, WeightedGradients, are_computed};
 use crate::learner::{LearnerBuilder, Outcome, parameter_bytes};
 use crate::outputs::joined;
 use crate::planner::Planner;
-use crate::rehearsal::{OfLearner, Statistics};
+use crate::rehearsal::{OfLearner, Statistics, with_checkpointing};
 use crate::split_check::{SplitCheck, check};
 use crate::step_log::{StepLog, StepUse};
 
@@ -50,12 +51,16 @@ where
         learner.fork(&device);
         let accumulation = components.grad_accumulation.unwrap_or(1).max(1);
         let parameters = parameter_bytes(&learner.model());
-        let planner = self.settings.planner(&device, parameters, accumulation > 1);
+        let planner = self.settings.planner(&device, parameters, (accumulation > 1, true));
         let log = || StepLog::open(self.settings.log_path.as_deref());
         let ready = planner.and_then(|planner| Ok((planner, log()?)));
-        let ready = ready.map_err(|error| self.outcome().failure = Some(error)).ok();
-        let Some((planner, log)) = ready else {
-            return (learner.model(), components.event_processor);
+        let (planner, log) = match ready {
+            Ok(ready) => ready,
+            Err(error) => {
+                components.interrupter.stop(Some(&error.to_string()));
+                self.outcome().failure = Some(error);
+                return (learner.model(), components.event_processor);
+            }
         };
         let TrainingComponents { interrupter, event_store, num_epochs, .. } = components;
         let mut run = Run {
@@ -91,6 +96,10 @@ where
             }
         }
         let mut outcome = self.outcome();
+        if let Some(failure) = &outcome.failure {
+            // burn's `launch` has no other place for it.
+            run.interrupter.stop(Some(&failure.to_string()));
+        }
         (outcome.predicted, outcome.measured) = run.planner.predicted_and_measured();
         outcome.smaller = run.planner.most();
         outcome.split_check = run.split_check;
@@ -205,7 +214,10 @@ where
                 gradients: WeightedGradients::new(reduction, total),
                 batches: 0,
             });
-            let plan = self.plan(&batch, items, iteration)?;
+            let plan = match self.plan(&batch, items, iteration) {
+                Err(error) => return Err(self.advised(error, loader)),
+                Ok(plan) => plan,
+            };
             current.batches += 1;
             let is_last = current.batches >= self.accumulation || progress.is_completed();
             let gauge = self.planner.gauge().clone();
@@ -320,13 +332,18 @@ where
         iteration: usize,
     ) -> Result<Plan, TrainError> {
         let settings = &self.strategy.settings;
-        let mut rehearsal = OfLearner::new(&self.learner, batch, &self.strategy.optim);
+        let model = self.learner.model();
+        let lr = self.learner.lr_current();
+        let mut rehearsal = OfLearner::new((&model, lr), batch, &self.strategy.optim);
         let (plan, report) = self.planner.plan(&mut rehearsal, (item_shapes(batch), items))?;
-        drop(rehearsal);
         let has_drawn = report.is_some();
         if let Some(report) = report {
+            let is_first = self.strategy.outcome().plans.is_empty();
+            if is_first {
+                settings.write_report(&self.planner, &mut rehearsal, &report)?;
+            }
             let plans = &mut self.strategy.outcome().plans;
-            settings.say(log::Level::Info, &report.text(plans.is_empty()));
+            settings.say(log::Level::Info, &report.text(is_first));
             plans.push(report);
         }
         self.ask_to_split(batch, items, &plan)?;
@@ -336,6 +353,39 @@ where
             self.seed(iteration);
         }
         Ok(plan)
+    }
+
+    /// Adds to the error about a batch that does not fit what burn's gradient checkpointing would do
+    /// for one of the loader's batches.
+    fn advised(&mut self, error: TrainError, loader: &TrainLoader<M>) -> TrainError {
+        let strategy = self.device.gradient_checkpointing_strategy();
+        let has_it = strategy != Some(GradientCheckpointingStrategy::Disabled);
+        let mut unfit = match error {
+            TrainError::DoesNotFit(unfit) if !has_it => unfit,
+            error => return error,
+        };
+        // A tensor that is no parameter keeps its device, and the step panics.
+        let found = catch_unwind(AssertUnwindSafe(|| self.checkpointed(loader)));
+        match found.map_err(|panic| panicked(&*panic)).flatten() {
+            Ok(found) => unfit.checkpointing = found,
+            Err(error) => log::warn!("gradient checkpointing was not rehearsed: {error}"),
+        }
+        TrainError::DoesNotFit(unfit)
+    }
+
+    /// Plans one of the loader's batches with burn's gradient checkpointing.
+    fn checkpointed(
+        &mut self,
+        loader: &TrainLoader<M>,
+    ) -> Result<Option<Checkpointing>, TrainError> {
+        let device = self.device.clone().gradient_checkpointing();
+        let Some(batch) = loader.to_device(&device).iter().next() else { return Ok(None) };
+        let Ok(batch) = batch else { return Ok(None) };
+        let model = with_checkpointing(self.learner.model());
+        let lr = self.learner.lr_current();
+        let mut rehearsal = OfLearner::new((&model, lr), &batch, &self.strategy.optim);
+        let items = batch.items()?;
+        self.planner.checkpointed(&mut rehearsal, (item_shapes(&batch), items.max(1)))
     }
 
     /// Compares gradients before the first batch is split.

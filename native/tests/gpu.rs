@@ -108,3 +108,20 @@ fn what_cannot_be_planned_is_an_error_before_training() {
     let error = trained(Kind::Plain, Bytes::mib(1)).err().expect("it does not fit");
     assert!(matches!(error, TrainError::DoesNotFit(_)), "{error}");
 }
+
+/// The page has the operations, modules and tensors of the step.
+#[test]
+fn a_report_shows_where_the_memory_goes() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("memory.html");
+    let builder = Learner::builder().auto_batch().memory(Bytes::mib(40)).report(&path);
+    let fitted = train_on(&device(), Kind::Plain, builder).expect("it fits");
+    let page = std::fs::read_to_string(&path).expect("the page was written");
+    std::fs::copy(&path, "/tmp/native-report.html").unwrap();
+    let names = ["float_matmul", "activations", "optimizer state", "first.weight", "micro-step 2"];
+    for name in names {
+        assert!(page.contains(name), "{name} is not on the page");
+    }
+    assert!(page.contains(&format!("\"peak\":{}", fitted.plans[0].plan.peak().get())));
+}

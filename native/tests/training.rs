@@ -1,6 +1,11 @@
 //! Trains small models on Flex: split against whole, against burn, within budgets.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
 
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
@@ -63,6 +68,25 @@ fn a_whole_training_is_burns() {
 }
 
 #[test]
+fn burns_launch_takes_a_strategy() {
+    let _alone = alone();
+    let launch = |memory: Bytes| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let model = Net::new(Kind::Plain, &Device::flex().autodiff());
+        let optim = AdamConfig::new().init();
+        let builder = Learner::builder().auto_batch().memory(memory).quiet();
+        let training = training(folder.path()).with_training_strategy(builder.strategy(&optim));
+        training.launch(burn::train::Learner::new(model, optim, 1e-2))
+    };
+    let fitted = train(Kind::Plain, Learner::builder().auto_batch().memory(TIGHT));
+    let result = launch(TIGHT);
+    assert!(result.interrupted.is_none() && result.error.is_none());
+    assert_eq!(numbers(&fitted.expect("it fits").model), numbers(&result.model));
+    let stopped = launch(Bytes::mib(1)).interrupted.and_then(|stop| stop.reason);
+    assert!(stopped.is_some_and(|reason| reason.contains("one item needs")));
+}
+
+#[test]
 fn training_stays_within_the_budget_and_near_the_prediction() {
     let _alone = alone();
     for budget in [TIGHT, Bytes::mib(15), Bytes::mib(64)] {
@@ -109,6 +133,10 @@ fn one_item_that_does_not_fit_is_an_error_before_training() {
     let error = error.err().expect("it does not fit");
     assert!(matches!(error, TrainError::DoesNotFit(_)), "{error}");
     assert!(error.to_string().contains("one item needs"), "{error}");
+    let TrainError::DoesNotFit(unfit) = &error else { panic!("{error}") };
+    let checkpointing = unfit.checkpointing.as_ref().expect("it was rehearsed");
+    println!("{error}");
+    assert!(checkpointing.split.is_none() && checkpointing.need > Bytes::mib(1), "{error}");
     let unsplit = train(Kind::Plain, Learner::builder().memory(TIGHT)).err();
     let unsplit = unsplit.expect("without `auto_batch` nothing is split");
     assert!(matches!(unsplit, TrainError::DoesNotFit(_)), "{unsplit}");
@@ -328,6 +356,70 @@ fn what_a_checkpoint_brings_is_counted() {
     // Where threads have begun to keep buffers is another matter.
     let apart = resumed.predicted.get().abs_diff(whole.predicted.get());
     assert!(apart < 1 << 20, "{} and {}", resumed.predicted, whole.predicted);
+}
+
+/// Trains for six epochs with checkpoints, from the epoch that the parent test names.
+#[test]
+#[ignore = "another test runs it and kills it"]
+fn child() {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).expect("a test sets it"));
+    let from = std::env::var(EPOCH).ok().and_then(|epoch| epoch.parse::<usize>().ok());
+    let training = training(&folder).num_epochs(6).with_default_checkpointers();
+    let training = match from {
+        Some(epoch) => training.checkpoint(epoch),
+        None => training,
+    };
+    let model = Net::new(Kind::Plain, &Device::flex().autodiff());
+    let builder = Learner::builder().auto_batch().memory(Bytes::gib(1)).quiet();
+    let learner = builder.build(model, AdamConfig::new().init(), 1e-2);
+    let fitted = learner.fit(training).map_err(|error| error.cause).expect("it fits");
+    let bits: u64 = numbers(&fitted.model).iter().map(|number| u64::from(number.to_bits())).sum();
+    println!("result: {bits}");
+}
+
+const FOLDER: &str = "FIREBOX_FOLDER";
+const EPOCH: &str = "FIREBOX_EPOCH";
+
+/// Whenever a run is killed: one of its last two checkpoints is whole, and from there it ends as a
+/// run that nobody killed.
+#[test]
+fn a_killed_run_goes_on_after_its_last_whole_epoch() {
+    let _alone = alone();
+    let child = |folder: &Path, from: Option<usize>| {
+        let mut command = Command::new(std::env::current_exe().expect("it has a path"));
+        command.args(["child", "--exact", "--ignored", "--nocapture"]).env(FOLDER, folder);
+        command.envs(from.map(|epoch| (EPOCH, epoch.to_string())));
+        command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it runs")
+    };
+    let result = |child: Child| {
+        let output = child.wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&output.stdout);
+        text.lines().find_map(|line| line.strip_prefix("result: ").map(str::to_owned))
+    };
+    let newest = |folder: &Path| -> Option<usize> {
+        let files = fs::read_dir(folder.join("checkpoint")).ok()?.flatten();
+        let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
+        let of = |name: String| name.split(['-', '.']).find_map(|part| part.parse().ok());
+        names.filter_map(of).max()
+    };
+    let alone = tempfile::tempdir().expect("a folder");
+    let undisturbed = result(child(alone.path(), None)).expect("it ends");
+    for delay in [0, 7, 31, 83, 160] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut killed = child(folder.path(), None);
+        while newest(folder.path()).is_none_or(|epoch| epoch < 3) {
+            assert!(killed.try_wait().expect("it can be asked").is_none(), "it ended too early");
+            sleep(Duration::from_millis(1));
+        }
+        sleep(Duration::from_millis(delay));
+        killed.kill().expect("it runs");
+        assert_eq!(result(killed), None, "it was killed too late");
+        let newest = newest(folder.path()).expect("there are checkpoints");
+        let resumed = [newest, newest - 1].map(|epoch| result(child(folder.path(), Some(epoch))));
+        println!("killed after {delay} ms in epoch {newest}: {resumed:?}");
+        let goes_on = resumed.iter().any(|end| end.as_ref() == Some(&undisturbed));
+        assert!(goes_on, "{resumed:?} and {undisturbed}");
+    }
 }
 
 /// A loop of the user's own on batches of these sizes. Returns the parameters, and the planner.

@@ -37,6 +37,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod advice;
 mod budget;
 mod host_memory;
 mod limits;
@@ -54,6 +55,7 @@ pub mod checker;
 mod error;
 mod outcome;
 
+pub use advice::Advice;
 pub use budget::{Budget, BudgetError, MemoryInfo};
 pub use error::{DoesNotFit, FixedDoesNotFit, PlanError, Remedy};
 pub use firebox_trace::Estimate;

@@ -1,16 +1,12 @@
-//! What there is to show of a saved trace on one device.
+//! What there is to show of a step on one device.
 
 use std::io;
 use std::path::PathBuf;
 
-use burn_std::DType;
-use firebox_dry::{Lifetimes, ReplayError};
-use firebox_plan::Split;
-use firebox_saved::SavedTrace;
-use firebox_trace::{Bytes, Footprint, TensorIndex, Trace};
-use firebox_train::{Advice, PlanReport, SavedPlanner, TrainError};
+use firebox_plan::{Advice, Split};
+use firebox_trace::{Bytes, Footprint};
 
-use crate::pages::{Page, pages};
+use crate::page::Page;
 use crate::story::Story;
 
 /// Why there is no report.
@@ -18,11 +14,13 @@ use crate::story::Story;
 #[non_exhaustive]
 pub enum ReportError {
     /// The batch cannot be planned, for another reason than that it does not fit.
+    #[cfg(feature = "saved")]
     #[error(transparent)]
-    Plan(#[from] TrainError),
+    Plan(#[from] firebox_train::TrainError),
     /// The pages cannot be drawn.
+    #[cfg(feature = "saved")]
     #[error(transparent)]
-    Replay(#[from] ReplayError),
+    Replay(#[from] firebox_dry::ReplayError),
     /// The picture cannot be drawn.
     #[error("the picture cannot be drawn: {0}")]
     Chart(String),
@@ -39,10 +37,9 @@ pub enum ReportError {
     Json(#[from] serde_json::Error),
 }
 
-/// A batch of a saved trace on one device: how it is split, and its memory from operation to
+/// A batch on one device: how it is split, and its memory from operation to
 /// operation.
 #[derive(Debug)]
-#[non_exhaustive]
 pub struct DeviceReport {
     /// The device.
     pub device: String,
@@ -58,7 +55,7 @@ pub struct DeviceReport {
     pub peak: Bytes,
     /// Why it does not fit.
     pub message: Option<String>,
-    /// The memory of two iterations.
+    /// The memory of the recorded iterations.
     pub footprint: Footprint,
     /// The course of them.
     pub story: Story,
@@ -66,62 +63,4 @@ pub struct DeviceReport {
     pub pages: Vec<Page>,
     /// What would need less.
     pub advice: Vec<Advice>,
-}
-
-impl DeviceReport {
-    /// Plans a batch of `items` items and follows its memory. A batch that does not fit is followed
-    /// as if it did. `lifetimes` gives the buffers on firebox's pool
-    /// ([`Dry::lifetimes`](firebox_dry::Dry::lifetimes)), and none for other allocators.
-    ///
-    /// # Errors
-    ///
-    /// If the trace says nothing about such a batch.
-    pub fn new(
-        (device, allocator): (&str, &str),
-        planner: &SavedPlanner,
-        trace: &SavedTrace,
-        items: usize,
-        lifetimes: impl FnOnce(&Trace) -> Result<Lifetimes, ReplayError>,
-    ) -> Result<Self, ReportError> {
-        let (plan, message) = match planner.plan(trace, items) {
-            Err(error @ TrainError::Plan { .. }) => (None, Some(error.to_string())),
-            plan => (Some(plan?), None),
-        };
-        let split = plan.as_ref().map_or(Split::whole(items), |report| report.plan.split());
-        let (steps, footprint) = match &plan {
-            Some(plan) => planner.footprint_of(trace, plan)?,
-            None => planner.footprint(trace, split)?,
-        };
-        let is_gpu = footprint.paging.is_some();
-        let bytes = |tensor| bytes(&steps, tensor, is_gpu);
-        let planned = footprint.paging.as_ref().and_then(|paging| paging.pool);
-        let story = Story::of(&steps, &footprint, bytes);
-        let pages = match &planned {
-            Some(planned) => pages(&lifetimes(&steps)?, planned, &story.buffers),
-            None => Vec::new(),
-        };
-        Ok(Self {
-            device: device.to_owned(),
-            allocator: allocator.to_owned(),
-            budget: planner.budget(),
-            batch: items,
-            split,
-            peak: plan.as_ref().map_or(footprint.peak, PlanReport::predicted),
-            message,
-            story,
-            pages,
-            advice: planner.advice(trace, items, plan.as_ref())?,
-            footprint,
-        })
-    }
-}
-
-/// The bytes of a tensor on the device. burn's GPU backends have 32-bit integers where its CPU
-/// backends have 64.
-fn bytes(steps: &Trace, tensor: TensorIndex, is_gpu: bool) -> Bytes {
-    let info = steps.tensor(tensor);
-    match is_gpu && info.dtype == DType::I64 {
-        true => info.bytes().scale(0.5),
-        false => info.bytes(),
-    }
 }

@@ -138,7 +138,7 @@ fn differences(values: &[u64]) -> Vec<i64> {
     values.iter().map(difference).collect()
 }
 
-fn page_of(page: &crate::pages::Page) -> Page<'_> {
+fn page_of(page: &crate::page::Page) -> Page<'_> {
     let buffers = page.buffers.iter().map(|buffer| {
         let size = Bytes::new(buffer.size);
         let label = match &buffer.tensor {
@@ -150,7 +150,7 @@ fn page_of(page: &crate::pages::Page) -> Page<'_> {
     Page { name: page.name, bytes: page.bytes, buffers: buffers.collect() }
 }
 
-fn advice(advice: &firebox_train::Advice) -> Advice<'_> {
+fn advice(advice: &firebox_plan::Advice) -> Advice<'_> {
     Advice { what: &advice.what, saves: advice.saves.get() }
 }
 

@@ -6,33 +6,11 @@ use firebox_dry::Lifetimes;
 use firebox_pool::{Fit, Lifetime, Region, Space};
 use firebox_trace::PoolPages;
 
+use crate::page::{Page, Placed};
 use crate::story::Held;
 
 /// Sizes on a page are rounded up to this or to a part of it.
 const ROUNDED: u64 = 512;
-
-/// One page.
-#[derive(Debug)]
-pub struct Page {
-    /// What it is for.
-    pub name: &'static str,
-    /// Its size.
-    pub bytes: u64,
-    /// What lies on it, by offset.
-    pub buffers: Vec<Placed>,
-}
-
-/// A buffer on a page.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed {
-    /// Where it begins.
-    pub offset: u64,
-    /// Its bytes.
-    pub size: u64,
-    /// Its tensor, found by its size and by when it was requested. Of tensors of one size that one
-    /// fused operation writes, the names may be interchanged.
-    pub tensor: Option<String>,
-}
 
 /// The pages, with the buffers on them at the moment at which most is in use. `lifetimes` are those
 /// of a dry run. They are placed as the pool places them. `held` are the tensors of the trace, in

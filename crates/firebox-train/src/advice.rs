@@ -1,8 +1,6 @@
 //! Advice: what would need less memory, and how much less, computed from the trace.
 
-use std::fmt;
-
-use firebox_plan::Split;
+use firebox_plan::{Advice, Split};
 use firebox_saved::SavedTrace;
 use firebox_trace::{Bytes, Category, TensorInfo, Trace};
 
@@ -12,21 +10,6 @@ use crate::saved::SavedPlanner;
 
 /// How many modules are named.
 const MODULES: usize = 3;
-
-/// Something that would need less memory. Displays as a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Advice {
-    /// What to do.
-    pub what: String,
-    /// By how many bytes the peak is lower then, at most: another moment may need nearly as much.
-    pub saves: Bytes,
-}
-
-impl fmt::Display for Advice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "up to {} less with {}", self.saves, self.what)
-    }
-}
 
 impl SavedPlanner {
     /// What would need less memory than `plan` for `items` items, or than the whole batch if

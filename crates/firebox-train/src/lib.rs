@@ -41,7 +41,7 @@ mod error;
 mod report;
 mod saved;
 
-pub use advice::Advice;
+pub use firebox_plan::Advice;
 pub use check::{Coupling, SplitCheck};
 pub use clock::{Clock, clock};
 pub use components::TrainingBackend;

@@ -46,7 +46,7 @@ macro_rules! calls {
 calls! {
     cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString
     cuDeviceGet cuDeviceGetCount cuDeviceGetName cuDeviceGetUuid cuDeviceGetUuid_v2 cuDeviceGetAttribute
-    cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2
+    cuDeviceGetPCIBusId cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2
     cuCtxSetCurrent cuCtxGetCurrent cuCtxSynchronize
     cuMemGetInfo_v2 cuMemAllocAsync cuMemFreeAsync cuMemAlloc_v2 cuMemFree_v2 cuMemAllocHost_v2 cuMemFreeHost
     cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpy2DAsync_v2 cuMemsetD8Async

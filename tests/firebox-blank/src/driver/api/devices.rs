@@ -145,6 +145,11 @@ c_functions! {
         put_text(name, usize::try_from(room).unwrap_or(0), &name_of(device))
     }
 
+    fn cuDeviceGetPCIBusId(driver, id: *mut c_char, room: c_int, device: c_int) {
+        let (number, _) = driver.device(device)?;
+        put_text(id, usize::try_from(room).unwrap_or(0), &format!("0000:{number:02x}:00.0"))
+    }
+
     fn cuDeviceGetUuid(driver, uuid: *mut [u8; 16], device: c_int) {
         put(uuid, uuid_of(driver.device(device)?.0))
     }
