@@ -183,10 +183,11 @@ pub(crate) fn iteration(
         give_back(device);
         let (before, begin) = (now(), Instant::now());
         let rehearse = || {
-            // Pages fit themselves to what they have held until then, for some steps, and a step
-            // may begin before the end of the one before it. Dry ones are soon over.
+            // Pages fit themselves to what they have held until then, for some steps. Dry ones are
+            // soon over.
             for _ in 0..usize::from(!has_state) + usize::from(runs == Runs::Dry) {
                 drop(rehearsal.iterate(parts)?);
+                synced(device);
             }
             let outputs = rehearsal.iterate(parts)?;
             synced(device);
@@ -206,13 +207,13 @@ pub(crate) fn iteration(
         give_back(device);
         let (peak, outputs, state) = rehearsed?;
         log::debug!("{parts:?}: {peak:?}, {outputs} of outputs");
-        // How buffers come to lie differs by a page.
-        let mut beside = LAUNCHES + peak.page;
+        // How buffers come to lie differs by a page, and by one more where others ran meanwhile.
+        let mut beside = LAUNCHES + peak.page * (1 + u64::from(runs == Runs::Real));
         if has_metrics {
             // They compute on a thread, with pools of its own, on the outputs of two batches. What
             // others have before the first step, threads that have ended may have left.
             let there = if has_state { before.of_others } else { Bytes::ZERO };
-            beside += (outputs * 2).max(peak.page) - there;
+            beside += (outputs * 2).max(peak.page * 2) - there;
         }
         // Once the optimizer has its state, that of the rehearsal is one too many.
         let twice = if has_state { state } else { Bytes::ZERO };

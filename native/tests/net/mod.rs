@@ -10,14 +10,16 @@ use burn::data::dataset::InMemDataset;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::optim::AdamConfig;
+use burn::optim::{AdamConfig, ModuleOptimizer};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
 };
-use firebox::{Fitted, LearnerBuilder, MicroBatch, TrainError};
+use firebox::{
+    Bytes, Fitted, Learner, LearnerBuilder, MicroBatch, StepPlanner, TrainError, WeightedGradients,
+};
 
 const FEATURES: usize = 128;
 const HIDDEN: usize = 1024;
@@ -167,6 +169,43 @@ pub fn train_on(
     let model = Net::new(kind, device);
     let learner = builder.quiet().build(model, AdamConfig::new().init(), 1e-2);
     learner.fit(training(folder.path())).map_err(|error| error.cause)
+}
+
+/// What a loop of one's own ends with.
+pub struct Ran {
+    pub parameters: Vec<f32>,
+    pub losses: Vec<f32>,
+    pub steps: StepPlanner<Net>,
+}
+
+/// A loop of the user's own on batches of these sizes.
+pub fn loop_of_ones_own(
+    device: &Device,
+    mut optim: ModuleOptimizer,
+    memory: Bytes,
+    sizes: &[usize],
+) -> Ran {
+    let mut model = Net::new(Kind::Plain, device);
+    let builder = Learner::builder().auto_batch().memory(memory).strict().quiet();
+    let mut steps = builder.step_planner(&model).expect("it is ready");
+    let mut losses = Vec::new();
+    for size in sizes {
+        let batch = PointBatcher.batch((0..*size).collect(), device);
+        let step = steps.step(&mut model, &mut optim, &batch, |model, optim, parts| {
+            let mut gradients = WeightedGradients::mean(parts.weight());
+            let mut loss = 0.0;
+            parts.each(|part, weight| {
+                let output = TrainStep::step(model, part);
+                loss += weight * output.item.loss.into_scalar::<f64>() / *size as f64;
+                gradients.add(model, output.grads, weight);
+            })?;
+            let grads = gradients.finish(model);
+            *model = optim.step(1e-2, model.clone(), grads);
+            Ok(loss as f32)
+        });
+        losses.push(step.expect("it fits"));
+    }
+    Ran { parameters: numbers(&model), losses, steps }
 }
 
 pub fn numbers<M: Module>(model: &M) -> Vec<f32> {
