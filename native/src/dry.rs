@@ -262,10 +262,11 @@ pub(crate) fn recorded(
 const LAUNCHES: Bytes = Bytes::kib(512);
 
 /// Fills what is free on the pages of small buffers with what is no number: a value that is read
-/// and was not computed is another then.
+/// and was not computed is another then. Takes less than 2 MiB.
 fn spoil(device: &Device) {
     let device = device.clone().inner();
-    let spoiled = [(); 256].map(|()| Tensor::<1>::full([1 << 14], f32::NAN, &device));
+    let of_size = |size: usize| [(); 24].map(|()| Tensor::<1>::full([size], f32::NAN, &device));
+    let spoiled = [1, 1 << 10, 1 << 14].map(of_size);
     synced(&device);
     drop(spoiled);
     synced(&device);

@@ -145,28 +145,23 @@ fn main() -> anyhow::Result<()> {
 fn quarters(options: &Options, models: &[&str]) -> anyhow::Result<()> {
     ensure!(options.blank, "`--quarters` needs cards of any size: add `--blank`");
     let mut table = Table::new();
-    let header = ["model", "items", "whole", "card", "micro-batches", "predicted", "driver"];
+    let header =
+        ["model", "items", "whole", "card", "micro-batches", "predicted", "measured", "driver"];
     table.load_preset(ASCII_MARKDOWN).set_header(header);
     for model in models {
         let items = 4 * sizes(model)[2];
         let run = |way, memory| run_case(options, (model, items), way, memory);
         let whole = run(Way::Dry, ROOMY)?.0.pages.into_iter().max().unwrap_or_default();
-        let [parts, predicted, driver] = match run(Way::Fitted, whole / 4) {
-            Ok((it, driver)) => [it.parts.to_string(), mib(&[it.predicted]), mib(&[driver])],
+        let (parts, bytes) = match run(Way::Fitted, whole / 4) {
+            Ok((it, driver)) => (it.parts.to_string(), [it.predicted, it.measured, driver]),
             // The child has said why.
-            Err(_) => ["does not fit", "", ""].map(str::to_owned),
+            Err(_) => ("does not fit".to_owned(), [0; 3]),
         };
         eprintln!("{model} {items}: {parts}");
         let [whole, card] = [whole, whole / 4].map(|bytes| mib(&[bytes]));
-        table.add_row([
-            (*model).to_owned(),
-            items.to_string(),
-            whole,
-            card,
-            parts,
-            predicted,
-            driver,
-        ]);
+        let [predicted, measured, driver] = bytes.map(|bytes| mib(&[bytes]));
+        let row = [(*model).to_owned(), items.to_string(), whole, card, parts];
+        table.add_row(row.into_iter().chain([predicted, measured, driver]));
     }
     println!("{table}");
     Ok(())
