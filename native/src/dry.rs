@@ -213,7 +213,9 @@ pub(crate) fn iteration(
             // They compute on a thread, with pools of its own, on the outputs of two batches. What
             // others have before the first step, threads that have ended may have left.
             let there = if has_state { before.of_others } else { Bytes::ZERO };
-            beside += (outputs * 2).max(peak.page * 2) - there;
+            beside += (outputs * 2).max(NEW_PAGES) - there;
+            // The Learner reads a number of each gradient.
+            beside += peak.page;
         }
         // Once the optimizer has its state, that of the rehearsal is one too many.
         let twice = if has_state { state } else { Bytes::ZERO };
@@ -257,6 +259,9 @@ pub(crate) fn recorded(
         Ok(std::mem::take(&mut *recording.lock().unwrap_or_else(PoisonError::into_inner)))
     })
 }
+
+/// The pages that a thread takes at the least.
+const NEW_PAGES: Bytes = Bytes::mib(8);
 
 /// What launches themselves take, for their numbers and shapes: none has been issued.
 const LAUNCHES: Bytes = Bytes::kib(512);
