@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use burn::train::TrainingError;
 use firebox_batch::MicroBatchError;
-use firebox_plan::{BudgetError, HostMemoryError, PlanError, Split};
+use firebox_plan::{BudgetError, HostMemoryError, LogNotWritten, PlanError, Split};
 use firebox_trace::Bytes;
 
 /// Why training does not begin, or ends.
@@ -113,13 +113,8 @@ pub enum TrainError {
         message: String,
     },
     /// The log of steps cannot be written.
-    #[error("the log of steps cannot be written to {}: {cause}", path.display())]
-    LogNotWritten {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        cause: std::io::Error,
-    },
+    #[error(transparent)]
+    LogNotWritten(#[from] LogNotWritten),
     /// burn ended training.
     #[error("{0}")]
     Burn(Arc<TrainingError>),

@@ -87,7 +87,6 @@ mod progress;
 mod recording;
 mod rehearsal;
 mod split_check;
-mod step_log;
 mod steps;
 mod strategy;
 
@@ -96,7 +95,7 @@ pub use error::{Checkpointing, DoesNotFit, FitError, TrainError};
 #[doc(hidden)]
 pub use firebox_batch::__derive;
 pub use firebox_batch::{MicroBatch, MicroBatchError};
-pub use firebox_plan::{Budget, BudgetError, HostMemoryError, Plan, PlanError, Split};
+pub use firebox_plan::{Budget, BudgetError, HostMemoryError, Plan, PlanError, Split, StepUse};
 pub use firebox_trace::{Bytes, Items};
 pub use gradients::{LossReduction, WeightedGradients};
 pub use learner::{Fitted, Learner, LearnerBuilder};
@@ -110,5 +109,4 @@ pub use learner::{Fitted, Learner, LearnerBuilder};
 pub use peak_alloc::PeakAlloc;
 pub use planner::PlanReport;
 pub use split_check::SplitCheck;
-pub use step_log::StepUse;
 pub use steps::{MicroBatches, StepPlanner};

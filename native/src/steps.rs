@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use burn::module::Module;
 use firebox_batch::{MicroBatch, item_shapes};
+use firebox_plan::{StepLog, StepUse};
 use firebox_trace::Bytes;
 
 use crate::error::TrainError;
@@ -13,7 +14,6 @@ use crate::gradients::LossReduction;
 use crate::learner::{LearnerBuilder, parameter_bytes};
 use crate::planner::{PlanReport, Planner};
 use crate::rehearsal::{Rehearsal, unchanged};
-use crate::step_log::{StepLog, StepUse};
 
 /// Plans the steps of a training loop of your own.
 ///
@@ -140,14 +140,9 @@ impl<M: Module> StepPlanner<M> {
         let result = result?;
         self.planner.has_stepped();
         self.ended += 1;
-        self.log.add(items, plan.len(), self.planner.taken(peak));
-        self.log.end(StepUse {
-            epoch: None,
-            iteration: self.ended,
-            budget: self.planner.budget(),
-            predicted: self.predicted(),
-            ..StepUse::default()
-        })?;
+        self.log.add(items, plan.len(), Some(self.planner.taken(peak)));
+        let (iteration, budget, predicted) = (self.ended, self.planner.budget(), self.predicted());
+        self.log.end(|| StepUse { iteration, budget, predicted, ..StepUse::default() })?;
         self.planner.compare(&plan, peak, &self.settings)?;
         Ok(result)
     }

@@ -13,7 +13,7 @@ use burn::train::{
     TrainingComponents, TrainingItem, ValidLoader,
 };
 use firebox_batch::{MicroBatch, item_shapes};
-use firebox_plan::Plan;
+use firebox_plan::{Plan, StepLog, StepUse};
 
 use crate::error::{Checkpointing, TrainError, panicked};
 use crate::gradients::{LossReduction, WeightedGradients, are_computed};
@@ -22,7 +22,6 @@ use crate::outputs::joined;
 use crate::planner::Planner;
 use crate::rehearsal::{OfLearner, Statistics, with_checkpointing};
 use crate::split_check::{SplitCheck, check};
-use crate::step_log::{StepLog, StepUse};
 
 /// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
 pub(crate) struct AutoBatch {
@@ -242,7 +241,7 @@ where
             if stepped {
                 self.planner.has_stepped();
             }
-            self.log.add(items, plan.len(), self.planner.taken(peak));
+            self.log.add(items, plan.len(), Some(self.planner.taken(peak)));
             self.planner.compare(&plan, peak, &self.strategy.settings)?;
             if is_last {
                 self.end_step(iteration)?;
@@ -273,13 +272,10 @@ where
 
     /// Takes down what an optimizer step used.
     fn end_step(&mut self, iteration: usize) -> Result<(), TrainError> {
-        self.log.end(StepUse {
-            epoch: Some(self.epoch),
-            iteration,
-            budget: self.planner.budget(),
-            predicted: self.planner.predicted_and_measured().0,
-            ..StepUse::default()
-        })
+        let (budget, predicted) = (self.planner.budget(), self.planner.predicted_and_measured().0);
+        let epoch = Some(self.epoch);
+        self.log.end(|| StepUse { epoch, iteration, budget, predicted, ..StepUse::default() })?;
+        Ok(())
     }
 
     /// Runs a batch, and again in smaller micro-batches if the device had no memory for it. Returns

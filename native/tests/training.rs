@@ -326,7 +326,7 @@ fn steps_are_logged() {
     assert_eq!(at, [epoch(1), epoch(2)].concat());
     assert!(steps[0].micro_batches == fitted.plans[0].plan.len() && steps[0].budget == TIGHT);
     let most = steps.iter().map(|step| step.measured).max();
-    assert_eq!(most, Some(fitted.measured));
+    assert_eq!(most, Some(Some(fitted.measured)));
     let error = train(Kind::Plain, Learner::builder().auto_batch().log_json(folder.path()));
     assert!(matches!(error.err(), Some(TrainError::LogNotWritten { .. })), "a folder is no file");
 }

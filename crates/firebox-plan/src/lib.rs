@@ -45,6 +45,7 @@ mod need;
 mod options;
 mod planner;
 mod resident;
+mod step_log;
 
 mod answers;
 mod ladder;
@@ -66,3 +67,4 @@ pub use outcome::{Answer, Plan};
 pub use planner::{plan, plan_at_once};
 pub use resident::Resident;
 pub use split::{Run, Split};
+pub use step_log::{LogNotWritten, StepLog, StepUse};

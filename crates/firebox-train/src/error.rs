@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use burn_backend::DType;
 use firebox_batch::MicroBatchError;
 use firebox_lazy::{RecordError, Survivor};
-use firebox_plan::{BudgetError, HostMemoryError, Plan, PlanError};
+use firebox_plan::{BudgetError, HostMemoryError, LogNotWritten, Plan, PlanError};
 use firebox_pool::{NoPlace, Why};
 use firebox_saved::InstantiateError;
 use firebox_trace::{Bytes, Items};
@@ -335,13 +335,8 @@ pub enum TrainError {
         cause: std::io::Error,
     },
     /// The log of steps cannot be written.
-    #[error("the log of steps cannot be written to {}: {cause}", path.display())]
-    LogNotWritten {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        cause: std::io::Error,
-    },
+    #[error(transparent)]
+    LogNotWritten(#[from] LogNotWritten),
     /// A saved trace says nothing about a batch.
     #[error(transparent)]
     Saved(#[from] InstantiateError),

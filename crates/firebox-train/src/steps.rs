@@ -14,7 +14,7 @@ use burn::data::dataloader::DataLoader;
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::Backend;
 use firebox_lazy::{LazyBackend, Rehearsal, StepRecorder, mark, rehearse, restore};
-use firebox_plan::Split;
+use firebox_plan::{Split, StepLog, StepUse};
 use firebox_trace::{Bytes, Mark};
 
 use crate::clock::{Clock, set_clock};
@@ -39,7 +39,6 @@ use crate::report::{MemoryUse, PlanReport};
 use crate::run::strategy::account::{measure, step_use};
 use crate::settings::Settings;
 use crate::splitter::Splitter;
-use crate::step_use::{StepLog, StepUse};
 use crate::weights::BatchWeight;
 use crate::whole::Joining;
 
@@ -329,7 +328,7 @@ where
         self.on.watch.heard_nothing()?;
         self.planner.has_run(Phase::Training);
         self.position.ended += 1;
-        self.records.log.add(items, micro_batches);
+        self.records.log.add(items, micro_batches, None);
         let Self { on, planner, settings, records, .. } = self;
         let iteration = self.position.ended;
         let mut used = || step_use::<B::Base>(on.device(), planner, settings);

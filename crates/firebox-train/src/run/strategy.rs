@@ -31,6 +31,7 @@ use burn::train::{
     Interrupter, Learner, LearnerModelRecord, LearningComponentsTypes, SupervisedLearningStrategy,
     SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
 };
+use firebox_plan::StepLog;
 use firebox_ranks::begin_epoch;
 use firebox_trace::Bytes;
 
@@ -55,7 +56,6 @@ use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
-use crate::step_use::StepLog;
 use crate::weights::BatchWeight;
 
 use self::accumulated::Accumulated;
@@ -476,7 +476,7 @@ where
             )?;
         }
         micro_steps.finish(settings);
-        self.records.log.add(items, micro_batches);
+        self.records.log.add(items, micro_batches, None);
         if added == 0 {
             log::warn!("batch {} is left out: nothing in it counts in the loss", at.iteration);
         }

@@ -1,6 +1,7 @@
 //! Keeps account of a run's memory: describes what is alive outside of its steps, and compares
 //! predictions with measurements.
 
+use firebox_plan::StepUse;
 use firebox_trace::Bytes;
 
 use super::{Position, Run};
@@ -12,7 +13,6 @@ use crate::planner::growth::Growth;
 use crate::planner::overhead::Overhead;
 use crate::report::MemoryUse;
 use crate::settings::Settings;
-use crate::step_use::StepUse;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
@@ -37,7 +37,8 @@ where
             loss_scale: loss_scale.map(|scale| scale.scale()),
             left_out,
             ..step_use::<LC::Base>(device, planner, settings)
-        })
+        })?;
+        Ok(())
     }
 
     /// Whether the optimizer has stepped, so that its state exists.

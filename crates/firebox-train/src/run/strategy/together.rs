@@ -7,6 +7,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::Learner;
 use burn::train::metric::store::EventStoreClient;
 use firebox_lazy::LazyBackend;
+use firebox_plan::LogNotWritten;
 use firebox_ranks::RankError;
 
 use super::accumulated::{Accumulated, Share};
@@ -164,7 +165,7 @@ where
             .telling
             .metrics
             .merge(directory, all)
-            .map_err(|(path, cause)| TrainError::LogNotWritten { path, cause })?;
+            .map_err(|(path, cause)| LogNotWritten { path, cause })?;
         let of = |(split, validation): (&str, bool)| {
             let of_split = means.iter().filter(move |mean| mean.1 == validation);
             let texts: Vec<String> =
