@@ -161,8 +161,8 @@ pub(crate) struct Place<'a> {
     pub(crate) runs: Runs,
     /// Whether the optimizer has its state.
     pub(crate) has_state: bool,
-    /// Whether metrics compute on its outputs.
-    pub(crate) has_metrics: bool,
+    /// Whether the Learner takes it: it waits for each step, and metrics compute on its outputs.
+    pub(crate) is_learners: bool,
 }
 
 /// Rehearses an iteration, in micro-batches of these parts. Where the optimizer has no state yet,
@@ -175,7 +175,7 @@ pub(crate) struct Place<'a> {
 pub(crate) fn iteration(
     rehearsal: &mut impl Rehearsal,
     parts: &[Range<usize>],
-    Place { device, runs, has_state, has_metrics }: Place<'_>,
+    Place { device, runs, has_state, is_learners }: Place<'_>,
 ) -> Result<Rehearsed, TrainError> {
     let now = || pools(device).expect("it is a GPU");
     rehearsal.unchanged(|rehearsal| {
@@ -184,10 +184,12 @@ pub(crate) fn iteration(
         let (before, begin) = (now(), Instant::now());
         let rehearse = || {
             // Pages fit themselves to what they have held until then, for some steps. Dry ones are
-            // soon over.
+            // soon over. In a loop of the user's own, a step may begin before the one before ends.
             for _ in 0..usize::from(!has_state) + usize::from(runs == Runs::Dry) {
                 drop(rehearsal.iterate(parts)?);
-                synced(device);
+                if is_learners {
+                    synced(device);
+                }
             }
             let outputs = rehearsal.iterate(parts)?;
             synced(device);
@@ -209,7 +211,7 @@ pub(crate) fn iteration(
         log::debug!("{parts:?}: {peak:?}, {outputs} of outputs");
         // How buffers come to lie differs by a page, and by one more where others ran meanwhile.
         let mut beside = LAUNCHES + peak.page * (1 + u64::from(runs == Runs::Real));
-        if has_metrics {
+        if is_learners {
             // They compute on a thread, with pools of its own, on the outputs of two batches. What
             // others have before the first step, threads that have ended may have left.
             let there = if has_state { before.of_others } else { Bytes::ZERO };

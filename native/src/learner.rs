@@ -97,9 +97,9 @@ impl LearnerBuilder {
         self
     }
 
-    /// Writes a page for browsers to the file at `path`, about where the memory of the first batch's
-    /// plan goes: by operation, by module and by what tensors are for. The iteration is rehearsed
-    /// once more for it. Default: no file.
+    /// Writes a page for browsers to the file at `path`, about where the memory of the first
+    /// batch's plan goes: by operation, by module and by what tensors are for. The iteration is
+    /// rehearsed once more for it. Default: no file.
     ///
     /// GPUs with burn's fusion say what they compute; on others, and if the file cannot be written,
     /// it is [`TrainError::NoReport`].
@@ -171,13 +171,13 @@ impl LearnerBuilder {
         }
     }
 
-    /// The planner for a model on a device, whose parameters take `parameters`. Gradients of several
-    /// batches may be summed, and metrics may compute on outputs.
+    /// The planner for a model on a device, whose parameters take `parameters`. Gradients of
+    /// several batches may be summed, and it may be the Learner that trains, with metrics.
     pub(crate) fn planner(
         &self,
         device: &Device,
         parameters: Bytes,
-        (accumulates, has_metrics): (bool, bool),
+        (accumulates, is_learners): (bool, bool),
     ) -> Result<Planner, TrainError> {
         if !device.is_autodiff() {
             return Err(TrainError::NoAutodiff);
@@ -202,7 +202,7 @@ impl LearnerBuilder {
             at_first,
             splits: self.splits,
             accumulates,
-            has_metrics,
+            is_learners,
             shows: self.progress && !self.quiet,
         };
         Ok(Planner::new(gauge, options))

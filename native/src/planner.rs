@@ -98,8 +98,8 @@ pub(crate) struct Options {
     pub(crate) splits: bool,
     /// Whether the gradients of several batches are summed.
     pub(crate) accumulates: bool,
-    /// Whether metrics compute on outputs.
-    pub(crate) has_metrics: bool,
+    /// Whether it is the Learner that trains, with metrics that compute on outputs.
+    pub(crate) is_learners: bool,
     /// Whether planning shows.
     pub(crate) shows: bool,
 }
@@ -402,7 +402,7 @@ impl Planner {
                 device,
                 runs: self.runs,
                 has_state: self.has_stepped,
-                has_metrics: self.options.has_metrics,
+                is_learners: self.options.is_learners,
             };
             let found = dry::iteration(rehearsal, parts, place)?;
             if found.largest > found.most {
@@ -455,7 +455,7 @@ impl Planner {
             None => {
                 let (added, outputs) = (known.on_line(size), known.outputs(items));
                 // Metrics see all outputs of a batch, which are joined.
-                let joined = if self.options.has_metrics { outputs } else { Bytes::ZERO };
+                let joined = if self.options.is_learners { outputs } else { Bytes::ZERO };
                 added + (outputs + joined - known.outputs(2 * size))
             }
         };
@@ -606,7 +606,7 @@ mod tests {
             at_first: Bytes::ZERO,
             splits: true,
             accumulates: false,
-            has_metrics: true,
+            is_learners: true,
             shows: false,
         };
         let mut planner = Planner::new(Gauge::Heap, options);

@@ -351,8 +351,8 @@ where
         Ok(plan)
     }
 
-    /// Adds to the error about a batch that does not fit what burn's gradient checkpointing would do
-    /// for one of the loader's batches.
+    /// Adds to the error about a batch that does not fit what burn's gradient checkpointing would
+    /// do for one of the loader's batches.
     fn advised(&mut self, error: TrainError, loader: &TrainLoader<M>) -> TrainError {
         let strategy = self.device.gradient_checkpointing_strategy();
         let has_it = strategy != Some(GradientCheckpointingStrategy::Disabled);

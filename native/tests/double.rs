@@ -1,4 +1,5 @@
-//! Trains in 64 bit, which a process sets once for a device: split steps are those of the whole batch.
+//! Trains in 64 bit, which a process sets once for a device: split steps are those of the whole
+//! batch.
 
 use burn::optim::{AdamConfig, SgdConfig};
 use burn::tensor::{Device, FloatDType, IntDType};
