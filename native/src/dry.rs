@@ -201,12 +201,14 @@ pub(crate) fn iteration(
             synced(device);
             Ok::<_, TrainError>((peak, peak.in_use - with_state, with_state - now().in_use))
         };
-        let (rehearsed, seen) = observed(device, runs, rehearse)?;
+        let observed = observed(device, runs, rehearse);
+        rehearsal.forget_state();
+        give_back(device);
+        let (rehearsed, seen) = observed?;
         let cost = match seen.tensors.len() {
             0 => begin.elapsed().as_secs_f64(),
             operations => operations as f64,
         };
-        give_back(device);
         let (peak, outputs, state) = rehearsed?;
         log::debug!("{parts:?}: {peak:?}, {outputs} of outputs");
         // How buffers come to lie differs by a page, and by one more where others ran meanwhile.
@@ -245,19 +247,22 @@ pub(crate) fn recorded(
     rehearsal.unchanged(|rehearsal| {
         rehearsal.forget_state();
         give_back(device);
-        // The optimizer's state is made before.
-        let (first, _) = observed(device, runs, || rehearsal.iterate(parts).map(drop))?;
-        first?;
         let recording = Arc::new(Mutex::new(Recording::default()));
-        let (recorded, _) = watched(device, runs, Some(recording.clone()), || {
-            recording::record(&recording, device, || {
-                rehearsal.tell_parameters();
-                rehearsal.iterate(parts).map(drop)
-            })
-        })?;
-        recorded?;
+        // The optimizer's state is made before.
+        let first = observed(device, runs, || rehearsal.iterate(parts).map(drop));
+        let recorded = first.and_then(|(first, _)| {
+            first?;
+            let recorded = watched(device, runs, Some(recording.clone()), || {
+                recording::record(&recording, device, || {
+                    rehearsal.tell_parameters();
+                    rehearsal.iterate(parts).map(drop)
+                })
+            });
+            recorded?.0
+        });
         rehearsal.forget_state();
         give_back(device);
+        recorded?;
         Ok(std::mem::take(&mut *recording.lock().unwrap_or_else(PoisonError::into_inner)))
     })
 }
@@ -309,6 +314,9 @@ fn watched<R>(
     recording: Option<Arc<Mutex<Recording>>>,
     work: impl FnOnce() -> R,
 ) -> Result<(R, Seen), TrainError> {
+    // Two would take each other's blocks for those of strangers, and run for real.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     synced(device);
     let own = Arc::new(Own { stream: StreamId::current(), seen: Mutex::default(), recording });
     let observation = FusionObservation::new(own.clone());

@@ -126,8 +126,20 @@ pub enum TrainError {
 pub struct DoesNotFit {
     /// By how much, and what holds the most.
     pub cause: PlanError<Infallible>,
-    /// What was found with gradient checkpointing, if the device does not have it yet.
+    /// What was found with gradient checkpointing, if the device does not have it yet. Not in
+    /// loops of the user's own.
     pub checkpointing: Option<Checkpointing>,
+}
+
+impl DoesNotFit {
+    /// What is needed: of one item, or of the batch if it is not split.
+    pub(crate) fn need(&self) -> Bytes {
+        match &self.cause {
+            PlanError::DoesNotFit(unfit) => unfit.need.peak,
+            PlanError::FixedDoesNotFit(unfit) => unfit.misfit.need.peak,
+            _ => Bytes::ZERO,
+        }
+    }
 }
 
 impl fmt::Display for DoesNotFit {
@@ -149,9 +161,9 @@ pub struct Checkpointing {
     pub need: Bytes,
     /// How the batch would be split. `None` if it does not fit either.
     pub split: Option<Split>,
-    /// By how much the cost of a step is larger, in percent: the number of its operations on a GPU,
-    /// its time on the host, both on a few items.
-    pub percent: f64,
+    /// By how much the cost of a step is larger, in percent: the number of its operations on a
+    /// GPU, its time on the host, both on a few items. `None` if no size was tried both ways.
+    pub percent: Option<f64>,
 }
 
 impl fmt::Display for Checkpointing {
@@ -159,10 +171,12 @@ impl fmt::Display for Checkpointing {
         let Self { need, split, percent } = self;
         write!(f, "On a device with `.autodiff().gradient_checkpointing()` ")?;
         match split {
-            Some(split) => {
-                write!(f, "it fits as {split}, with {need}, for {percent:.0} % more work")
-            }
-            None => write!(f, "{need} are needed, for {percent:.0} % more work"),
+            Some(split) => write!(f, "it fits as {split}, with {need}")?,
+            None => write!(f, "{need} are needed")?,
+        }
+        match percent {
+            Some(percent) => write!(f, ", for {percent:.0} % more work"),
+            None => Ok(()),
         }
     }
 }

@@ -328,22 +328,24 @@ impl Planner {
         &mut self,
         rehearsal: &mut impl Rehearsal,
         (shapes, items): (Shapes, usize),
-    ) -> Result<Option<Checkpointing>, TrainError> {
+    ) -> Result<Checkpointing, TrainError> {
         let mut known = Known::default();
         let (need, split) = match self.plan_anew(rehearsal, items, &mut known) {
             Ok((plan, _)) => (plan.peak(), Some(plan.split())),
-            Err(TrainError::DoesNotFit(unfit)) => match unfit.cause {
-                PlanError::DoesNotFit(unfit) => (unfit.need.peak, None),
-                _ => return Ok(None),
-            },
+            Err(TrainError::DoesNotFit(unfit)) => (unfit.need(), None),
             Err(error) => return Err(error),
         };
-        let as_it_is = self.known.get(&shapes).and_then(|known| known.measured.iter().next());
-        let cost = as_it_is.and_then(|(size, as_it_is)| {
-            let again = known.measured.get(size)?;
-            Some(100.0 * (again.cost / as_it_is.cost - 1.0))
+        let as_it_is = self.known.get(&shapes);
+        let percent = as_it_is.and_then(|as_it_is| {
+            let both = |of: fn(&Known) -> &BTreeMap<usize, Iteration>| {
+                let again = of(&known).iter();
+                let mut pairs = again.filter_map(|(size, it)| Some((it, of(as_it_is).get(size)?)));
+                pairs.next().map(|(again, once)| again.cost / once.cost)
+            };
+            both(|known| &known.measured).or(both(|known| &known.whole))
         });
-        Ok(cost.map(|percent| Checkpointing { need, split, percent: percent.max(0.0) }))
+        let percent = percent.map(|ratio| (100.0 * (ratio - 1.0)).max(0.0));
+        Ok(Checkpointing { need, split, percent })
     }
 
     /// Writes a page about where the memory of a plan goes.

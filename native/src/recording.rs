@@ -83,9 +83,17 @@ pub(crate) fn record<R>(
 ) -> R {
     let current = Current { recording: recording.clone(), device: device.clone() };
     current.with(|recording| recording.begins = true);
+    /// Ends it, also where the step panics.
+    struct Ends;
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            CURRENT.set(None);
+        }
+    }
     CURRENT.set(Some(current.clone()));
+    let ends = Ends;
     let result = iterate();
-    CURRENT.set(None);
+    drop(ends);
     current.with(|recording| recording.mark(Mark::IterationEnd));
     result
 }

@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -189,9 +190,10 @@ pub(crate) fn with_checkpointing<M: Module>(model: M) -> M {
 /// Runs steps that leave no mark on the running statistics of a model, which clones share.
 pub(crate) fn unchanged<M: Module, R>(model: &M, steps: impl FnOnce() -> R) -> R {
     let statistics = Statistics::of(model);
-    let result = steps();
+    // A step that panics has changed them, too.
+    let result = catch_unwind(AssertUnwindSafe(steps));
     statistics.put_back(model);
-    result
+    result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// The running statistics of a model as they are at a time.

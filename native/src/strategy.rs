@@ -19,9 +19,12 @@ use crate::error::{Checkpointing, TrainError, panicked};
 use crate::gradients::{LossReduction, WeightedGradients, are_computed};
 use crate::learner::{LearnerBuilder, Outcome, parameter_bytes};
 use crate::outputs::joined;
-use crate::planner::Planner;
+use crate::planner::{Planner, Shapes};
 use crate::rehearsal::{OfLearner, Statistics, with_checkpointing};
 use crate::split_check::{SplitCheck, check};
+
+/// In how many batches of a loader one like another is looked for.
+const TRIED: usize = 64;
 
 /// The strategy that [`Learner::fit`](crate::Learner::fit) hands to burn.
 pub(crate) struct AutoBatch {
@@ -214,7 +217,12 @@ where
                 batches: 0,
             });
             let plan = match self.plan(&batch, items, iteration) {
-                Err(error) => return Err(self.advised(error, loader)),
+                Err(error) => {
+                    let shapes = item_shapes(&batch);
+                    // What goes on is rehearsed without it.
+                    drop((batch, iterator, group));
+                    return Err(self.advised(error, loader, (shapes, items)));
+                }
                 Ok(plan) => plan,
             };
             current.batches += 1;
@@ -352,16 +360,25 @@ where
     }
 
     /// Adds to the error about a batch that does not fit what burn's gradient checkpointing would
-    /// do for one of the loader's batches.
-    fn advised(&mut self, error: TrainError, loader: &TrainLoader<M>) -> TrainError {
+    /// do for one of these shapes and so many items.
+    fn advised(
+        &mut self,
+        error: TrainError,
+        loader: &TrainLoader<M>,
+        batch: (Shapes, usize),
+    ) -> TrainError {
         let strategy = self.device.gradient_checkpointing_strategy();
         let has_it = strategy != Some(GradientCheckpointingStrategy::Disabled);
         let mut unfit = match error {
             TrainError::DoesNotFit(unfit) if !has_it => unfit,
             error => return error,
         };
+        // Clones share running statistics, and with them the device.
+        let model = self.learner.model();
+        let statistics = Statistics::of(&model);
         // A tensor that is no parameter keeps its device, and the step panics.
-        let found = catch_unwind(AssertUnwindSafe(|| self.checkpointed(loader)));
+        let found = catch_unwind(AssertUnwindSafe(|| self.checkpointed(loader, batch)));
+        statistics.put_back(&model);
         match found.map_err(|panic| panicked(&*panic)).flatten() {
             Ok(found) => unfit.checkpointing = found,
             Err(error) => log::warn!("gradient checkpointing was not rehearsed: {error}"),
@@ -369,19 +386,23 @@ where
         TrainError::DoesNotFit(unfit)
     }
 
-    /// Plans one of the loader's batches with burn's gradient checkpointing.
+    /// Plans a batch of the loader's, of these shapes and so many items, with burn's gradient
+    /// checkpointing. The loader makes it anew: batches stay on their device.
     fn checkpointed(
         &mut self,
         loader: &TrainLoader<M>,
+        (shapes, items): (Shapes, usize),
     ) -> Result<Option<Checkpointing>, TrainError> {
         let device = self.device.clone().gradient_checkpointing();
-        let Some(batch) = loader.to_device(&device).iter().next() else { return Ok(None) };
-        let Ok(batch) = batch else { return Ok(None) };
-        let model = with_checkpointing(self.learner.model());
-        let lr = self.learner.lr_current();
+        let loader = loader.to_device(&device);
+        let is_alike = |batch: &<M as TrainStep>::Input| {
+            item_shapes(batch) == shapes && batch.items().is_ok_and(|own| own == items)
+        };
+        let found = loader.iter().flatten().take(TRIED).find(is_alike);
+        let Some(batch) = found else { return Ok(None) };
+        let (model, lr) = (with_checkpointing(self.learner.model()), self.learner.lr_current());
         let mut rehearsal = OfLearner::new((&model, lr), &batch, &self.strategy.optim);
-        let items = batch.items()?;
-        self.planner.checkpointed(&mut rehearsal, (item_shapes(&batch), items.max(1)))
+        self.planner.checkpointed(&mut rehearsal, (shapes, items)).map(Some)
     }
 
     /// Compares gradients before the first batch is split.

@@ -78,8 +78,8 @@ fn burns_launch_takes_a_strategy() {
         let training = training(folder.path()).with_training_strategy(builder.strategy(&optim));
         training.launch(burn::train::Learner::new(model, optim, 1e-2))
     };
-    let fitted = train(Kind::Plain, Learner::builder().auto_batch().memory(TIGHT));
-    let result = launch(TIGHT);
+    let fitted = train(Kind::Plain, Learner::builder().auto_batch().memory(Bytes::gib(1)));
+    let result = launch(Bytes::gib(1));
     assert!(result.interrupted.is_none() && result.error.is_none());
     assert_eq!(numbers(&fitted.expect("it fits").model), numbers(&result.model));
     let stopped = launch(Bytes::mib(1)).interrupted.and_then(|stop| stop.reason);

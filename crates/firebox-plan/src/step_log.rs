@@ -25,7 +25,7 @@ pub struct StepUse {
     pub seconds: f64,
     /// Items in a second of this time.
     pub items_per_second: f64,
-    /// The learning rate. `None` in a loop of the user's own.
+    /// The learning rate. `None` in a loop of the user's own, and with burn 0.22.
     pub lr: Option<f64>,
     /// The scale of losses that the next step begins with. `None` unless
     /// training is in half floats.
@@ -37,9 +37,9 @@ pub struct StepUse {
     /// The most memory predicted for the run so far, in bytes.
     pub predicted: Bytes,
     /// What the device's allocator holds for training after the step, in bytes. On the CPU, what
-    /// the process has grown by. `None` where the system does not tell.
+    /// the process has grown by. `None` where the system does not tell, and with burn 0.22.
     pub reserved: Option<Bytes>,
-    /// What lies in it, in bytes. `None` on the CPU.
+    /// What lies in it, in bytes. `None` on the CPU, and with burn 0.22.
     pub in_use: Option<Bytes>,
     /// The most that training took in the step, in bytes: on a GPU the pages of its pools. `None`
     /// where steps are not measured.
