@@ -67,7 +67,10 @@ impl Gauge {
         match self {
             Self::Heap | Self::Process => "flex, Cpu".to_owned(),
             #[cfg(feature = "cubecl")]
-            Self::Pools(device) => format!("{:?}", device.clone().inner()),
+            Self::Pools(device) => match device.clone().inner().as_dispatch() {
+                DispatchDevice::Cube(cube) => format!("{cube:?}"),
+                other => format!("{other:?}"),
+            },
         }
     }
 

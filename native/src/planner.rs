@@ -208,7 +208,22 @@ impl Planner {
         self.options.at_first + (live - self.before)
     }
 
-    /// The plan for a batch of `items` items, with a report if it is new.
+    /// The plan for a batch that comes next, if there is one: without it, the batch is
+    /// [planned](Self::plan).
+    pub(crate) fn known(&mut self, batch: &(Shapes, usize)) -> Option<Plan> {
+        let is_another = self.latest.as_ref() != Some(batch);
+        if is_another {
+            self.latest = Some(batch.clone());
+        }
+        let plan = self.planned(&batch.0, batch.1)?;
+        if is_another {
+            // Pages that other batches have left are none of this one's.
+            self.gauge.give_back();
+        }
+        Some(plan)
+    }
+
+    /// Plans batches of `items` items.
     ///
     /// # Errors
     ///
@@ -217,21 +232,12 @@ impl Planner {
         &mut self,
         rehearsal: &mut impl Rehearsal,
         (shapes, items): (Shapes, usize),
-    ) -> Result<(Plan, Option<PlanReport>), TrainError> {
-        let batch_shape = Some((shapes.clone(), items));
-        let is_another = std::mem::replace(&mut self.latest, batch_shape.clone()) != batch_shape;
-        if let Some(plan) = self.planned(&shapes, items) {
-            if is_another {
-                // Pages that other batches have left are none of this one's.
-                self.gauge.give_back();
-            }
-            return Ok((plan, None));
-        }
+    ) -> Result<PlanReport, TrainError> {
         // It goes back where it came from, whatever comes of it.
         let mut known = self.known.remove(&shapes).unwrap_or_default();
         let planned = self.plan_anew(rehearsal, items, &mut known);
         self.known.insert(shapes, known);
-        planned.map(|(plan, report)| (plan, Some(report)))
+        planned
     }
 
     /// The plan for batches of items of these shapes: their own, or that of a batch that is longer,
@@ -253,7 +259,7 @@ impl Planner {
         rehearsal: &mut impl Rehearsal,
         items: usize,
         known: &mut Known,
-    ) -> Result<(Plan, PlanReport), TrainError> {
+    ) -> Result<PlanReport, TrainError> {
         let begin = Instant::now();
         let mut progress = Planning::begin(items, self.options.shows);
         let mut rehearsed = Vec::new();
@@ -315,7 +321,7 @@ impl Planner {
         known.plans.insert(items, plan.clone());
         let (budget, time) = (self.options.budget, begin.elapsed());
         let device = self.gauge.name();
-        Ok((plan.clone(), PlanReport { device, plan, budget, held, rehearsed, time }))
+        Ok(PlanReport { device, plan, budget, held, rehearsed, time })
     }
 
     /// How a batch that does not fit would be planned with burn's gradient checkpointing, which
@@ -331,7 +337,7 @@ impl Planner {
     ) -> Result<Checkpointing, TrainError> {
         let mut known = Known::default();
         let (need, split) = match self.plan_anew(rehearsal, items, &mut known) {
-            Ok((plan, _)) => (plan.peak(), Some(plan.split())),
+            Ok(report) => (report.plan.peak(), Some(report.plan.split())),
             Err(TrainError::DoesNotFit(unfit)) => (unfit.need(), None),
             Err(error) => return Err(error),
         };

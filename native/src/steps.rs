@@ -117,18 +117,26 @@ impl<M: Module> StepPlanner<M> {
         if !weight.is_finite() || weight < 0.0 || weight == 0.0 && !sums {
             return Err(TrainError::Weight { weight });
         }
-        let mut rehearsal = OfLoop { model, optim, used: optim.clone(), batch, step: &mut step };
-        let (plan, report) = self.planner.plan(&mut rehearsal, (item_shapes(batch), items))?;
-        if let Some(report) = report.as_ref().filter(|_| self.plans.is_empty()) {
-            self.settings.write_report(&self.planner, &mut rehearsal, report)?;
-        }
-        // It holds the optimizer's state, which could not be updated in place.
-        drop(rehearsal);
-        if let Some(report) = report {
-            self.settings.say(log::Level::Info, &report.text(self.plans.is_empty()));
-            self.plans.push(report);
-            self.planner.gauge().give_back();
-        }
+        let shape = (item_shapes(batch), items);
+        let plan = match self.planner.known(&shape) {
+            Some(plan) => plan,
+            None => {
+                let used = optim.clone();
+                // It ends before the step: the optimizer's state is updated in place then.
+                let mut rehearsal = OfLoop { model, optim, used, batch, step: &mut step };
+                let report = self.planner.plan(&mut rehearsal, shape)?;
+                let is_first = self.plans.is_empty();
+                if is_first {
+                    self.settings.write_report(&self.planner, &mut rehearsal, &report)?;
+                }
+                drop(rehearsal);
+                self.settings.say(log::Level::Info, &report.text(is_first));
+                self.planner.gauge().give_back();
+                let plan = report.plan.clone();
+                self.plans.push(report);
+                plan
+            }
+        };
         let mut parts = MicroBatches {
             batch,
             weight,

@@ -335,27 +335,26 @@ where
         items: usize,
         iteration: usize,
     ) -> Result<Plan, TrainError> {
-        let settings = &self.strategy.settings;
-        let model = self.learner.model();
-        let lr = self.learner.lr_current();
-        let mut rehearsal = OfLearner::new((&model, lr), batch, &self.strategy.optim);
-        let (plan, report) = self.planner.plan(&mut rehearsal, (item_shapes(batch), items))?;
-        let has_drawn = report.is_some();
-        if let Some(report) = report {
-            let is_first = self.strategy.outcome().plans.is_empty();
-            if is_first {
-                settings.write_report(&self.planner, &mut rehearsal, &report)?;
-            }
-            let plans = &mut self.strategy.outcome().plans;
-            settings.say(log::Level::Info, &report.text(is_first));
-            plans.push(report);
+        let shape = (item_shapes(batch), items);
+        if let Some(plan) = self.planner.known(&shape) {
+            self.ask_to_split(batch, items, &plan)?;
+            return Ok(plan);
         }
+        let settings = &self.strategy.settings;
+        let (model, lr) = (self.learner.model(), self.learner.lr_current());
+        let mut rehearsal = OfLearner::new((&model, lr), batch, &self.strategy.optim);
+        let report = self.planner.plan(&mut rehearsal, shape)?;
+        let is_first = self.strategy.outcome().plans.is_empty();
+        if is_first {
+            settings.write_report(&self.planner, &mut rehearsal, &report)?;
+        }
+        let plan = report.plan.clone();
+        settings.say(log::Level::Info, &report.text(is_first));
+        self.strategy.outcome().plans.push(report);
         self.ask_to_split(batch, items, &plan)?;
         // Planning has drawn numbers. What training draws does not depend on the plan.
-        if has_drawn {
-            self.planner.gauge().give_back();
-            self.seed(iteration);
-        }
+        self.planner.gauge().give_back();
+        self.seed(iteration);
         Ok(plan)
     }
 
