@@ -233,7 +233,16 @@ pub(crate) fn iteration(
     })
 }
 
-/// Writes down an iteration, in micro-batches of these parts.
+/// Which iterations are written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Iterations {
+    /// One with the optimizer's state.
+    Second,
+    /// The one that makes the state, and the next.
+    FirstTwo,
+}
+
+/// Writes down iterations, in micro-batches of these parts.
 ///
 /// # Errors
 ///
@@ -242,20 +251,27 @@ pub(crate) fn recorded(
     rehearsal: &mut impl Rehearsal,
     parts: &[Range<usize>],
     device: &Device,
-    runs: Runs,
+    (runs, iterations): (Runs, Iterations),
 ) -> Result<Recording, TrainError> {
     rehearsal.unchanged(|rehearsal| {
         rehearsal.forget_state();
         give_back(device);
         let recording = Arc::new(Mutex::new(Recording::default()));
-        // The optimizer's state is made before.
-        let first = observed(device, runs, || rehearsal.iterate(parts).map(drop));
-        let recorded = first.and_then(|(first, _)| {
-            first?;
+        let (unwritten, written) = match iterations {
+            Iterations::Second => (1, 1),
+            Iterations::FirstTwo => (0, 2),
+        };
+        let before = observed(device, runs, || {
+            (0..unwritten).try_for_each(|_| rehearsal.iterate(parts).map(drop))
+        });
+        let recorded = before.and_then(|(before, _)| {
+            before?;
             let recorded = watched(device, runs, Some(recording.clone()), || {
-                recording::record(&recording, device, || {
-                    rehearsal.tell_parameters();
-                    rehearsal.iterate(parts).map(drop)
+                (0..written).try_for_each(|_| {
+                    recording::record(&recording, device, || {
+                        rehearsal.tell_parameters();
+                        rehearsal.iterate(parts).map(drop)
+                    })
                 })
             });
             recorded?.0

@@ -48,6 +48,12 @@ pub enum TrainError {
         /// Why.
         message: String,
     },
+    /// The step cannot be recorded for batches of all sizes.
+    #[error("the step is not recorded: {message}")]
+    NotTraced {
+        /// Why.
+        message: String,
+    },
     /// A step panics where it is rehearsed.
     #[error("the step panicked where it was rehearsed on a part of the batch: {message}")]
     StepPanicked {

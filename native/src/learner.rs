@@ -11,6 +11,8 @@ use burn::train::renderer::MetricsRenderer;
 use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep, TrainingStrategy};
 use firebox_batch::MicroBatch;
 use firebox_plan::Budget;
+#[cfg(feature = "cubecl")]
+use firebox_saved::SavedTrace;
 use firebox_trace::Bytes;
 
 use crate::error::{FitError, TrainError};
@@ -18,6 +20,8 @@ use crate::gauge::Gauge;
 use crate::gradients::LossReduction;
 use crate::planner::{Options, PlanReport, Planner};
 use crate::rehearsal::Rehearsal;
+#[cfg(feature = "cubecl")]
+use crate::saved;
 use crate::split_check::SplitCheck;
 use crate::strategy::AutoBatch;
 
@@ -267,6 +271,27 @@ where
     <M as TrainStep>::Input: MicroBatch,
     <M as InferenceStep>::Input: MicroBatch,
 {
+    /// Records the step for batches of all sizes and all splits, for `firebox plan` and `firebox
+    /// show` of the command line: about a hundred rehearsals on up to 24 items of `batch`, and three
+    /// on all of them. Nothing is trained. What the command says of a card is what burn 0.21 and
+    /// its kernels would take there, for the same operations.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::NotTraced`] if the device does not say what it computes (GPUs with burn's fusion
+    /// do), or if the step is another program for other sizes.
+    #[cfg(feature = "cubecl")]
+    pub fn trace(&self, batch: &<M as TrainStep>::Input) -> Result<SavedTrace, TrainError> {
+        let Self { model, optim, lr_scheduler, builder } = self;
+        let mut learner =
+            burn::train::Learner::new(model.clone(), optim.clone(), lr_scheduler.clone());
+        let device = learner.model().devices().first().cloned().unwrap_or_default();
+        learner.fork(&device);
+        let shows = builder.progress && !builder.quiet;
+        let (model, lr) = (learner.model(), learner.lr_current());
+        saved::trace((&model, lr), optim, batch, (&device, shows))
+    }
+
     /// Trains with burn's supervised training, on the model's device. A training strategy of the
     /// training and its `gradient_checkpointing` have no effect: set checkpointing on the device.
     ///

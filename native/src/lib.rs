@@ -86,6 +86,8 @@ mod progress;
 #[cfg(feature = "cubecl")]
 mod recording;
 mod rehearsal;
+#[cfg(feature = "cubecl")]
+mod saved;
 mod split_check;
 mod steps;
 mod strategy;
@@ -96,6 +98,8 @@ pub use error::{Checkpointing, DoesNotFit, FitError, TrainError};
 pub use firebox_batch::__derive;
 pub use firebox_batch::{MicroBatch, MicroBatchError};
 pub use firebox_plan::{Budget, BudgetError, HostMemoryError, Plan, PlanError, Split, StepUse};
+#[cfg(feature = "cubecl")]
+pub use firebox_saved::SavedTrace;
 pub use firebox_trace::{Bytes, Items};
 pub use gradients::{LossReduction, WeightedGradients};
 pub use learner::{Fitted, Learner, LearnerBuilder};

@@ -25,10 +25,6 @@ use crate::rehearsal::{Iteration, Rehearsal, measured, state};
 const SMALLEST: usize = 2;
 const GROWTH: usize = 4;
 
-/// How many micro-steps a report shows. Further ones are like the last.
-#[cfg(feature = "cubecl")]
-const RECORDED: usize = 3;
-
 /// A plan, and how it was made.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -46,6 +42,24 @@ pub struct PlanReport {
     pub rehearsed: Vec<usize>,
     /// How long planning took.
     pub time: Duration,
+}
+
+/// The micro-steps of a split that are recorded: up to three of each size. Of each, how many more
+/// like it follow.
+#[cfg(feature = "cubecl")]
+pub(crate) fn recorded_parts(split: Split) -> (Vec<Range<usize>>, Vec<u32>) {
+    let mut ranges = split.ranges();
+    let mut parts = Vec::new();
+    let mut more = Vec::new();
+    for run in std::iter::once(split.first()).chain(split.rest()) {
+        let taken = run.count.min(3);
+        parts.extend(ranges.by_ref().take(taken));
+        more.extend(
+            (0..taken).map(|at| if at + 1 == taken { (run.count - taken) as u32 } else { 0 }),
+        );
+        ranges.by_ref().take(run.count - taken).for_each(drop);
+    }
+    (parts, more)
 }
 
 impl PlanReport {
@@ -367,9 +381,10 @@ impl Planner {
         path: &Path,
     ) -> Result<(), TrainError> {
         let Gauge::Pools(device) = &self.gauge else { return Ok(()) };
-        let parts: Vec<Range<usize>> = report.plan.ranges().take(RECORDED).collect();
-        let more = report.plan.len() - parts.len();
-        dry::recorded(rehearsal, &parts, device, self.runs)?.finish(more).write(report, path)
+        let (parts, more) = recorded_parts(report.plan.split());
+        let recorded =
+            dry::recorded(rehearsal, &parts, device, (self.runs, dry::Iterations::Second))?;
+        recorded.finish(&more).write(report, path)
     }
 
     /// The host has nothing to write a report from.

@@ -26,6 +26,16 @@ impl Planning {
 
     /// Tells that parts of `size` items are about to be rehearsed.
     pub(crate) fn rehearses(&mut self, size: usize) {
+        self.show(|items| format!("planning batches of {items}: a step on {size} items"));
+    }
+
+    /// Tells that a recording of several is about to be made, counted from one.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn records(&mut self, number: usize, of: usize) {
+        self.show(|_| format!("recording {number} of {of}"));
+    }
+
+    fn show(&mut self, text: impl FnOnce(usize) -> String) {
         if !self.shows || self.since.elapsed() < PATIENCE {
             return;
         }
@@ -35,7 +45,7 @@ impl Planning {
             bar.enable_steady_tick(TURN);
             bar
         });
-        bar.set_message(format!("planning batches of {}: a step on {size} items", self.items));
+        bar.set_message(text(self.items));
     }
 }
 

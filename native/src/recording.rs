@@ -1,4 +1,4 @@
-//! Writes down an iteration that is rehearsed: what its operations make, use and free, and what
+//! Writes down iterations that are rehearsed: what their operations make, use and free, and what
 //! tensors are for.
 //!
 //! burn's fusion tells of operations. What they are part of, [`WeightedGradients`] tells where
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_fusion::observer::BlockOperations;
 use burn_ir::{BaseOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use firebox_report::{DeviceReport, Story, html};
@@ -31,7 +31,7 @@ use crate::planner::PlanReport;
 /// For how many operations a tensor without a name lives that is not kept for something later.
 const MOMENT: u32 = 8;
 
-/// An iteration that is being written down.
+/// Iterations that are being written down.
 #[derive(Default)]
 pub(crate) struct Recording {
     trace: Trace,
@@ -237,10 +237,9 @@ impl Recording {
         if let Some(number) = self.numbers.get(&tensor.id) {
             return *number;
         }
-        let ty = json!({ "shape": tensor.shape, "dtype": tensor.dtype });
-        let ty = self.types.entry(ty.to_string()).or_insert_with(|| {
-            Arc::new(serde_json::from_value(ty).expect("shapes and types are those of burn 0.21"))
-        });
+        let key = format!("{:?} {:?}", tensor.shape, tensor.dtype);
+        let ty = self.types.entry(key);
+        let ty = ty.or_insert_with(|| Arc::new(type_of(&tensor.shape, tensor.dtype)));
         let number = TensorIndex(self.trace.tensors.len() as u32);
         self.trace.tensors.push(TensorInfo::new(ty.clone(), origin));
         self.numbers.insert(tensor.id, number);
@@ -284,27 +283,31 @@ impl Recording {
         (name, index)
     }
 
-    /// What was recorded, with `more` micro-steps that are like the last, and with what tensors
-    /// without a name are for.
-    pub(crate) fn finish(mut self, more: usize) -> Recorded {
-        let ends = self.trace.steps.iter_mut().rev();
-        let last = ends.filter_map(|step| match step {
+    /// What was recorded, with what tensors without a name are for. After each micro-step of an
+    /// iteration, `more` that are like it are left out.
+    pub(crate) fn finish(mut self, more: &[u32]) -> Recorded {
+        let ends = self.trace.steps.iter_mut().filter_map(|step| match step {
             Step::Mark(Mark::MicroStepEnd(count)) => Some(count),
             _ => None,
         });
-        if let Some(count) = last.into_iter().next() {
-            *count = more as u32;
-        }
+        ends.zip(more.iter().cycle()).for_each(|(count, more)| *count = *more);
         self.label();
         Recorded { trace: self.trace, fused: self.fused }
     }
 
     fn label(&mut self) {
         let trace = &mut self.trace;
-        let is_step = |step: &Step| step.is_mark(&Mark::OptimizerStep);
-        let optimizer = trace.steps.iter().position(is_step).unwrap_or(trace.steps.len()) as u32;
+        // The iteration of each step, and whether it belongs to the update.
+        let mut places = Vec::with_capacity(trace.steps.len());
+        let (mut iteration, mut updates) = (0, false);
         let (mut first, mut end) = (HashMap::new(), HashMap::new());
         for (at, step) in trace.iter() {
+            places.push((iteration, updates));
+            match step {
+                Step::Mark(Mark::OptimizerStep) => updates = true,
+                Step::Mark(Mark::IterationEnd) => (iteration, updates) = (iteration + 1, false),
+                _ => {}
+            }
             let (ended, _) = step.deaths_and_births();
             end.extend(ended.map(|tensor| (tensor, at.0)));
             if let Step::Call(call) = step {
@@ -318,27 +321,31 @@ impl Recording {
             let category = match info.origin {
                 _ if info.label.is_some() => continue,
                 // The batch comes before the optimizer.
-                Origin::Existing if first.get(&number).is_some_and(|at| *at > optimizer) => {
+                Origin::Existing if first.get(&number).is_some_and(|at| places[*at as usize].1) => {
                     Category::OptimizerState
                 }
                 Origin::Existing => Category::Input,
-                Origin::Made(at) => match (&trace.steps[at.0 as usize], end.get(&number)) {
-                    (Step::Upload { .. }, _) if at.0 < optimizer => Category::Input,
-                    (_, None) if at.0 > optimizer => Category::OptimizerState,
-                    (_, Some(end)) if at.0 > optimizer || end - at.0 <= MOMENT => {
-                        Category::Temporary
+                Origin::Made(at) => {
+                    let (iteration, updates) = places[at.0 as usize];
+                    let end = end.get(&number).copied();
+                    let ends = end.is_some_and(|end: u32| places[end as usize].0 == iteration);
+                    let is_short = end.is_some_and(|end| end - at.0 <= MOMENT);
+                    match &trace.steps[at.0 as usize] {
+                        Step::Upload { .. } if !updates => Category::Input,
+                        _ if updates && !ends => Category::OptimizerState,
+                        _ if updates || is_short => Category::Temporary,
+                        _ => Category::Activation,
                     }
-                    _ => Category::Activation,
-                },
+                }
             };
             info.label = Some(Box::new(Label { category, name: String::new() }));
         }
     }
 }
 
-/// An iteration that was written down.
+/// What was written down.
 pub(crate) struct Recorded {
-    trace: Trace,
+    pub(crate) trace: Trace,
     fused: HashSet<TensorIndex>,
 }
 
@@ -404,6 +411,12 @@ impl Recorded {
             advice: Vec::new(),
         }
     }
+}
+
+/// A shape and an element type in the terms of burn 0.21.
+pub(crate) fn type_of(shape: &Shape, dtype: DType) -> TensorType {
+    let ty = json!({ "shape": shape, "dtype": dtype });
+    serde_json::from_value(ty).expect("shapes and types are those of burn 0.21")
 }
 
 fn bytes_of(tensor: &TensorIr) -> Bytes {

@@ -1,15 +1,19 @@
 //! Trains on a GPU, which may be one in software: predictions against the pages of the pools,
 //! values, and the work of other threads while steps are rehearsed.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::DispatchDevice;
 use burn::cubecl::MemoryScope;
+use burn::data::dataloader::batcher::Batcher;
+use burn::optim::AdamConfig;
 use burn::tensor::{Device, DeviceKind, Tensor, TensorData};
-use firebox::{Bytes, Fitted, Learner, SplitCheck, TrainError};
+use firebox::{Bytes, Fitted, Learner, SavedTrace, Split, SplitCheck, TrainError};
+use firebox_trace::{Category, TensorInfo};
 
-use net::{FEW, Kind, Net, close, numbers, train_on};
+use net::{FEW, Kind, Net, PointBatcher, close, numbers, train_on};
 
 mod net;
 
@@ -122,6 +126,43 @@ fn what_cannot_be_planned_is_an_error_before_training() {
     assert!(matches!(error, TrainError::UnknownFree { .. }), "{error}");
     let error = trained(Kind::Plain, Bytes::mib(1)).err().expect("it does not fit");
     assert!(matches!(error, TrainError::DoesNotFit(_)), "{error}");
+}
+
+/// What was recorded of few items is what is recorded of many, and has names. The file stays for
+/// the command line.
+#[test]
+fn a_step_is_saved_for_batches_of_all_sizes() {
+    let _alone = alone();
+    let model = Net::new(Kind::Dropout, &device());
+    let learner = Learner::builder().quiet().build(model, AdamConfig::new().init(), 1e-2);
+    let of = |items: usize| {
+        let batch = PointBatcher.batch((0..items).collect(), &device());
+        learner.trace(&batch).expect("it is recorded")
+    };
+    let saved = of(40);
+    let split = Split::chunks(200, 64);
+    let (given, recorded) = (saved.sample(split), of(200).sample(split));
+    let (given, recorded) =
+        (given.expect("it is known").trace, recorded.expect("it is known").trace);
+    assert_eq!(given.structural_hash(), recorded.structural_hash());
+    let bytes = |of: Category| {
+        let is_it = |it: &&TensorInfo| it.label.as_ref().is_some_and(|label| label.category == of);
+        given.tensors.iter().filter(is_it).map(|it| it.bytes().get()).sum::<u64>()
+    };
+    assert_eq!(bytes(Category::Parameter), saved.about().parameters.get());
+    assert!(bytes(Category::OptimizerState) >= 4 * saved.about().parameters.get());
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("net.trace");
+    saved.save(&path).expect("it is written");
+    assert_eq!(SavedTrace::load(&path).expect("it is whole"), saved);
+
+    let flex = Device::flex().autodiff();
+    let learner = Learner::builder().quiet().build(
+        Net::new(Kind::Plain, &flex),
+        AdamConfig::new().init(),
+        1e-2,
+    );
+    let error = learner.trace(&PointBatcher.batch(vec![1, 2], &flex)).expect_err("it says nothing");
+    assert!(matches!(error, TrainError::NotTraced { .. }), "{error}");
 }
 
 /// The page has the operations, modules and tensors of the step.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::args::{LargestOptions, PlanOptions, StepOptions};
 use crate::table::table;
-use crate::target::{Target, park, targets, targets_of};
+use crate::target::{Target, is_of_burn_0_22, park, targets, targets_of};
 
 /// How a command ends that did its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,11 @@ pub fn plan(options: &PlanOptions) -> anyhow::Result<Outcome> {
 /// The model in a few words.
 pub fn about(trace: &SavedTrace) -> String {
     let about = trace.about();
-    format!("{} with {} of parameters", about.model, about.parameters)
+    let other = match is_of_burn_0_22(trace) {
+        true => " (recorded on burn 0.22, predicted as burn 0.21 would run it)",
+        false => "",
+    };
+    format!("{} with {} of parameters{other}", about.model, about.parameters)
 }
 
 type Found<'a> = (&'a Target, Result<PlanReport, String>, Vec<Advice>);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use firebox::dry::{Card, CardModel};
 use firebox::plan::{MemoryInfo, SavedPlanner, SavedTrace, host_memory, rates_of};
-use firebox::trace::{Heap, MemoryModel};
+use firebox::trace::{Estimate, Heap, MemoryModel};
 use firebox::{Budget, Bytes, PlanReport, RecomputePolicy, Sizing, TrainError};
 
 use crate::args::{On, Recompute, StepOptions};
@@ -126,7 +126,15 @@ impl Target {
     ) -> anyhow::Result<Result<PlanReport, String>> {
         match self.planner.plan(trace, batch) {
             Err(error @ TrainError::Plan { .. }) => Ok(Err(error.to_string())),
+            Ok(report) if is_of_burn_0_22(trace) => {
+                Ok(Ok(PlanReport { estimate: Estimate::Heuristic, ..report }))
+            }
             plan => Ok(Ok(plan?)),
         }
     }
+}
+
+/// Whether the edition for burn 0.22 has recorded a trace. Versions of firebox are those of burn.
+pub fn is_of_burn_0_22(trace: &SavedTrace) -> bool {
+    trace.about().firebox.starts_with("0.22.")
 }
