@@ -1,7 +1,6 @@
 //! Saved traces: [`Learner::trace`](crate::Learner::trace) records a step for batches of all sizes,
 //! for `firebox plan` and `firebox show` of the command line.
 
-use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::tensor::{Device, Int, Tensor};
@@ -69,10 +68,8 @@ where
         let (parts, more) = recorded_parts(split);
         let what = (runs, Iterations::FirstTwo);
         let trace = dry::recorded(&mut rehearsal, &parts, device, what)?.finish(&more).trace;
-        match trace.calls().next() {
-            Some(_) => Ok(Sample { trace, replaced: Vec::new() }),
-            None => Err(silent()),
-        }
+        let is_told = trace.calls().next().is_some();
+        if is_told { Ok(Sample { trace, replaced: Vec::new() }) } else { Err(silent()) }
     };
     SavedTrace::record(about, record).map_err(|error| match error {
         SaveError::Recording { cause, .. } => cause,

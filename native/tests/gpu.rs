@@ -128,23 +128,17 @@ fn what_cannot_be_planned_is_an_error_before_training() {
     assert!(matches!(error, TrainError::DoesNotFit(_)), "{error}");
 }
 
-/// What was recorded of few items is what is recorded of many, and has names. The file stays for
-/// the command line.
+/// A recorded step is known on other numbers of items, and says what tensors are for. The file
+/// stays for the command line.
 #[test]
 fn a_step_is_saved_for_batches_of_all_sizes() {
     let _alone = alone();
     let model = Net::new(Kind::Dropout, &device());
     let learner = Learner::builder().quiet().build(model, AdamConfig::new().init(), 1e-2);
-    let of = |items: usize| {
-        let batch = PointBatcher.batch((0..items).collect(), &device());
-        learner.trace(&batch).expect("it is recorded")
-    };
-    let saved = of(40);
-    let split = Split::chunks(200, 64);
-    let (given, recorded) = (saved.sample(split), of(200).sample(split));
-    let (given, recorded) =
-        (given.expect("it is known").trace, recorded.expect("it is known").trace);
-    assert_eq!(given.structural_hash(), recorded.structural_hash());
+    let batch = PointBatcher.batch((0..200).collect(), &device());
+    let saved = learner.trace(&batch).expect("it is recorded");
+    let given = saved.sample(Split::chunks(1000, 64)).expect("it is known").trace;
+    given.check().expect("it is a program");
     let bytes = |of: Category| {
         let is_it = |it: &&TensorInfo| it.label.as_ref().is_some_and(|label| label.category == of);
         given.tensors.iter().filter(is_it).map(|it| it.bytes().get()).sum::<u64>()
