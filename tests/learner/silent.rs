@@ -317,16 +317,18 @@ fn a_part_that_weighs_nothing_and_has_a_loss_is_found() {
 fn a_coupling_that_comes_later_ends_training() {
     let batches =
         |count| (0..count).map(|number| Rows::new(number, 24, |item| item % 2 == 0)).collect();
+    let train = |loss, count, micro_batch| {
+        train((Change::Nothing, loss), sgd(), batches(count), micro_batch, None)
+    };
+    // Its operations couple items before its values do.
+    let error = train(Loss::Above, 40, Some(6)).err().expect("its items are coupled");
+    let is_proved = matches!(error, TrainError::Coupled { by: None, .. });
+    assert!(is_proved, "{error}");
+    let error = train(Loss::RootLater, 40, Some(6)).err().expect("its items are coupled");
+    let TrainError::CoupledSince { agreed, found, .. } = error else { panic!("{error}") };
+    assert!(agreed <= 3 && (3..=7).contains(&found), "{agreed} to {found}");
     for loss in [Loss::Above, Loss::RootLater] {
-        let train = |count, micro_batch| {
-            train((Change::Nothing, loss), sgd(), batches(count), micro_batch, None)
-        };
-        let error = train(40, Some(6)).err().expect("its items are coupled");
-        let TrainError::CoupledSince { agreed, found, .. } = error else {
-            panic!("{loss:?}: {error}");
-        };
-        assert!(agreed <= 3 && (3..=7).contains(&found), "{loss:?}: {agreed} to {found}");
-        assert!(train(40, None).is_ok(), "{loss:?} of whole batches");
+        assert!(train(loss, 40, None).is_ok(), "{loss:?} of whole batches");
     }
 }
 

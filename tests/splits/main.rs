@@ -360,7 +360,7 @@ fn run(case: &Case) -> Result<End, TestCaseError> {
             // effect on others.
             prop_assert!(
                 truth.coupled > COUPLED || picks,
-                "a false alarm: {coupling:?} by {by} in {parameter}, and items differ by {}",
+                "a false alarm: {coupling:?} by {by:?} in {parameter}, and items differ by {}",
                 truth.coupled
             );
             return Ok(End::Refused(number(coupling)));

@@ -135,23 +135,22 @@ pub enum TrainError {
     },
     /// The gradients of a split batch would differ from the whole batch's.
     #[error(
-        "a batch cannot be split: some items of it run one by one give another gradient than together, {by} in `{parameter}`{first}; \
-         it looks as if {coupling}; or give the whole batch memory with `.memory(..)`, or split all the same with \
+        "a batch cannot be split: {how}{at}; {looks} {coupling}; or give the whole batch memory with `.memory(..)`, or split all the same with \
          `.split_although(Coupling::{coupling:?})`",
-        by = percent(*by), first = begins(first.as_deref())
+        how = differs(*by, parameter), at = at.as_ref().map_or_else(String::new, |at| format!(", because of {at}")),
+        looks = if by.is_some() { "it looks as if" } else { "as recorded," }
     )]
     Coupled {
         /// What couples the items.
         coupling: Coupling,
         /// The difference, relative to the gradient of the parameter. Infinite if a part alone has
-        /// no gradient.
-        by: f64,
+        /// no gradient. `None` if the recorded operations show it, and nothing was measured.
+        by: Option<f64>,
         /// The path of the parameter that differs most, or what went wrong in a part.
         parameter: String,
-        /// The first operation before the loss that gives an item other values together with other
-        /// items than alone, and the last module with parameters before it. `None` if there is no
-        /// such operation.
-        first: Option<String>,
+        /// The operation in which items meet, the module whose parameters were used last before
+        /// it, and what happens there. `None` if that is not known.
+        at: Option<String>,
     },
     /// Gradients of split batches no longer add up to those of the whole batches. The state is that
     /// after the last step before this was seen.
@@ -492,16 +491,15 @@ fn list(survivors: &[Survivor]) -> String {
 }
 
 /// Formats a share as a percentage.
-fn percent(share: f64) -> String {
-    if share.is_finite() {
-        format!("by {:.3} %", share * 100.0)
-    } else {
-        "without a value".to_owned()
+fn differs(by: Option<f64>, parameter: &str) -> String {
+    let measured = "some items of it run one by one give another gradient than together";
+    match by {
+        None => format!("its operations do not give `{parameter}` the sum of its parts' gradients"),
+        Some(by) if by.is_finite() => {
+            format!("{measured}, by {:.3} % in `{parameter}`", by * 100.0)
+        }
+        Some(_) => format!("{measured}, without a value in `{parameter}`"),
     }
-}
-
-fn begins(first: Option<&str>) -> String {
-    first.map_or_else(String::new, |first| format!(", first seen in {first}"))
 }
 
 /// The message of an exceeded budget, with what a budget does not count.

@@ -13,7 +13,7 @@ use burn_ir::{OperationIr, TensorIr, TensorStatus};
 use burn_router::{Runner, RunnerClient};
 use burn_std::future::block_on;
 use burn_std::{BoolStore, DType};
-use firebox_trace::{Call, Step, TensorIndex, Trace};
+use firebox_trace::{TensorIndex, Trace};
 
 use crate::replay::panic_message;
 use crate::replay::program::{Instruction, Leftovers, Program, Templates, unaccounted};
@@ -37,15 +37,11 @@ pub enum NotComputed {
     Panicked(String),
 }
 
-/// Called with each computed call and a function that reads the tensors that the call made.
-pub type Observer<'a> = dyn FnMut(&Call, &dyn Fn(TensorIndex) -> TensorData) + 'a;
-
 /// Computes `trace` on Flex, with draws from Flex's generator, and returns the tensors `wanted`,
 /// which must be alive at its end.
 ///
 /// `value` has the value of a tensor that existed before the trace, or that the trace makes from
-/// host data. `deadline` is when to give up, checked between steps. `observe` is called after each
-/// call is done.
+/// host data. `deadline` is when to give up, checked between steps.
 ///
 /// # Errors
 ///
@@ -61,7 +57,6 @@ pub fn compute_values(
     wanted: &[TensorIndex],
     value: &mut dyn FnMut(TensorIndex) -> Option<TensorData>,
     deadline: Instant,
-    observe: &mut Observer<'_>,
 ) -> Result<Vec<TensorData>, NotComputed> {
     let unknown = unaccounted(trace);
     if !unknown.is_empty() {
@@ -97,9 +92,6 @@ pub fn compute_values(
                     }
                     Instruction::Read(_) | Instruction::Drain => {}
                 }
-            }
-            if let Step::Call(call) = step {
-                observe(call, &|tensor| read(&runner, program.made(tensor)));
             }
         }
         Ok(wanted.iter().map(|tensor| read(&runner, program.made(*tensor))).collect())

@@ -13,13 +13,12 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
 use firebox_dry::{NotComputed, compute_values};
 use firebox_lazy::{Input, LazyBackend, RecordError, StepRecorder, index_in_trace};
-use firebox_trace::{Bytes, Call, TensorIndex, Trace};
+use firebox_trace::{Bytes, TensorIndex};
 
 use super::sketch::{of_zeros, sketch};
 use super::verdict::Weighed;
 use super::{Check, Failure, Rows};
 use crate::components::{LazyComponents, TrainBatch};
-use crate::planner::labels::label_parameters;
 use crate::planner::rehearsal::train_step;
 use crate::splitter::Splitter;
 
@@ -30,9 +29,6 @@ const TIME: Duration = Duration::from_secs(20);
 const FIRST: Duration = Duration::from_secs(4);
 /// The most bytes of parameters that are brought to the host.
 const MOST: Bytes = Bytes::gib(2);
-
-/// A callback for each call of a trace, with a function that reads its results.
-pub(super) type Observe<'a> = dyn FnMut(&Trace, &Call, &dyn Fn(TensorIndex) -> TensorData) + 'a;
 
 /// What all gradients of one check share.
 pub(crate) struct Host {
@@ -77,19 +73,17 @@ where
     LC: LazyComponents,
     S: Splitter<TrainBatch<LC>>,
 {
-    /// Runs the chosen items in `range` on the host, and calls `observe` for each call.
+    /// Runs the chosen items in `range` on the host.
     pub(super) fn run_on_host(
         &self,
         host: &Host,
         range: Range<usize>,
         rows: &Rows<'_>,
-        observe: &mut Observe<'_>,
     ) -> Result<Weighed, Failure> {
         let weight = self.weight_on_device(range.clone(), rows)?;
         let recorder = StepRecorder::new().fixed_draws().keep_uploads().refuse_reads();
         let model = self.learner.model();
         let recording = recorder.record::<LC::Base, _>(|| {
-            label_parameters(&model);
             let micro = self.of.splitter.range(self.of.batch, range);
             let grads = train_step(self.learner, &model, micro).grads;
             let mut found = Found { grads: &grads, tensors: Vec::new() };
@@ -121,10 +115,7 @@ where
         let deadline = host.deadline();
         let (gradients, _) = recording.result();
         let wanted: Vec<TensorIndex> = gradients.iter().filter_map(|grad| grad.ok()).collect();
-        let trace = recording.trace();
-        let computed = compute_values(trace, &wanted, &mut value, deadline, &mut |call, read| {
-            observe(trace, call, read);
-        });
+        let computed = compute_values(recording.trace(), &wanted, &mut value, deadline);
         let computed = computed.map_err(|error| match error {
             NotComputed::Panicked(message) => Failure::Undefined(message),
             error => Failure::Impossible(error.to_string()),

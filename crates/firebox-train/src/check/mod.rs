@@ -30,19 +30,21 @@ use crate::gradients::forget_graphs_without;
 use crate::parameters::{has_untrained, parameters};
 use crate::planner::rehearsal::train_step;
 use crate::planner::rehearsed::recording_bytes;
+use crate::planner::shape::Shape;
 use crate::reduction::LossReduction;
 use crate::share::with_share;
 use crate::splitter::Splitter;
 
 mod choice;
-mod first;
 mod host;
+mod proof;
 mod rows;
 mod sketch;
 pub(crate) mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
 pub(crate) use self::host::Host;
+pub(crate) use self::proof::Proved;
 use self::rows::{OfBatch, Rows};
 use self::sketch::{of_zeros, sketch};
 pub use self::verdict::{Coupling, SplitCheck};
@@ -86,12 +88,12 @@ pub(crate) enum Outcome {
     Differs {
         /// The reason.
         coupling: Coupling,
-        /// The difference, relative to the gradient of the parameter.
-        by: f64,
+        /// The difference, relative to the gradient of the parameter. `None` if it is proved.
+        by: Option<f64>,
         /// The path of the parameter that differs most.
         parameter: String,
-        /// The first operation that differs, if one was found.
-        first: Option<String>,
+        /// Where items meet, if it is proved.
+        at: Option<String>,
     },
 }
 
@@ -103,6 +105,9 @@ pub(crate) struct ToSplit<'a, I, S> {
     pub(crate) weight: f64,
     /// The most items in one of its micro-batches.
     pub(crate) micro_batch: usize,
+    pub(crate) shape: Shape,
+    /// The last of its micro-batches of each size.
+    pub(crate) parts: Vec<Range<usize>>,
     pub(crate) splitter: &'a S,
     pub(crate) reduction: LossReduction,
 }
@@ -193,7 +198,7 @@ where
                 }
                 // A loss may only need more items, and more items may show more.
                 outcome @ Outcome::NotEstablished(_) => found = Some(outcome),
-                outcome @ Outcome::Differs { by: f64::INFINITY, .. } => found = Some(outcome),
+                outcome @ Outcome::Differs { by: Some(f64::INFINITY), .. } => found = Some(outcome),
                 // This many do not fit. Fewer may.
                 Outcome::NotCheckable(why) => {
                     let (Some((groups, size, choice)), None) = (skipped, &found) else {
@@ -260,7 +265,7 @@ where
         Ok(match verdict(&gradients) {
             Verdict::Differs { coupling, by, parameter } => {
                 let parameter = paths[parameter].clone();
-                Outcome::Differs { coupling, by, parameter, first: None }
+                Outcome::Differs { coupling, by: Some(by), parameter, at: None }
             }
             _ => Outcome::Agrees { each: None },
         })
@@ -279,7 +284,7 @@ where
         let (tensors, candidates) = self.look(groups * size, self.host.is_some());
         let choice = candidates.first(groups * size);
         Ok(match self.compare(groups, size, &tensors, &choice)? {
-            Outcome::Differs { by, .. } if by.is_infinite() => {
+            Outcome::Differs { by: Some(f64::INFINITY), .. } => {
                 Outcome::NotEstablished("a part of a micro-batch has no gradient")
             }
             outcome => outcome,
@@ -300,7 +305,6 @@ where
         };
         let weights: Vec<f64> =
             gradients.singles.iter().map(|single| single.weight / size as f64).collect();
-        let share = gradients.singles[0].weight / gradients.whole.weight;
         let (paths, dtype) = paths_and_type::<LC::Backend, _>(&self.learner.model());
         let dtype = if self.host.is_some() { Host::computes_in(dtype) } else { dtype };
         let precision = Precision::of(dtype);
@@ -325,11 +329,8 @@ where
                 Outcome::NotCheckable(OF_STATISTICS.to_owned())
             }
             Verdict::Differs { coupling, by, parameter } => {
-                let is_of_items = coupling == Coupling::Items;
-                let first =
-                    is_of_items.then(|| self.first_difference((groups, size), choice, share));
                 let parameter = paths[parameter].clone();
-                Outcome::Differs { coupling, by, parameter, first: first.flatten() }
+                Outcome::Differs { coupling, by: Some(by), parameter, at: None }
             }
             Verdict::Nothing => Outcome::NotEstablished("the gradient is zero"),
             Verdict::Equal if !choice.differ => {
@@ -377,8 +378,8 @@ where
         let parts = singles.and_then(|singles| pair.map(|pair| (singles, pair)));
         let (singles, pair) = parts.map_err(|failure| match failure {
             Failure::Undefined(parameter) => {
-                let (coupling, by) = (Coupling::Items, f64::INFINITY);
-                Outcome::Differs { coupling, by, parameter, first: None }
+                let (coupling, by) = (Coupling::Items, Some(f64::INFINITY));
+                Outcome::Differs { coupling, by, parameter, at: None }
             }
             Failure::Impossible(why) => Outcome::NotCheckable(why),
         })?;
@@ -438,29 +439,32 @@ where
         Some(weights)
     }
 
-    /// The gradient of the chosen items in `range`.
+    /// The gradient of the chosen items in `range`. Restores the model and hidden states.
     fn gradient(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
-        self.gradient_by(range, rows, |range| match &self.host {
-            None => self.run_there(range, rows),
-            Some(host) => self.run_on_host(host, range, rows, &mut |_, _, _| ()),
-        })
-    }
-
-    /// The gradient of the chosen items in `range`, as `run` computes it. Restores the model and
-    /// hidden states.
-    fn gradient_by(
-        &self,
-        range: Range<usize>,
-        rows: &Rows<'_>,
-        run: impl FnOnce(Range<usize>) -> Result<Weighed, Failure>,
-    ) -> Result<Weighed, Failure> {
         let share = range.len() as f64 / rows.chosen.len() as f64;
         let range = range.start + rows.first()..range.end + rows.first();
+        let weighed = self.unchanged(share, || match &self.host {
+            None => self.run_there(range, rows),
+            Some(host) => self.run_on_host(host, range, rows),
+        })?;
+        let is_number = weighed.gradient.iter().flatten().all(|value| value.is_finite());
+        // The mean over nothing is not a number, and does not count.
+        match is_number || weighed.weight == 0.0 {
+            true => Ok(weighed),
+            false => Err(Failure::Undefined("it is no number".to_owned())),
+        }
+    }
+
+    /// Runs a step on a share of the batch. Restores the model and hidden states.
+    fn unchanged<R>(
+        &self,
+        share: f64,
+        run: impl FnOnce() -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
         let model = self.learner.model();
         let snapshot = has_untrained::<LC::Backend, _>(&model).then(|| model.clone().into_record());
         let states = SavedStates::save();
-        let run =
-            catch_unwind(AssertUnwindSafe(|| rehearsing(|| with_share(share, || run(range)))));
+        let run = catch_unwind(AssertUnwindSafe(|| rehearsing(|| with_share(share, run))));
         states.restore();
         if let Some(snapshot) = snapshot {
             let restored = restore::<LC::Backend, _>(&model, snapshot);
@@ -471,16 +475,7 @@ where
         }
         // Those of a step that panicked.
         forget_graphs_without::<LC::Backend, _>(&model, &GradientsParams::new());
-        let weighed = match run {
-            Ok(result) => result?,
-            Err(panic) => return Err(Failure::Undefined(panic_message(&*panic))),
-        };
-        let is_number = weighed.gradient.iter().flatten().all(|value| value.is_finite());
-        // The mean over nothing is not a number, and does not count.
-        match is_number || weighed.weight == 0.0 {
-            true => Ok(weighed),
-            false => Err(Failure::Undefined("it is no number".to_owned())),
-        }
+        run.unwrap_or_else(|panic| Err(Failure::Undefined(panic_message(&*panic))))
     }
 
     /// Runs the items on the batch's device.

@@ -57,6 +57,8 @@ pub enum SplitCheck {
     /// No batch was split.
     #[default]
     NotNeeded,
+    /// The recorded operations show that the gradients are equal, up to rounding.
+    Proved,
     /// The gradients agree, on items from this training.
     Agrees,
     /// The gradients differ, and batches were split because of `.split_although(..)`.

@@ -401,8 +401,16 @@ where
         let scaling = Scaling::with(self.learning.loss_scale).by_share(reduction, ranks);
         let mut is_asked = !plan.is_whole();
         let (model, known, learner) = (self.learner.model(), &mut self.known, &self.learner);
-        let to_split =
-            ToSplit { batch, items, weight: weight.stated, micro_batch, splitter, reduction };
+        let to_split = ToSplit {
+            batch,
+            items,
+            weight: weight.stated,
+            micro_batch,
+            shape,
+            parts: vec![0..micro_batch, micro_batch..items],
+            splitter,
+            reduction,
+        };
         let mut may_split = |planner: &Planner| match std::mem::replace(&mut is_asked, true) {
             true => Ok(Bytes::ZERO),
             false => Means::of(planner, held + sum).ask_midway(

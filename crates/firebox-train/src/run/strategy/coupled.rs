@@ -9,15 +9,17 @@ use burn::module::Module;
 use burn::train::Learner;
 use firebox_lazy::{forget_calls, in_full_precision};
 use firebox_trace::{Bytes, Nonlinear, PoolPages};
+use rustc_hash::FxHashSet;
 
 use crate::check::{
-    AROUND, Check, Coupling, Found, HIDDEN_WEIGHTS, Host, Means, OF_STATISTICS, Outcome,
+    AROUND, Check, Coupling, Found, HIDDEN_WEIGHTS, Host, Means, OF_STATISTICS, Outcome, Proved,
     SplitCheck, ToSplit,
 };
 use crate::components::{LazyComponents, TrainBatch};
 use crate::error::TrainError;
 use crate::iteration::queue::give_back;
 use crate::planner::Planner;
+use crate::planner::shape::Shape;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::weights;
@@ -33,6 +35,10 @@ pub(super) struct Known {
     asks: Asks,
     found: SplitCheck,
     later: Later,
+    /// The splits that are proved.
+    proved: FxHashSet<(Shape, Vec<usize>)>,
+    /// Whether proofs are no longer tried, because one was not found.
+    unproved: bool,
     /// Whether the device compared a micro-batch with its halves, because the host could not. Later
     /// batches are not looked at then: they would need memory that is not planned.
     on_device: bool,
@@ -120,8 +126,8 @@ impl Known {
                 (Asks::Unless { each }, hidden.unwrap_or(SplitCheck::Agrees))
             }
             Outcome::Agrees { each: None } => (Asks::No, SplitCheck::Agrees),
-            Outcome::Differs { coupling, by, parameter, first } => {
-                let cause = TrainError::Coupled { coupling, by, parameter, first };
+            Outcome::Differs { coupling, by, parameter, at } => {
+                let cause = TrainError::Coupled { coupling, by, parameter, at };
                 if !settings.accepted.contains(&coupling) {
                     return Err(cause);
                 }
@@ -168,16 +174,18 @@ impl Known {
     /// The item around which to look at the gradients of a batch that has run in parts, and within
     /// which others.
     fn looks_around(&self, seen: &Seen, items: usize) -> Option<(usize, Range<usize>)> {
-        if self.found != SplitCheck::Agrees || self.on_device || items < 2 {
+        let is_proved = self.found == SplitCheck::Proved;
+        if !(is_proved || self.found == SplitCheck::Agrees) || self.on_device || items < 2 {
             return None;
         }
         let Later { agreed, looks, nothing_seen, is_new, news, pace } = self.later;
         let interval = 1usize.checked_shl(looks).map_or(SELDOM, |steps| steps.min(SELDOM));
         // A step that is another program time and again is looked at less and less.
-        let is_due =
-            is_new && seen.step >= agreed + news || seen.is_last || seen.step >= agreed + interval;
+        // A proof holds for the program that was recorded.
+        let is_time = !is_proved && (seen.is_last || seen.step >= agreed + interval);
+        let is_due = is_new && seen.step >= agreed + news || is_time;
         let is_cheap = pace.is_none_or(|(took, ended)| ended.elapsed() >= took * SHARE_OF_TIME);
-        let is_first_of_nothing = seen.nothing.is_some() && !nothing_seen;
+        let is_first_of_nothing = seen.nothing.is_some() && !nothing_seen && !is_proved;
         if !(is_due && is_cheap || is_first_of_nothing) {
             return None;
         }
@@ -196,6 +204,10 @@ impl Known {
     /// The most that a check needed of the host's memory, next to what was alive.
     pub(super) fn took(&self) -> Bytes {
         self.took
+    }
+
+    fn is_proved(&self) -> bool {
+        self.found == SplitCheck::Proved
     }
 
     pub(super) fn split_check(&self) -> SplitCheck {
@@ -306,14 +318,45 @@ impl Means {
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
-        let ToSplit { items, weight, micro_batch, .. } = *to_split;
+        let ToSplit { items, weight, micro_batch, shape, .. } = *to_split;
+        let split = (shape, to_split.parts.iter().map(Range::len).collect());
+        if known.proved.contains(&split) {
+            return Ok(Bytes::ZERO);
+        }
         if let Some(Nonlinear { operation, parameter }) = self.nonlinear.clone() {
             known.accept(TrainError::GradientsChanged { operation, parameter }, settings)?;
         }
-        if !known.asks(items, weight) {
+        let proves = !known.unproved && (known.asks(items, weight) || known.is_proved());
+        if !(proves || known.asks(items, weight)) {
             return Ok(Bytes::ZERO);
         }
         let mut check = self.check(learner, to_split, true);
+        if proves {
+            let proved = check.prove(&to_split.parts);
+            known.took = known.took.max(check.found.needed.take());
+            known.unproved = proved != Proved::Exact;
+            match proved {
+                Proved::Exact => {
+                    known.proved.insert(split);
+                    (known.asks, known.found) = (Asks::Next, SplitCheck::Proved);
+                    // Elsewhere, gradients are compared all the same.
+                    if !cfg!(debug_assertions) {
+                        return Ok(Bytes::ZERO);
+                    }
+                }
+                Proved::Differs { coupling, parameter, at } => {
+                    let outcome = Outcome::Differs { coupling, by: None, parameter, at };
+                    known.learn(outcome, settings)?;
+                    return Ok(Bytes::ZERO);
+                }
+                Proved::Undecided(why) => {
+                    log::info!("whether batches may be split is not proved: {why}");
+                    if known.is_proved() {
+                        known.found = SplitCheck::NotNeeded;
+                    }
+                }
+            }
+        }
         known.on_device = false;
         let mut outcome = in_full_precision(|| check.run())?;
         if let (Outcome::NotCheckable(why), Some(_)) = (&outcome, check.host.take())
@@ -327,8 +370,15 @@ impl Means {
                 give_back::<LC::Base>(device);
             }
         }
-        known.learn(outcome, settings)?;
         known.took = known.took.max(check.found.needed.get());
+        match (known.is_proved(), &outcome) {
+            (true, Outcome::Differs { .. }) => {
+                log::error!("a proof was wrong: please report this");
+                known.learn(outcome, settings)?;
+            }
+            (true, _) => {}
+            (false, _) => known.learn(outcome, settings)?,
+        }
         if self.memory.is_on_host() {
             // No plan counts what remembering the calls of a few items takes.
             forget_calls();

@@ -1,5 +1,7 @@
 //! Prepares a batch to run: asks the planner how, reports a new plan, and makes room on the device.
 
+use std::ops::Range;
+
 use burn::train::InferenceStep;
 use firebox_lazy::StepRecorder;
 use firebox_plan::{Accumulating, Split};
@@ -174,8 +176,23 @@ where
             true => items.div_ceil(2),
             false => prepared.plan.split().largest().get(),
         };
-        let to_split =
-            ToSplit { batch, items, weight, micro_batch, splitter, reduction: settings.reduction };
+        let parts: Vec<Range<usize>> = match prepared.plan.is_whole() {
+            true => vec![0..micro_batch, micro_batch..items],
+            false => prepared.plan.ranges().collect(),
+        };
+        let ends = (1..=parts.len())
+            .filter(|at| parts.get(*at).is_none_or(|next| next.len() != parts[at - 1].len()));
+        let parts = ends.map(|at| parts[at - 1].clone()).collect();
+        let to_split = ToSplit {
+            batch,
+            items,
+            weight,
+            micro_batch,
+            shape: prepared.shape,
+            parts,
+            splitter,
+            reduction: settings.reduction,
+        };
         Means::of(planner, prepared.held).ask(&mut self.known, &self.learner, (&to_split, settings))
     }
 

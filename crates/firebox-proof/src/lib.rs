@@ -1,0 +1,279 @@
+//! Proves from recordings of a training step that the gradient of a batch is the sum over its
+//! parts, and says by which weights, and what parts have to be given of the whole batch.
+//!
+//! [`prove`] compares the recording of a step on a batch with that of the same step on a part of
+//! it, operation by operation. Each tensor is found to be fixed, by item, a sum over items, of the
+//! batch alone, or mixed: there, items have met. What becomes of the gradients of parameters is the
+//! proof. Nothing is computed.
+//!
+//! What a tensor is (`value.rs`) follows from what the operation that makes it does with the
+//! dimensions of its operands (`rules.rs`), and is checked against the shapes of both recordings
+//! (`follow.rs`). Independent operations may come in another order (`pairs.rs`).
+
+mod follow;
+mod pairs;
+mod rules;
+mod value;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use firebox_trace::{Category, Step, TensorIndex, Trace};
+
+use crate::follow::{Follow, Meeting};
+use crate::value::{Kind, Root, Term};
+
+/// The note that ends the cutting of the batch in a recording.
+pub const CUT: &str = "the batch is cut";
+
+/// A recorded step.
+#[derive(Clone, Debug)]
+pub struct Recording<'a> {
+    /// What was recorded: first the batch is cut by slices, then comes the note [`CUT`], then the
+    /// step. Parameters and their gradients have labels.
+    pub trace: &'a Trace,
+    /// The number of items of the step.
+    pub items: usize,
+    /// All tensors that existed before, with numbers that are the same in all recordings.
+    pub inputs: Vec<(u64, TensorIndex)>,
+}
+
+impl Recording<'_> {
+    /// The gradients of parameters, by path.
+    fn gradients(&self) -> BTreeMap<&str, TensorIndex> {
+        let tensors = (0..).map(TensorIndex).zip(&self.trace.tensors);
+        let labelled = tensors.filter_map(|(at, tensor)| {
+            let label = tensor.label.as_ref().filter(|it| it.category == Category::Gradient)?;
+            Some((&*label.name, at))
+        });
+        labelled.collect()
+    }
+}
+
+/// What host data in one recording is to that of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostData {
+    /// The same.
+    Same,
+    /// The rows of the items of the part.
+    Rows,
+    /// Neither, or unknown.
+    Other,
+}
+
+/// What a step is, as far as its recordings show.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Proof {
+    /// The gradient of the batch is a sum over its parts.
+    Adds(Adds),
+    /// Items depend on each other: no part knows its gradient.
+    Mixed(Mixed),
+    /// Nothing is proved, for this reason.
+    Undecided(String),
+}
+
+/// How the gradients of parts add up to that of their batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Adds {
+    /// Whether they add up like means, by their numbers of items. Otherwise they are sums.
+    pub is_mean: bool,
+    /// What parts have to be given of the whole batch. Nothing for most losses.
+    pub given: Vec<Given>,
+    /// The path of a parameter whose gradient has a summand that occurs once for each batch, such
+    /// as a penalty. In a sum it would be counted once for each part.
+    pub once: Option<String>,
+}
+
+/// A tensor that depends on the batch alone, of which parts need the whole batch's value: all of it,
+/// or the rows of their items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Given {
+    /// The tensor in the recording of the batch.
+    pub whole: TensorIndex,
+    /// The same in the recording of the part.
+    pub part: TensorIndex,
+    /// The dimension that has the items, and how many slices in a row each has. `None`: all of it.
+    pub rows: Option<(usize, usize)>,
+    /// The power of the part's share of the items that it is multiplied by: what scales a sum is
+    /// scaled, so that the sum adds up like a mean.
+    pub share: i32,
+}
+
+/// Where items meet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mixed {
+    /// The operation, as a method of burn's backends.
+    pub operation: String,
+    /// Its position among the steps of the recording.
+    pub at: usize,
+    /// The module whose parameters were used last before it.
+    pub module: Option<String>,
+    /// What happens there.
+    pub why: &'static str,
+    /// The path of a parameter whose gradient depends on it, and how many do.
+    pub parameter: String,
+    /// How many gradients depend on mixed items.
+    pub gradients: usize,
+}
+
+impl fmt::Display for Mixed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", self.operation)?;
+        if let Some(module) = &self.module {
+            write!(f, " behind `{module}`")?;
+        }
+        write!(f, " ({})", self.why)
+    }
+}
+
+/// What the step on a batch is, given that on a part of it. `host` compares data of the host that
+/// became these tensors of the two.
+///
+/// It holds for the part that was recorded: for parts of other sizes, with other branches or other
+/// data of the host, it is to be asked again.
+pub fn prove(
+    whole: &Recording<'_>,
+    part: &Recording<'_>,
+    host: &dyn Fn(TensorIndex, TensorIndex) -> HostData,
+) -> Proof {
+    let has_reads =
+        |of: &Recording<'_>| of.trace.steps.iter().any(|it| matches!(it, Step::Read(_)));
+    if has_reads(whole) || has_reads(part) {
+        return Proof::Undecided("the step reads values".to_owned());
+    }
+    if whole.items == part.items {
+        return Proof::Undecided("the part is the whole".to_owned());
+    }
+    let judged = |takes_rows| match Follow::run([whole, part], host, takes_rows) {
+        Ok(follow) => judge(&follow, whole, part),
+        Err(why) => Proof::Undecided(why),
+    };
+    match judged(false) {
+        Proof::Adds(adds) if adds.given.is_empty() => Proof::Adds(adds),
+        Proof::Mixed(mixed) => Proof::Mixed(mixed),
+        // What numbers of the host are in is taken from the whole batch.
+        first => match judged(true) {
+            Proof::Undecided(_) => first,
+            second => second,
+        },
+    }
+}
+
+fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Proof {
+    let (gradients, others) = (whole.gradients(), part.gradients());
+    if !gradients.keys().eq(others.keys()) || gradients.is_empty() {
+        return Proof::Undecided("not all parameters have gradients on both".to_owned());
+    }
+    let mut mixed: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+    let (mut terms, mut once, mut given_once) = (BTreeSet::new(), None, BTreeSet::new());
+    for (&path, gradient) in &gradients {
+        let is_same = follow.to_other.get(gradient) == others.get(path);
+        let Some(value) = follow.value(*gradient).filter(|_| is_same) else {
+            return Proof::Undecided(format!("the gradient of `{path}` is made otherwise"));
+        };
+        match &value.kind {
+            Kind::Mixed(met) => mixed.entry(*met).or_default().push(path),
+            Kind::Sum { terms: own, once: also, .. } => {
+                terms.extend(own.iter().cloned());
+                if *also {
+                    once.get_or_insert_with(|| path.to_owned());
+                }
+            }
+            Kind::Fixed(_) if value.zero => {}
+            Kind::Fixed(given) => {
+                once.get_or_insert_with(|| path.to_owned());
+                given_once.extend(given.iter().copied());
+            }
+            Kind::ByItem(..) => {
+                return Proof::Undecided(format!("the gradient of `{path}` has items"));
+            }
+        }
+    }
+    let first = mixed.keys().copied().min_by_key(|met| follow.met[*met].step);
+    if let Some(name) = follow.without_rule.keys().next().filter(|_| first.is_some()) {
+        return Proof::Undecided(format!("what `{name}` does with items is not known"));
+    }
+    if let Some(met) = first {
+        let Meeting { step, name, why } = follow.met[met].clone();
+        return Proof::Mixed(Mixed {
+            operation: name,
+            at: step,
+            module: follow.module_before(step),
+            why,
+            parameter: mixed[&met][0].to_owned(),
+            gradients: mixed.values().map(Vec::len).sum(),
+        });
+    }
+    match added(follow, &terms, (once, given_once)) {
+        Ok(adds) => Proof::Adds(adds),
+        Err(why) => Proof::Undecided(why.to_owned()),
+    }
+}
+
+/// How terms add up, beside what occurs `once` and is given these of the whole batch.
+fn added(
+    follow: &Follow<'_>,
+    terms: &BTreeSet<Term>,
+    (once, given_once): (Option<String>, BTreeSet<Root>),
+) -> Result<Adds, &'static str> {
+    let power = |term: &Term| term.power(Root::Items);
+    if terms.iter().any(|term| !matches!(power(term), 0 | -1)) {
+        return Err("a gradient is scaled by another power of the number of items");
+    }
+    let is_sum = terms.iter().all(|term| power(term) == 0) && !terms.is_empty();
+    let roots: BTreeSet<Root> =
+        terms.iter().flat_map(Term::roots).filter(|root| *root != Root::Items).collect();
+    let roots = &roots | &given_once;
+    if roots.contains(&Root::Items) || terms.iter().any(|term| term.given.contains(&Root::Items)) {
+        return Err("a gradient depends on the number of items");
+    }
+    if is_sum && (roots.is_empty() || once.is_none()) {
+        let given = roots.iter().map(|root| given(follow, *root, 0)).collect::<Result<_, _>>()?;
+        return Ok(Adds { is_mean: false, given, once });
+    }
+    // Sums become means by what scales them.
+    let scales = |term: &Term| -> Option<(Root, i32)> {
+        let only = |root: &Root| {
+            let power = term.power(*root);
+            *root != Root::Items
+                && matches!(power, -1 | 1)
+                && !given_once.contains(root)
+                && terms.iter().all(|other| match self::power_of(other, *root) {
+                    Some(0) => true,
+                    Some(of) => of == power && other.power(Root::Items) == 0,
+                    None => false,
+                })
+        };
+        term.scale.keys().find(|root| only(root)).map(|root| (*root, -term.power(*root)))
+    };
+    let sums: Vec<&Term> = terms.iter().filter(|term| power(term) == 0).collect();
+    let chosen: Option<BTreeMap<Root, i32>> = sums.iter().map(|term| scales(term)).collect();
+    let has_one = |term: &&Term, chosen: &BTreeMap<Root, i32>| {
+        term.scale.keys().filter(|root| chosen.contains_key(root)).count() == 1
+    };
+    let chosen = chosen.filter(|chosen| sums.iter().all(|term| has_one(term, chosen)));
+    let Some(chosen) = chosen else {
+        return Err("a sum over items stands beside what is no sum");
+    };
+    let share = |root: &Root| chosen.get(root).copied().unwrap_or(0);
+    let given = roots.iter().map(|root| given(follow, *root, share(root)));
+    Ok(Adds { is_mean: true, given: given.collect::<Result<_, _>>()?, once })
+}
+
+/// The exponent with which a root scales a term. `None` if the term depends on it otherwise.
+fn power_of(term: &Term, root: Root) -> Option<i32> {
+    (!term.given.contains(&root)).then(|| term.power(root))
+}
+
+fn given(follow: &Follow<'_>, root: Root, share: i32) -> Result<Given, &'static str> {
+    let unknown = "a number of the host follows from the batch";
+    let Root::Tensor(whole) = root else { return Err(unknown) };
+    let part = *follow.to_other.get(&whole).ok_or(unknown)?;
+    let value = follow.value(whole).ok_or(unknown)?;
+    let rows = match value.axis() {
+        Some(axis) if axis.outer == 1 => Some((axis.dim, axis.inner)),
+        Some(_) => return Err("a tensor of the batch has its items in several rounds"),
+        None => None,
+    };
+    Ok(Given { whole, part, rows, share })
+}

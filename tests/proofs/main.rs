@@ -1,0 +1,391 @@
+//! What proofs say about losses, models and random programs, against gradients that are computed:
+//! of a batch, and of its parts. The checker shares no code with the analysis.
+//!
+//! Random programs: 200 fixed ones. Others run with
+//! `PROOF_CASES=10000 PROOF_FROM=7 cargo test --workspace --release --test proofs -- --nocapture`.
+
+mod losses;
+mod random;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::prelude::*;
+use burn::tensor::{DType, TensorPrimitive, set_default_dtypes};
+use burn::train::TrainStep;
+use firebox::{Lazy, MicroBatch};
+use firebox_lazy::{LazyBackend, Recording, StepRecorder, label, mark};
+use firebox_proof::{CUT, HostData, Proof, prove};
+use firebox_testing::zoo::{self, Zoo};
+use firebox_trace::{Category, Label, Trace};
+
+use crate::losses::{Batch, LOSSES, Net};
+
+pub type L = Lazy<Flex>;
+pub type B = Autodiff<L>;
+
+/// The items of the batch, and its parts.
+const ITEMS: usize = 13;
+const PARTS: [Range<usize>; 3] = [0..3, 3..5, 5..13];
+/// A part of one item, too.
+const SINGLE: [Range<usize>; 2] = [0..1, 1..13];
+
+/// Gradients agree to so many digits: burn's autodiff divides by 32-bit reciprocals.
+const TOLERANCE: f64 = 1e-7;
+
+struct Labels<'a> {
+    grads: &'a GradientsParams,
+    path: Vec<String>,
+}
+
+impl ModuleVisitor<B> for Labels<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let named = |category| Label { category, name: self.path.join(".") };
+        if let TensorPrimitive::Float(tensor) = param.val().into_primitive() {
+            label(&B::lazy_float(&tensor), named(Category::Parameter));
+        }
+        let grad = self.grads.get::<L, D>(param.id).map(Tensor::into_primitive);
+        if let Some(TensorPrimitive::Float(grad)) = grad {
+            label(&L::lazy_float(&grad), named(Category::Gradient));
+        }
+    }
+
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+}
+
+/// Gradients as numbers, in the order of the model.
+struct Numbers<'a>(&'a GradientsParams, Vec<f64>);
+
+impl ModuleVisitor<B> for Numbers<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        match self.0.get::<L, D>(param.id) {
+            Some(grad) => self.1.extend(grad.into_data().iter::<f64>()),
+            None => self.1.extend(vec![0.0; param.val().shape().num_elements()]),
+        }
+    }
+}
+
+fn recorded<M>(
+    model: &M,
+    batch: &<M as TrainStep>::Input,
+    range: Range<usize>,
+) -> Result<Recording<Flex, ()>, String>
+where
+    M: TrainStep<Input: MicroBatch> + AutodiffModule<B>,
+{
+    let recorder = StepRecorder::new().glance().keep_uploads();
+    let snapshot = model.clone().into_record();
+    let recording = catch_unwind(AssertUnwindSafe(|| {
+        recorder.record::<Flex, _>(|| {
+            let part = batch.range(range);
+            mark::<Flex>(CUT);
+            let grads = model.step(part).grads;
+            model.visit(&mut Labels { grads: &grads, path: Vec::new() });
+        })
+    }));
+    firebox_lazy::restore::<B, M>(model, snapshot).map_err(|error| error.to_string())?;
+    let recording = recording.map_err(|_| "it panics".to_owned())?;
+    recording.map_err(|error| error.to_string())
+}
+
+fn as_proof(recording: &Recording<Flex, ()>, items: usize) -> firebox_proof::Recording<'_> {
+    let inputs = recording.inputs().into_iter().map(|input| (input.id, input.tensor));
+    firebox_proof::Recording { trace: recording.trace(), items, inputs: inputs.collect() }
+}
+
+/// The proof of these parts of a batch of [`ITEMS`] items, which must all be the same.
+fn proof<M>(model: &M, batch: &<M as TrainStep>::Input, parts: &[Range<usize>]) -> Proof
+where
+    M: TrainStep<Input: MicroBatch> + AutodiffModule<B>,
+{
+    let whole = match recorded(model, batch, 0..ITEMS) {
+        Ok(whole) => whole,
+        Err(why) => return Proof::Undecided(why),
+    };
+    let mut worst: Option<Proof> = None;
+    for part in parts {
+        let recording = match recorded(model, batch, part.clone()) {
+            Ok(recording) => recording,
+            Err(why) => return Proof::Undecided(why),
+        };
+        let host = |a, b| match (whole.value_of(a), recording.value_of(b)) {
+            (Some(a), Some(b)) if a.shape == b.shape => {
+                if a == b {
+                    HostData::Same
+                } else {
+                    HostData::Other
+                }
+            }
+            (Some(a), Some(b)) => {
+                let each = a.bytes.len() / ITEMS;
+                let rows = &a.bytes[each * part.start..each * part.end];
+                if rows == &b.bytes[..] { HostData::Rows } else { HostData::Other }
+            }
+            _ => HostData::Other,
+        };
+        let proof = prove(&as_proof(&whole, ITEMS), &as_proof(&recording, part.len()), &host);
+        // What one part has to be given is nothing to another, which begins with the first item.
+        let rank = |proof: &Proof| match proof {
+            Proof::Adds(adds) => usize::from(!adds.given.is_empty()),
+            Proof::Mixed(_) => 2,
+            Proof::Undecided(_) => 3,
+        };
+        if worst.as_ref().is_none_or(|worst| rank(worst) < rank(&proof)) {
+            worst = Some(proof);
+        }
+    }
+    worst.expect("there is a part")
+}
+
+/// A proof in a word.
+fn said(proof: &Proof) -> &'static str {
+    match proof {
+        Proof::Adds(adds) => match (adds.is_mean, adds.given.is_empty(), &adds.once) {
+            (true, true, _) => "mean",
+            (false, true, None) => "sum",
+            (false, true, Some(_)) => "sum and once",
+            (true, false, _) => "given, as a mean",
+            (false, false, None) => "given",
+            (false, false, Some(_)) => "given, and once",
+        },
+        Proof::Mixed(_) => "mixed",
+        Proof::Undecided(_) => "undecided",
+    }
+}
+
+fn gradient<M>(model: &M, batch: &<M as TrainStep>::Input, range: Range<usize>) -> Option<Vec<f64>>
+where
+    M: TrainStep<Input: MicroBatch> + AutodiffModule<B>,
+{
+    let grads = catch_unwind(AssertUnwindSafe(|| {
+        let grads = model.step(batch.range(range)).grads;
+        let mut numbers = Numbers(&grads, Vec::new());
+        model.visit(&mut numbers);
+        numbers.1
+    }));
+    grads.ok().filter(|grads| grads.iter().all(|number| number.is_finite()))
+}
+
+/// How far sums and means of the parts are from the gradient of the batch. `None` if there is no
+/// gradient.
+fn apart<M>(
+    model: &M,
+    batch: &<M as TrainStep>::Input,
+    parts: &[Range<usize>],
+) -> Option<(f64, f64)>
+where
+    M: TrainStep<Input: MicroBatch> + AutodiffModule<B>,
+{
+    let whole = gradient(model, batch, 0..ITEMS)?;
+    if whole.iter().all(|number| *number == 0.0) {
+        return None;
+    }
+    let (mut sum, mut mean) = (vec![0.0; whole.len()], vec![0.0; whole.len()]);
+    // A smaller gradient is what rounding leaves of none.
+    let mut largest = whole.iter().fold(1e-9, |most: f64, number| most.max(number.abs()));
+    for part in parts {
+        let share = part.len() as f64 / ITEMS as f64;
+        for (at, number) in gradient(model, batch, part.clone())?.into_iter().enumerate() {
+            sum[at] += number;
+            mean[at] += share * number;
+            largest = largest.max(number.abs() * share);
+        }
+    }
+    let by = |of: &[f64]| {
+        let apart = of.iter().zip(&whole).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        apart / largest
+    };
+    Some((by(&sum), by(&mean)))
+}
+
+/// A model and a batch in 64 bits.
+fn wide<M: Module<B>>(model: M) -> M {
+    struct Wide;
+
+    impl burn::module::ModuleMapper<B> for Wide {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            let is_trained = param.is_require_grad();
+            param.map(|tensor| {
+                tensor.detach().cast(DType::F64).detach().set_require_grad(is_trained)
+            })
+        }
+    }
+
+    model.map(&mut Wide)
+}
+
+/// What became of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    Proved,
+    Given,
+    Once,
+    Mixed,
+    /// Gradients of the parts add up, and it was not seen.
+    FalselyMixed,
+    Undecided,
+    Nothing,
+}
+
+/// Compares a proof with gradients.
+#[track_caller]
+fn judged(name: &str, proof: &Proof, apart: Option<(f64, f64)>) -> End {
+    let Some((sum, mean)) = apart else { return End::Nothing };
+    match said(proof) {
+        "mean" => assert!(mean < TOLERANCE, "{name} is no mean: {mean:.1e}"),
+        "sum" => assert!(sum < TOLERANCE, "{name} is no sum: {sum:.1e}"),
+        "mixed" if sum < TOLERANCE || mean < TOLERANCE => return End::FalselyMixed,
+        "mixed" => return End::Mixed,
+        "undecided" => return End::Undecided,
+        "sum and once" | "given, and once" => return End::Once,
+        _ => return End::Given,
+    }
+    End::Proved
+}
+
+fn in_64_bits() -> <B as burn::tensor::backend::BackendTypes>::Device {
+    let device = Default::default();
+    // Once for all tests.
+    let _ = set_default_dtypes::<B>(&device, DType::F64, DType::I64);
+    device
+}
+
+/// The same numbers in all tests.
+fn net(device: &<B as burn::tensor::backend::BackendTypes>::Device) -> Net<B> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock();
+    <B as Backend>::seed(device, 7);
+    let net = wide(Net::<B>::new(device));
+    firebox::initialize::<B, _>(&net);
+    net
+}
+
+/// The losses of burn-nn and others: what is said of each, and that it is right.
+#[test]
+fn losses() {
+    let device = in_64_bits();
+    let model = net(&device);
+    let mut table = Vec::new();
+    for (name, expected) in LOSSES {
+        let model = losses::Case { net: model.clone(), loss: name };
+        let batch = Batch::new(ITEMS, &device);
+        let proof = proof(&model, &batch, &PARTS);
+        let end = judged(name, &proof, apart(&model, &batch, &PARTS));
+        println!("{name:24} {:16} {end:?} {proof:?}", said(&proof));
+        if said(&proof) != *expected {
+            table.push(format!("{name}: {} instead of {expected}: {proof:?}", said(&proof)));
+        }
+        assert_ne!(end, End::FalselyMixed, "{name}");
+    }
+    assert!(table.is_empty(), "{table:#?}");
+}
+
+/// Parts of one item have no sums over dimensions of one.
+#[test]
+fn parts_of_one_item() {
+    let device = in_64_bits();
+    let model = net(&device);
+    for (name, expected) in LOSSES.iter().filter(|(_, said)| ["mean", "sum"].contains(said)) {
+        let model = losses::Case { net: model.clone(), loss: name };
+        let batch = Batch::new(ITEMS, &device);
+        let proof = proof(&model, &batch, &SINGLE);
+        judged(name, &proof, apart(&model, &batch, &SINGLE));
+        assert_eq!(said(&proof), *expected, "{name}: {proof:?}");
+    }
+}
+
+fn of_zoo<M>(expected: &str)
+where
+    M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
+{
+    let device = in_64_bits();
+    let model = wide(<M as Zoo<B>>::new(&device));
+    let batch = M::batch(&(0..ITEMS).map(|item| item * 37 + 5).collect::<Vec<_>>(), &device);
+    let proof = proof(&model, &batch, &PARTS);
+    println!("{:12} {proof:?}", M::NAME);
+    assert_eq!(said(&proof), expected, "{}: {proof:?}", M::NAME);
+}
+
+#[test]
+fn models() {
+    of_zoo::<zoo::Mlp<B>>("mean");
+    of_zoo::<zoo::Wide<B>>("mean");
+    of_zoo::<zoo::Gpt<B>>("mean");
+    of_zoo::<zoo::Encoder<B>>("mean");
+    of_zoo::<zoo::Recurrent<B>>("mean");
+    of_zoo::<zoo::UNet<B>>("mean");
+    of_zoo::<zoo::Autoencoder<B>>("mean");
+    of_zoo::<zoo::Siamese<B>>("mean");
+    // They normalize over the batch.
+    of_zoo::<zoo::Cnn<B>>("mixed");
+    of_zoo::<zoo::ResNet<B>>("mixed");
+    // It reads values.
+    of_zoo::<zoo::Reader<B>>("undecided");
+}
+
+/// Prints the operations of a program whose proof is wrong.
+fn show(trace: &Trace) {
+    for (at, call) in trace.calls() {
+        let inputs: Vec<u32> = call.inputs.iter().map(|input| input.tensor.0).collect();
+        let shapes = call.outputs.iter().map(|made| (made.0, trace.tensor(*made).shape.to_vec()));
+        println!("{at} {} {inputs:?} -> {:?}", call.name, shapes.collect::<Vec<_>>());
+    }
+    for (at, tensor) in trace.tensors.iter().enumerate() {
+        if let Some(label) = tensor.label.as_ref() {
+            println!("{at} {:?} {}", label.category, label.name);
+        }
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    let number = |text: String| text.parse().unwrap_or_else(|_| panic!("{name} is a number"));
+    std::env::var(name).map_or(default, number)
+}
+
+/// What is proved of random programs is so.
+#[test]
+fn random_programs() {
+    let device = in_64_bits();
+    let net = net(&device);
+    let (from, cases) = (setting("PROOF_FROM", 1), setting("PROOF_CASES", 200));
+    std::panic::set_hook(Box::new(|_| ()));
+    let mut ends = BTreeMap::<End, usize>::new();
+    let mut falsely = Vec::new();
+    for seed in from..from + cases {
+        let model = random::Program { net: net.clone(), seed };
+        let batch = Batch::new(ITEMS, &device);
+        let proof = proof(&model, &batch, &PARTS);
+        let end = catch_unwind(AssertUnwindSafe(|| {
+            judged(&format!("program {seed}"), &proof, apart(&model, &batch, &PARTS))
+        }));
+        let Ok(end) = end else {
+            let _ = std::panic::take_hook();
+            let whole = recorded(&model, &batch, 0..ITEMS).expect("it was recorded");
+            show(whole.trace());
+            panic!("program {seed} is no {}: {:?}", said(&proof), apart(&model, &batch, &PARTS));
+        };
+        *ends.entry(end).or_default() += 1;
+        if let (End::Undecided, Proof::Undecided(why)) = (end, &proof) {
+            println!("program {seed}: {why}");
+        }
+        if end == End::FalselyMixed {
+            falsely.push(seed);
+        }
+    }
+    let _ = std::panic::take_hook();
+    println!("{ends:?}, falsely mixed: {falsely:?}");
+    let of = |end: End| ends.get(&end).copied().unwrap_or(0);
+    assert!(of(End::Proved) * 6 > cases as usize, "{ends:?}");
+    assert!(of(End::FalselyMixed) * 10 <= of(End::Mixed), "{ends:?}");
+}
