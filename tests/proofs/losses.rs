@@ -199,6 +199,7 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("clipped each", "mean"),
     ("uncertainty", "mean"),
     ("gram", "given"),
+    ("one item counts more", "given"),
     // Items that meet.
     ("contrast", "mixed"),
     ("root of a mean", "mixed"),
@@ -447,6 +448,7 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
                 Tensor::cat(vec![hidden.clone().slice([1..n]), hidden.clone().slice([0..1])], 0);
             (hidden * next).mean()
         }
+        "one item counts more" => squares().slice([0..1]).sum() + squares().mean(),
         "mixed up reshape" => {
             let words = net.of_tokens(batch).swap_dims(0, 1).reshape([n, LONG, WIDE]);
             let seen = net.out.forward(words.mean_dim(1).squeeze_dim::<2>(1));

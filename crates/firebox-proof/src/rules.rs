@@ -287,6 +287,8 @@ impl Follow<'_> {
         let mut fits = (0..x.out.shape.num_dims())
             .filter(|dim| Some(*dim) != item)
             .all(|dim| x.ranges.get(dim) == y.ranges.get(dim) || start(x, dim) == start(y, dim));
+        // What has no items has its place among them.
+        fits &= of.axis().is_none() || value.axis().is_some();
         if let (Some(all), Kind::ByItem(part, _)) = (of.axis(), &mut value.kind) {
             // Whole rounds of items are put among equal ones, or among others of the same order.
             let parts = start(x, all.dim).zip(start(y, all.dim));
