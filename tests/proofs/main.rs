@@ -26,8 +26,8 @@ use firebox_trace::{Category, Label, Trace};
 
 use crate::losses::{Batch, LOSSES, Net};
 
-pub type L = Lazy<Flex>;
-pub type B = Autodiff<L>;
+type L = Lazy<Flex>;
+type B = Autodiff<L>;
 
 /// The items of the batch, and its parts.
 const ITEMS: usize = 13;
@@ -193,7 +193,7 @@ where
     }
     let (mut sum, mut mean) = (vec![0.0; whole.len()], vec![0.0; whole.len()]);
     // A smaller gradient is what rounding leaves of none.
-    let mut largest = whole.iter().fold(1e-9, |most: f64, number| most.max(number.abs()));
+    let mut largest = whole.iter().fold(1e-6, |most: f64, number| most.max(number.abs()));
     for part in parts {
         let share = part.len() as f64 / ITEMS as f64;
         for (at, number) in gradient(model, batch, part.clone())?.into_iter().enumerate() {

@@ -126,10 +126,13 @@ impl Target {
     ) -> anyhow::Result<Result<PlanReport, String>> {
         match self.planner.plan(trace, batch) {
             Err(error @ TrainError::Plan { .. }) => Ok(Err(error.to_string())),
-            Ok(report) if is_of_burn_0_22(trace) => {
-                Ok(Ok(PlanReport { estimate: Estimate::Heuristic, ..report }))
+            plan => {
+                let mut report = plan?;
+                if is_of_burn_0_22(trace) {
+                    report.estimate = Estimate::Heuristic;
+                }
+                Ok(Ok(report))
             }
-            plan => Ok(Ok(plan?)),
         }
     }
 }
