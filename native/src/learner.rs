@@ -271,15 +271,15 @@ where
     <M as TrainStep>::Input: MicroBatch,
     <M as InferenceStep>::Input: MicroBatch,
 {
-    /// Records the step for batches of all sizes and all splits, for `firebox plan` and `firebox
-    /// show` of the command line: about a hundred rehearsals on up to 24 items of `batch`, and three
-    /// on all of them. Nothing is trained. What the command says of a card is what burn 0.21 and
-    /// its kernels would take there, for the same operations.
+    /// Records the step for batches of all sizes and all splits, for `firebox plan` and the other
+    /// commands: about a hundred rehearsals on up to 24 items of `batch`, and two on all of them.
+    /// Nothing is trained. What the command says of a card is what burn 0.21 and its kernels would
+    /// take there, for the same operations.
     ///
     /// # Errors
     ///
-    /// [`TrainError::NotTraced`] if the device does not say what it computes (GPUs with burn's fusion
-    /// do), or if the step is another program for other sizes.
+    /// [`TrainError::NotTraced`] if the device does not say what it computes (GPUs with burn's
+    /// fusion do), or if the step is another program for other sizes.
     #[cfg(feature = "cubecl")]
     pub fn trace(&self, batch: &<M as TrainStep>::Input) -> Result<SavedTrace, TrainError> {
         let Self { model, optim, lr_scheduler, builder } = self;

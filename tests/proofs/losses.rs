@@ -379,7 +379,7 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
         "two views" => {
             let both = Tensor::cat(vec![batch.x.clone(), batch.x.clone() * 0.5 + 0.1], 0);
             let seen = net.first.forward(both).tanh();
-            (seen.clone().slice([0..n]) - seen.slice([n..2 * n])).square().mean()
+            (seen.clone().slice(0..n) - seen.slice(n..2 * n)).square().mean()
         }
         "repeated items" => {
             let seen: Tensor<B, 2> = hidden().unsqueeze_dim::<3>(1).repeat_dim(1, 3).flatten(0, 1);
@@ -398,7 +398,7 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
         }
         "uncertainty" => {
             let doubts = net.group_norm.gamma.as_ref().expect("it has one").val();
-            let [one, other] = [0, 1].map(|at| doubts.clone().slice([at..at + 1]));
+            let [one, other] = [0, 1].map(|at| doubts.clone().slice(at..at + 1));
             cross_entropy(logits()) * one.clone().neg().exp()
                 + one
                 + squares().mean() * other.clone().neg().exp()
@@ -440,15 +440,14 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
         "running sum" => net.out.forward(hidden().cumsum(0)).square().mean(),
         "first item as anchor" => {
             let hidden = hidden();
-            (hidden.clone() - hidden.slice([0..1])).square().mean()
+            (hidden.clone() - hidden.slice(0..1)).square().mean()
         }
         "the next item" => {
             let hidden = hidden();
-            let next =
-                Tensor::cat(vec![hidden.clone().slice([1..n]), hidden.clone().slice([0..1])], 0);
+            let next = Tensor::cat(vec![hidden.clone().slice(1..n), hidden.clone().slice(0..1)], 0);
             (hidden * next).mean()
         }
-        "one item counts more" => squares().slice([0..1]).sum() + squares().mean(),
+        "one item counts more" => squares().slice(0..1).sum() + squares().mean(),
         "mixed up reshape" => {
             let words = net.of_tokens(batch).swap_dims(0, 1).reshape([n, LONG, WIDE]);
             let seen = net.out.forward(words.mean_dim(1).squeeze_dim::<2>(1));

@@ -113,7 +113,7 @@ fn operation<B: Backend>(
             let largest = a.clone().argmax(dim);
             a.gather(dim, largest)
         }
-        33 if a.dims()[dim] % 2 == 0 => a.chunk(2, dim).remove(0),
+        33 if a.dims()[dim].is_multiple_of(2) => a.chunk(2, dim).remove(0),
         34 => {
             let order = a.clone().detach().argsort(dim);
             a.gather(dim, order)

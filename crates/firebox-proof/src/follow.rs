@@ -14,12 +14,23 @@ use crate::{HostData, Recording};
 #[derive(Clone, Copy)]
 pub(crate) struct Both<'b>(pub(crate) &'b TensorIr, pub(crate) &'b TensorIr);
 
-impl Both<'_> {
-    /// The dimensions that follow from the number of items.
-    pub(crate) fn scaled(self) -> Vec<usize> {
-        scaled(&self.0.shape, &self.1.shape)
+impl<'b> Both<'b> {
+    fn shapes(self) -> [&'b Shape; 2] {
+        [&self.0.shape, &self.1.shape]
     }
 }
+
+/// What of a shape follows from the number of items.
+#[derive(Clone, Copy)]
+enum Items {
+    None,
+    /// One dimension, with so many slices of each item.
+    In(Axis),
+    /// Several, or one by another rule.
+    Unclear,
+}
+
+const UNCLEAR: &str = "a size follows from the number of items";
 
 fn scaled(one: &Shape, other: &Shape) -> Vec<usize> {
     (0..one.num_dims()).filter(|dim| other.get(*dim) != one.get(*dim)).collect()
@@ -140,6 +151,19 @@ impl<'a> Follow<'a> {
         Ok(follow)
     }
 
+    /// Where items are in a tensor of these shapes.
+    fn items(&self, [one, other]: [&Shape; 2]) -> Items {
+        match scaled(one, other)[..] {
+            [] => Items::None,
+            [dim] => {
+                let inner = one[dim] / self.n[0];
+                let fits = inner * self.n[0] == one[dim] && inner * self.n[1] == other[dim];
+                if fits { Items::In(Axis::of_items(dim, inner)) } else { Items::Unclear }
+            }
+            _ => Items::Unclear,
+        }
+    }
+
     pub(crate) fn value(&self, tensor: TensorIndex) -> Option<&Value> {
         self.values.get(&tensor)
     }
@@ -158,12 +182,12 @@ impl<'a> Follow<'a> {
             let (a, b) = (cuts[0].shape(*tensor), cuts[1].shape(*other));
             let label = first.trace.tensor(*tensor).label.as_ref();
             let pure = label.is_none_or(|label| label.category != Category::Parameter);
-            let kind = match scaled(a, b)[..] {
-                [] => Kind::Fixed(BTreeSet::new()),
-                [dim] if a[dim] % self.n[0] == 0 && a[dim] / self.n[0] * self.n[1] == b[dim] => {
-                    Kind::ByItem(Axis::of_items(dim, a[dim] / self.n[0]), no_terms())
+            let kind = match self.items([a, b]) {
+                Items::None => Kind::Fixed(BTreeSet::new()),
+                Items::In(axis) => Kind::ByItem(axis, no_terms()),
+                Items::Unclear => {
+                    return Err("a tensor of the batch has no dimension of items".to_owned());
                 }
-                _ => return Err("a tensor of the batch has no dimension of items".to_owned()),
             };
             let value = Value { root: Root::Tensor(*tensor), ..Value::new(kind, pure) };
             self.values.insert(*tensor, value);
@@ -185,14 +209,14 @@ impl<'a> Follow<'a> {
         let root = Root::Tensor(tensors.0);
         let data = (self.host)(tensors.0, tensors.1);
         let given = BTreeSet::from([root]);
-        let kind = match (&scaled(shapes[0], shapes[1])[..], data) {
-            ([], HostData::Same) => Kind::Fixed(BTreeSet::new()),
-            ([], _) => Kind::Fixed(given),
-            ([dim], _) if shapes[0][*dim] % self.n[0] == 0 => {
-                let term = if data == HostData::Rows { Term::default() } else { Term::of(given) };
-                Kind::ByItem(Axis::of_items(*dim, shapes[0][*dim] / self.n[0]), [term].into())
+        let kind = match (self.items(shapes), data) {
+            (Items::None, HostData::Same) => Kind::Fixed(BTreeSet::new()),
+            (Items::None, _) => Kind::Fixed(given),
+            (Items::In(axis), HostData::Rows) => Kind::ByItem(axis, no_terms()),
+            (Items::In(axis), _) => Kind::ByItem(axis, [Term::of(given)].into()),
+            (Items::Unclear, _) => {
+                Kind::Mixed(self.meet("data of the host has no dimension of items"))
             }
-            _ => Kind::Mixed(self.meet("data of the host has no dimension of items")),
         };
         Value { root, ..Value::new(kind, true) }
     }
@@ -285,7 +309,7 @@ impl<'a> Follow<'a> {
             Some(tensor) => Root::Tensor(*tensor),
             None => Root::Inside((self.step as u32) << 6 | local as u32 & 63),
         };
-        let dims = out.scaled();
+        let dims = scaled(&out.0.shape, &out.1.shape);
         let is_sound = match &value.kind {
             Kind::Fixed(_) | Kind::Sum { .. } => dims.is_empty(),
             Kind::ByItem(axis, _) => {
@@ -299,7 +323,7 @@ impl<'a> Follow<'a> {
         };
         let mut value = match is_sound {
             true => value,
-            false => self.mix(out, value.pure, "a size follows from the number of items"),
+            false => self.mix(out, value.pure, UNCLEAR),
         };
         // What depends on the batch alone stands for itself.
         let pure = value.pure;
@@ -323,15 +347,10 @@ impl<'a> Follow<'a> {
     /// the items.
     fn of_whole(&self, out: Both<'_>) -> Option<Value> {
         let own = BTreeSet::from([OWN]);
-        let kind = match out.scaled()[..] {
-            [] => Kind::Fixed(own),
-            [dim] => {
-                let inner = out.0.shape[dim] / self.n[0];
-                let fits =
-                    inner * self.n[0] == out.0.shape[dim] && inner * self.n[1] == out.1.shape[dim];
-                fits.then(|| Kind::ByItem(Axis::of_items(dim, inner), [Term::of(own)].into()))?
-            }
-            _ => return None,
+        let kind = match self.items(out.shapes()) {
+            Items::None => Kind::Fixed(own),
+            Items::In(axis) => Kind::ByItem(axis, [Term::of(own)].into()),
+            Items::Unclear => return None,
         };
         Some(Value::new(kind, true))
     }
@@ -567,13 +586,11 @@ impl<'a> Follow<'a> {
     }
 
     pub(crate) fn reshape(&mut self, value: &Value, input: Both<'_>, out: Both<'_>) {
-        let dims = out.scaled();
-        let n = self.n;
+        let (n, items) = (self.n, self.items(out.shapes()));
         self.moved(value, out, |axis| {
             if axis.uniform {
-                let [dim] = dims[..] else { return None };
-                let inner = out.0.shape[dim] / n[0];
-                return Some(Axis { uniform: true, free: true, ..Axis::of_items(dim, inner) });
+                let Items::In(axis) = items else { return None };
+                return Some(Axis { uniform: true, free: true, ..axis });
             }
             (0..out.0.shape.num_dims()).find_map(|dim| {
                 let first = reshaped(axis, &input.0.shape, (&out.0.shape, dim), n[0])?;
@@ -587,18 +604,16 @@ impl<'a> Follow<'a> {
     pub(crate) fn expand(&mut self, value: &Value, input: &TensorIr, out: Both<'_>) {
         let more = out.0.shape.num_dims() - input.shape.num_dims();
         let is_single = input.shape.num_elements() == 1;
-        let made = match (&value.kind, &out.scaled()[..]) {
+        let made = match (&value.kind, self.items(out.shapes())) {
             (Kind::ByItem(axis, terms), _) => {
                 let axis = Axis { dim: axis.dim + more, ..*axis };
                 Value::new(Kind::ByItem(axis, terms.clone()), value.pure)
             }
             (Kind::Mixed(_), _) => self.after_mixed(out, &[value]).expect("it is mixed"),
-            (kind, []) => Value::new(kind.clone(), value.pure),
-            (_, [dim]) => match value.factor() {
+            (kind, Items::None) => Value::new(kind.clone(), value.pure),
+            (_, Items::In(axis)) => match value.factor() {
                 Some(given) => {
-                    let inner = out.0.shape[*dim] / self.n[0];
-                    let axis =
-                        Axis { uniform: is_single, free: true, ..Axis::of_items(*dim, inner) };
+                    let axis = Axis { uniform: is_single, free: true, ..axis };
                     let term = match value.pure && !given.is_empty() {
                         true => Term::default().scaled(value.root, 1),
                         false => Term::of(given),
@@ -607,7 +622,7 @@ impl<'a> Follow<'a> {
                 }
                 None => self.mix(out, value.pure, "a sum over items is given to each"),
             },
-            _ => self.mix(out, value.pure, "two dimensions follow from the number of items"),
+            _ => self.mix(out, value.pure, UNCLEAR),
         };
         self.set(out, Value { zero: value.zero, ..made });
     }
@@ -621,14 +636,13 @@ impl<'a> Follow<'a> {
         zero: bool,
     ) {
         let given: BTreeSet<Root> = root.into_iter().collect();
-        let made = match out.scaled()[..] {
-            [] => Value::new(Kind::Fixed(given), !is_random),
-            [dim] if out.0.shape[dim] % self.n[0] == 0 => {
-                let axis = Axis::of_items(dim, out.0.shape[dim] / self.n[0]);
+        let made = match self.items(out.shapes()) {
+            Items::None => Value::new(Kind::Fixed(given), !is_random),
+            Items::In(axis) => {
                 let axis = Axis { uniform: !is_random, free: !is_random, ..axis };
                 Value::new(Kind::ByItem(axis, [Term::of(given)].into()), !is_random)
             }
-            _ => self.mix(out, !is_random, "two dimensions follow from the number of items"),
+            Items::Unclear => self.mix(out, !is_random, UNCLEAR),
         };
         self.set(out, Value { zero, ..made });
     }
@@ -637,7 +651,8 @@ impl<'a> Follow<'a> {
     pub(crate) fn rounds(&self, axis: Axis, parts: [(usize, usize); 2]) -> Option<usize> {
         let of = |at: usize| {
             let ((start, len), round) = (parts[at], self.n[at] * axis.inner);
-            (start % round == 0 && len % round == 0).then(|| (start / round, len / round))
+            let is_whole = start.is_multiple_of(round) && len.is_multiple_of(round);
+            is_whole.then(|| (start / round, len / round))
         };
         let (one, other) = (of(0)?, of(1)?);
         (one == other).then_some(one.1)
@@ -685,7 +700,9 @@ fn reshaped(axis: Axis, from: &Shape, (to, dim): (&Shape, usize), n: usize) -> O
     let before = product(&from[..axis.dim]) * axis.outer;
     let behind = axis.inner * product(&from[axis.dim + 1..]);
     let (a, c) = (product(&to[..dim]).max(1), product(&to[dim + 1..]).max(1));
-    let fits = before % a == 0 && behind % c == 0 && before / a * n * (behind / c) == to[dim];
+    let fits = before.is_multiple_of(a)
+        && behind.is_multiple_of(c)
+        && before / a * n * (behind / c) == to[dim];
     let (outer, inner) = (before / a, behind / c);
     fits.then_some(Axis { dim, outer, inner, uniform: false, free: false })
 }

@@ -84,8 +84,8 @@ pub struct Adds {
     pub once: Option<String>,
 }
 
-/// A tensor that depends on the batch alone, of which parts need the whole batch's value: all of it,
-/// or the rows of their items.
+/// A tensor that depends on the batch alone, of which parts need the whole batch's value: all of
+/// it, or the rows of their items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Given {
     /// The tensor in the recording of the batch.

@@ -298,7 +298,7 @@ impl Follow<'_> {
             fits &= all.dim == part.dim
                 && rounds.is_some()
                 && (all.free || all.inner == part.inner)
-                && x.tensor.shape[all.dim] % round == 0;
+                && x.tensor.shape[all.dim].is_multiple_of(round);
             part.outer = x.tensor.shape[all.dim] / round.max(1);
             (part.free, part.uniform) = (false, false);
         }
