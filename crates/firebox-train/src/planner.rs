@@ -101,6 +101,8 @@ struct Plans {
     open: Option<(Phase, Shape)>,
     /// Whether batches are cut to learn their shapes.
     looks_at_shapes: bool,
+    /// The structural hash of cutting the latest batch. `None` if it was not cut.
+    form: Option<StructuralHash>,
     /// The bytes of the current batch, where they are needed.
     batch: Bytes,
     /// The bytes of batches that outgrew their plan, by their number of items.
@@ -215,6 +217,7 @@ impl Planner {
             kept: HashMap::new(),
             open: None,
             looks_at_shapes: true,
+            form: None,
             batch: Bytes::ZERO,
             outgrown: HashMap::new(),
         };
@@ -319,6 +322,12 @@ impl Planner {
     /// The memory model that plans are made with.
     pub(crate) fn memory(&self) -> &Arc<dyn MemoryModel> {
         &self.memory
+    }
+
+    /// The structural hash of cutting the latest batch, which tells batches of other shapes apart.
+    /// `None` if it was not cut.
+    pub(crate) fn form(&self) -> Option<StructuralHash> {
+        self.plans.form
     }
 
     /// What training may use.

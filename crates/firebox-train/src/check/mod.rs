@@ -20,7 +20,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
 use burn::train::Learner;
 use firebox_lazy::{Input, RecordError, SavedStates, StepRecorder, rehearsing, restore};
-use firebox_trace::{Bytes, Footprint, MemoryModel, Nonlinear, Trace};
+use firebox_trace::{Bytes, Footprint, MemoryModel, Nonlinear, StructuralHash, Trace};
 
 use crate::components::{LazyComponents, TrainBatch};
 use crate::device::own_pool::TrainingPool;
@@ -30,7 +30,6 @@ use crate::gradients::forget_graphs_without;
 use crate::parameters::{has_untrained, parameters};
 use crate::planner::rehearsal::train_step;
 use crate::planner::rehearsed::recording_bytes;
-use crate::planner::shape::Shape;
 use crate::reduction::LossReduction;
 use crate::share::with_share;
 use crate::splitter::Splitter;
@@ -105,7 +104,8 @@ pub(crate) struct ToSplit<'a, I, S> {
     pub(crate) weight: f64,
     /// The most items in one of its micro-batches.
     pub(crate) micro_batch: usize,
-    pub(crate) shape: Shape,
+    /// What tells batches of other shapes apart, if that is known.
+    pub(crate) form: Option<StructuralHash>,
     /// The last of its micro-batches of each size.
     pub(crate) parts: Vec<Range<usize>>,
     pub(crate) splitter: &'a S,

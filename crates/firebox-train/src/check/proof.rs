@@ -28,6 +28,8 @@ pub(crate) enum Proved {
         /// Where items meet.
         at: Option<String>,
     },
+    /// Items meet here, and may come apart again.
+    Meet(String),
     /// Nothing, for this reason.
     Undecided(String),
 }
@@ -54,7 +56,7 @@ where
             match self.judge(proof) {
                 Proved::Exact => {}
                 differs @ Proved::Differs { .. } => return differs,
-                undecided @ Proved::Undecided(_) => proved = undecided,
+                undecided => proved = undecided,
             }
         }
         proved
@@ -115,11 +117,12 @@ where
             Proof::Mixed(_) if self.means.normalizes => {
                 return Proved::Undecided(OF_STATISTICS.to_owned());
             }
-            Proof::Mixed(mixed) => {
+            Proof::Mixed(mixed) if mixed.certain => {
                 let at = Some(mixed.to_string());
                 let (coupling, parameter) = (Coupling::Items, mixed.parameter);
                 return Proved::Differs { coupling, parameter, at };
             }
+            Proof::Mixed(mixed) => return Proved::Meet(mixed.to_string()),
         };
         if !adds.given.is_empty() {
             let why = "parts would have to be given numbers of the whole batch";

@@ -45,6 +45,7 @@ impl Shape {
     {
         let mut shape = Self::of_items(items);
         planner.plans.batch = Bytes::ZERO;
+        planner.plans.form = None;
         if !planner.plans.looks_at_shapes {
             return shape;
         }
@@ -57,6 +58,11 @@ impl Shape {
                 splitter.range(batch, if on_host { 0..items.max(2) - 1 } else { 0..1 })
             })
         }));
+        if let Ok(Ok(recording)) = &cut {
+            let trace = recording.trace();
+            let tells = |step: &Step| matches!(step, Step::Call(_) | Step::Upload { .. });
+            planner.plans.form = trace.steps.iter().any(tells).then(|| trace.structural_hash());
+        }
         match cut {
             Ok(Ok(recording)) if on_host => {
                 let inputs = recording.inputs().into_iter();
@@ -64,11 +70,7 @@ impl Shape {
                     inputs.map(|input| Bytes::of_elements(&input.shape, input.dtype)).sum();
                 shape.from = planner.outgrown(phase, items);
             }
-            Ok(Ok(recording)) => {
-                let trace = recording.trace();
-                let tells = |step: &Step| matches!(step, Step::Call(_) | Step::Upload { .. });
-                shape.cut = trace.steps.iter().any(tells).then(|| trace.structural_hash());
-            }
+            Ok(Ok(_)) => shape.cut = planner.plans.form,
             Ok(Err(error)) => {
                 log::debug!("batches are told apart by their items alone: {error}");
                 planner.plans.looks_at_shapes = false;

@@ -50,6 +50,7 @@ use crate::planner::shape::Shape;
 use crate::planner::{Planner, Prepared};
 use crate::progress::Screen;
 use crate::ranks::Team;
+use crate::reduction::LossReduction;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::run::splits::SplitsFile;
 use crate::settings::Settings;
@@ -406,7 +407,7 @@ where
             items,
             weight: weight.stated,
             micro_batch,
-            shape,
+            form: planner.form(),
             parts: vec![0..micro_batch, micro_batch..items],
             splitter,
             reduction,
@@ -455,6 +456,7 @@ where
                 &mut |output, part, items| {
                     let scale = watch.heard_nothing().and_then(|()| scaling.undo())?;
                     let (part, grads) = (weight.of_part(part, items), output.grads);
+                    seen.weighs |= reduction == LossReduction::Mean && part != items as f64;
                     micro_batches += 1;
                     parts += part;
                     let begin = done;

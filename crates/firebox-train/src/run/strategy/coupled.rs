@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use burn::module::Module;
 use burn::train::Learner;
 use firebox_lazy::{forget_calls, in_full_precision};
-use firebox_trace::{Bytes, Nonlinear, PoolPages};
+use firebox_trace::{Bytes, Nonlinear, PoolPages, StructuralHash};
 use rustc_hash::FxHashSet;
 
 use crate::check::{
@@ -19,7 +19,7 @@ use crate::components::{LazyComponents, TrainBatch};
 use crate::error::TrainError;
 use crate::iteration::queue::give_back;
 use crate::planner::Planner;
-use crate::planner::shape::Shape;
+use crate::reduction::LossReduction;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::weights;
@@ -36,7 +36,7 @@ pub(super) struct Known {
     found: SplitCheck,
     later: Later,
     /// The splits that are proved.
-    proved: FxHashSet<(Shape, Vec<usize>)>,
+    proved: FxHashSet<(Option<StructuralHash>, Vec<usize>)>,
     /// Whether proofs are no longer tried, because one was not found.
     unproved: bool,
     /// Whether the device compared a micro-batch with its halves, because the host could not. Later
@@ -81,6 +81,8 @@ pub(super) struct Seen {
     pub(super) nothing: Option<(usize, usize)>,
     /// Whether a part was another program than those of the batches before.
     pub(super) is_new: bool,
+    /// Whether a part weighs otherwise than by its items.
+    pub(super) weighs: bool,
     /// Whether it is the last batch of training.
     pub(super) is_last: bool,
 }
@@ -183,7 +185,7 @@ impl Known {
         // A step that is another program time and again is looked at less and less.
         // A proof holds for the program that was recorded.
         let is_time = !is_proved && (seen.is_last || seen.step >= agreed + interval);
-        let is_due = is_new && seen.step >= agreed + news || is_time;
+        let is_due = is_new && seen.step >= agreed + news || is_time || is_proved && seen.weighs;
         let is_cheap = pace.is_none_or(|(took, ended)| ended.elapsed() >= took * SHARE_OF_TIME);
         let is_first_of_nothing = seen.nothing.is_some() && !nothing_seen && !is_proved;
         if !(is_due && is_cheap || is_first_of_nothing) {
@@ -318,9 +320,10 @@ impl Means {
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
-        let ToSplit { items, weight, micro_batch, shape, .. } = *to_split;
-        let split = (shape, to_split.parts.iter().map(Range::len).collect());
-        if known.proved.contains(&split) {
+        let ToSplit { items, weight, micro_batch, form, .. } = *to_split;
+        let split = (form, to_split.parts.iter().map(Range::len).collect());
+        let weighs = to_split.reduction == LossReduction::Mean && weight != items as f64;
+        if form.is_some() && known.proved.contains(&split) && !weighs {
             return Ok(Bytes::ZERO);
         }
         if let Some(Nonlinear { operation, parameter }) = self.nonlinear.clone() {
@@ -331,10 +334,14 @@ impl Means {
             return Ok(Bytes::ZERO);
         }
         let mut check = self.check(learner, to_split, true);
+        let mut meet = None;
         if proves {
             let proved = check.prove(&to_split.parts);
             known.took = known.took.max(check.found.needed.take());
             known.unproved = proved != Proved::Exact;
+            if known.unproved && known.is_proved() {
+                known.found = SplitCheck::NotNeeded;
+            }
             match proved {
                 Proved::Exact => {
                     known.proved.insert(split);
@@ -349,11 +356,9 @@ impl Means {
                     known.learn(outcome, settings)?;
                     return Ok(Bytes::ZERO);
                 }
+                Proved::Meet(at) => meet = Some(at),
                 Proved::Undecided(why) => {
                     log::info!("whether batches may be split is not proved: {why}");
-                    if known.is_proved() {
-                        known.found = SplitCheck::NotNeeded;
-                    }
                 }
             }
         }
@@ -371,6 +376,9 @@ impl Means {
             }
         }
         known.took = known.took.max(check.found.needed.get());
+        if let Outcome::Differs { coupling: Coupling::Items, at, .. } = &mut outcome {
+            *at = meet;
+        }
         match (known.is_proved(), &outcome) {
             (true, Outcome::Differs { .. }) => {
                 log::error!("a proof was wrong: please report this");

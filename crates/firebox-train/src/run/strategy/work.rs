@@ -188,7 +188,7 @@ where
             items,
             weight,
             micro_batch,
-            shape: prepared.shape,
+            form: planner.form(),
             parts,
             splitter,
             reduction: settings.reduction,
