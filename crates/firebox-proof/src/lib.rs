@@ -75,8 +75,10 @@ pub enum Proof {
 /// How the gradients of parts add up to that of their batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adds {
-    /// Whether they add up like means, by their numbers of items. Otherwise they are sums.
+    /// Whether they add up like means, by their numbers of items.
     pub is_mean: bool,
+    /// Whether they add up as they are. Both where no gradient depends on the items.
+    pub is_sum: bool,
     /// What parts have to be given of the whole batch. Nothing for most losses.
     pub given: Vec<Given>,
     /// The path of a parameter whose gradient has a summand that occurs once for each batch, such
@@ -231,7 +233,7 @@ fn added(
     if terms.iter().any(|term| !matches!(power(term), 0 | -1)) {
         return Err("a gradient is scaled by another power of the number of items");
     }
-    let is_sum = terms.iter().all(|term| power(term) == 0) && !terms.is_empty();
+    let is_sum = terms.iter().all(|term| power(term) == 0);
     let roots: BTreeSet<Root> =
         terms.iter().flat_map(Term::roots).filter(|root| *root != Root::Items).collect();
     let roots = &roots | &given_once;
@@ -240,7 +242,7 @@ fn added(
     }
     if is_sum && (roots.is_empty() || once.is_none()) {
         let given = roots.iter().map(|root| given(follow, *root, 0)).collect::<Result<_, _>>()?;
-        return Ok(Adds { is_mean: false, given, once });
+        return Ok(Adds { is_mean: terms.is_empty(), is_sum, given, once });
     }
     // Sums become means by what scales them.
     let scales = |term: &Term| -> Option<(Root, i32)> {
@@ -268,7 +270,7 @@ fn added(
     };
     let share = |root: &Root| chosen.get(root).copied().unwrap_or(0);
     let given = roots.iter().map(|root| given(follow, *root, share(root)));
-    Ok(Adds { is_mean: true, given: given.collect::<Result<_, _>>()?, once })
+    Ok(Adds { is_mean: true, is_sum: false, given: given.collect::<Result<_, _>>()?, once })
 }
 
 /// The exponent with which a root scales a term. `None` if the term depends on it otherwise.

@@ -128,7 +128,11 @@ where
             let why = "parts would have to be given numbers of the whole batch";
             return Proved::Undecided(why.to_owned());
         }
-        match (self.of.reduction, adds.is_mean, adds.once) {
+        let fits = match self.of.reduction {
+            LossReduction::Mean => adds.is_mean,
+            LossReduction::Sum => adds.is_sum,
+        };
+        match (self.of.reduction, fits, adds.once) {
             (LossReduction::Mean, true, _) => match self.weighs_by_items() {
                 true => Proved::Exact,
                 false => {
@@ -136,9 +140,9 @@ where
                 }
             },
             (LossReduction::Mean, false, _) => differs(Coupling::Sum, None),
-            (LossReduction::Sum, true, _) => differs(Coupling::Mean, None),
-            (LossReduction::Sum, false, None) => Proved::Exact,
-            (LossReduction::Sum, false, once) => differs(Coupling::Penalty, once),
+            (LossReduction::Sum, false, _) => differs(Coupling::Mean, None),
+            (LossReduction::Sum, true, None) => Proved::Exact,
+            (LossReduction::Sum, true, once) => differs(Coupling::Penalty, once),
         }
     }
 
