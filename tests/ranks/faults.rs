@@ -147,7 +147,7 @@ fn early_stopping() {
 fn coupled() {
     let ended = start(&Job::Coupled, 2).wait();
     assert!(!ended.succeeded);
-    all_alike(&ended.said, 2, "rank", "a batch cannot be split: some items of it");
+    all_alike(&ended.said, 2, "rank", "a batch cannot be split: its operations do not give");
 }
 
 fn one_memory() {
