@@ -1,6 +1,6 @@
 //! Follows the items through two recordings of a step, of two numbers of items.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use burn_ir::{NumericOperationIr, OperationIr, ScalarIr, TensorIr};
 use burn_std::Shape;
@@ -103,8 +103,8 @@ pub(crate) struct Follow<'a> {
     /// The first call with numbers of the host that follow from the batch, or data of the host: for
     /// other batches they may be others.
     pub(crate) from_host: Option<String>,
-    /// Operations without a rule, and how often.
-    pub(crate) without_rule: BTreeMap<String, usize>,
+    /// The first operation without a rule.
+    pub(crate) without_rule: Option<String>,
 }
 
 impl<'a> Follow<'a> {
@@ -131,7 +131,7 @@ impl<'a> Follow<'a> {
             name: String::new(),
             met: Vec::new(),
             from_host: None,
-            without_rule: BTreeMap::new(),
+            without_rule: None,
         };
         follow.inputs(recordings, &cuts)?;
         let mut others = Others::new(&cuts[1], std::mem::take(&mut follow.to_other));
@@ -249,9 +249,8 @@ impl<'a> Follow<'a> {
         let operations = |of: &'a firebox_trace::Description| {
             of.operations.iter().filter(|it| !matches!(it, OperationIr::Drop(_)))
         };
-        let differs = || format!("`{}` does something else on {} items", a.name, b.inputs.len());
         if operations(x).count() != operations(y).count() || a.inputs.len() != b.inputs.len() {
-            return Err(differs());
+            return Err(format!("`{}` does something else on {} items", a.name, self.n[1]));
         }
         // Of a commutative call, the operands may have changed places: shapes are told apart only.
         let inputs = (0..).zip(&a.inputs);
@@ -704,7 +703,7 @@ impl<'a> Follow<'a> {
 
     /// An operation that has no rule.
     pub(crate) fn unknown(&mut self, operation: &OperationIr, outs: &[Both<'_>], what: String) {
-        *self.without_rule.entry(what).or_default() += 1;
+        self.without_rule.get_or_insert(what);
         let values: Vec<Value> = operation.inputs().map(|tensor| self.get(tensor)).collect();
         let values: Vec<&Value> = values.iter().collect();
         for out in outs {

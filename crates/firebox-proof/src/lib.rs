@@ -201,7 +201,7 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Pr
     }
     let order = |met: &usize| (!follow.met[*met].is_certain(), follow.met[*met].step);
     let first = mixed.keys().copied().min_by_key(order);
-    if let Some(name) = follow.without_rule.keys().next().filter(|_| first.is_some()) {
+    if let Some(name) = follow.without_rule.as_ref().filter(|_| first.is_some()) {
         return Proof::Undecided(format!("what `{name}` does with items is not known"));
     }
     if let Some(met) = first {

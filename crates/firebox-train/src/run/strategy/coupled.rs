@@ -182,9 +182,9 @@ impl Known {
         }
         let Later { agreed, looks, nothing_seen, is_new, news, pace } = self.later;
         let interval = 1usize.checked_shl(looks).map_or(SELDOM, |steps| steps.min(SELDOM));
-        // A step that is another program time and again is looked at less and less.
         // A proof holds for the program that was recorded.
         let is_time = !is_proved && (seen.is_last || seen.step >= agreed + interval);
+        // A step that is another program time and again is looked at less and less.
         let is_due = is_new && seen.step >= agreed + news || is_time || is_proved && seen.weighs;
         let is_cheap = pace.is_none_or(|(took, ended)| ended.elapsed() >= took * SHARE_OF_TIME);
         let is_first_of_nothing = seen.nothing.is_some() && !nothing_seen && !is_proved;
@@ -321,13 +321,13 @@ impl Means {
         S: Splitter<TrainBatch<LC>>,
     {
         let ToSplit { items, weight, micro_batch, form, .. } = *to_split;
+        if let Some(Nonlinear { operation, parameter }) = self.nonlinear.clone() {
+            known.accept(TrainError::GradientsChanged { operation, parameter }, settings)?;
+        }
         let split = (form, to_split.parts.iter().map(Range::len).collect());
         let weighs = to_split.reduction == LossReduction::Mean && weight != items as f64;
         if form.is_some() && known.proved.contains(&split) && !weighs {
             return Ok(Bytes::ZERO);
-        }
-        if let Some(Nonlinear { operation, parameter }) = self.nonlinear.clone() {
-            known.accept(TrainError::GradientsChanged { operation, parameter }, settings)?;
         }
         let proves = !known.unproved && (known.asks(items, weight) || known.is_proved());
         if !(proves || known.asks(items, weight)) {

@@ -176,13 +176,15 @@ where
             true => items.div_ceil(2),
             false => prepared.plan.split().largest().get(),
         };
+        let split = prepared.plan.split();
+        let (first, rest) = (split.first(), split.rest());
+        let end = first.count * first.size;
         let parts: Vec<Range<usize>> = match prepared.plan.is_whole() {
             true => vec![0..micro_batch, micro_batch..items],
-            false => prepared.plan.ranges().collect(),
+            false => std::iter::once(end - first.size..end)
+                .chain(rest.map(|rest| items - rest.size..items))
+                .collect(),
         };
-        let ends = (1..=parts.len())
-            .filter(|at| parts.get(*at).is_none_or(|next| next.len() != parts[at - 1].len()));
-        let parts = ends.map(|at| parts[at - 1].clone()).collect();
         let to_split = ToSplit {
             batch,
             items,
