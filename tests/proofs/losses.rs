@@ -188,7 +188,7 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("weighted by position", "undecided"),
     ("penalty beside a mean", "mean"),
     ("penalty beside a sum", "sum and once"),
-    ("penalty beside real tokens", "given, as a mean"),
+    ("penalty beside real tokens", "given, and once"),
     ("means of means", "mean"),
     ("times a constant", "mean"),
     ("noise", "mean"),
@@ -198,13 +198,15 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("pairs of its own words", "mean"),
     ("clipped each", "mean"),
     ("uncertainty", "mean"),
-    ("gram", "given"),
+    ("gram", "given, as a sum"),
     ("one item counts more", "given"),
-    ("sevenths of a count", "given, as a mean"),
-    ("words that occur", "given, as a mean"),
-    ("steps that follow from n", "given, as a mean"),
+    ("numbers that do not cancel", "given"),
+    ("rows that do not cancel", "given"),
+    ("sevenths of a count", "given, and once"),
+    ("words that occur", "given, and once"),
+    ("steps that follow from n", "given, and once"),
     ("a penalty that n divides", "undecided"),
-    ("halves of views", "given"),
+    ("halves of views", "given, as a sum"),
     // Items that meet.
     ("contrast", "mixed"),
     ("root of a mean", "mixed"),
@@ -453,6 +455,14 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
             (hidden * next).mean()
         }
         "one item counts more" => squares().slice(0..1).sum() + squares().mean(),
+        "numbers that do not cancel" => {
+            let counts = batch.y.clone().abs().sum_dim(0) + 0.5;
+            ((squares() * counts.clone()).sum_dim(1) / counts * logits().detach()).sum()
+        }
+        "rows that do not cancel" => {
+            let of = batch.y.clone() - batch.y.clone().mean_dim(0) + 3.0;
+            ((squares() * of.clone()).sum_dim(1) / of * logits().detach()).sum()
+        }
         "sevenths of a count" => {
             let whole = batch.many.clone().sum() / 7;
             net.second.weight.val().sum() * whole.float()

@@ -145,4 +145,4 @@ pub use crate::{
     target::{Cuda, Target, Wgpu},
     twin::{DryTwin, Mirrored},
 };
-pub use replay::values::{NotComputed, compute_values};
+pub use replay::values::{Leading, NotComputed, compute_values};

@@ -207,7 +207,8 @@ impl<'a> Follow<'a> {
                     return Err("a tensor of the batch has no dimension of items".to_owned());
                 }
             };
-            let value = Value { root: Root::Tensor(*tensor), ..Value::new(kind, pure) };
+            let root = Root::of(*tensor, a.num_elements());
+            let value = Value { root, ..Value::new(kind, pure) };
             self.values.insert(*tensor, value);
             self.to_other.insert(*tensor, *other);
         }
@@ -224,7 +225,7 @@ impl<'a> Follow<'a> {
 
     /// Host data of a call or an upload.
     fn of_host(&mut self, shapes: [&Shape; 2], tensors: (TensorIndex, TensorIndex)) -> Value {
-        let root = Root::Tensor(tensors.0);
+        let root = Root::of(tensors.0, shapes[0].num_elements());
         let data = (self.host)(tensors.0, tensors.1);
         let given = BTreeSet::from([root]);
         // A sequence follows from its length.
@@ -327,7 +328,7 @@ impl<'a> Follow<'a> {
     pub(crate) fn set(&mut self, out: Both<'_>, value: Value) {
         let local = out.0.id.value();
         let root = match self.places.get(&local) {
-            Some(tensor) => Root::Tensor(*tensor),
+            Some(tensor) => Root::of(*tensor, out.0.shape.num_elements()),
             None => Root::Inside((self.step as u32) << 6 | local as u32 & 63),
         };
         let dims = scaled(&out.0.shape, &out.1.shape);

@@ -11,6 +11,7 @@
 //! (`follow.rs`). Independent operations may come in another order (`pairs.rs`).
 
 mod follow;
+mod given;
 mod pairs;
 mod rules;
 mod value;
@@ -21,7 +22,8 @@ use std::fmt;
 use firebox_trace::{Category, Step, TensorIndex, Trace};
 
 use crate::follow::{Follow, Meeting};
-use crate::value::{Kind, Root, Term};
+pub use crate::given::Given;
+use crate::value::{Kind, Root, Term, Value};
 
 /// The note that ends the cutting of the batch in a recording.
 pub const CUT: &str = "the batch is cut";
@@ -36,6 +38,9 @@ pub struct Recording<'a> {
     pub items: usize,
     /// All tensors that existed before, with numbers that are the same in all recordings.
     pub inputs: Vec<(u64, TensorIndex)>,
+    /// The results of the step besides gradients, such as its loss. Where parts are given numbers
+    /// of the batch, they are given what makes these add up, too, if that is possible.
+    pub outputs: Vec<TensorIndex>,
 }
 
 impl Recording<'_> {
@@ -72,33 +77,26 @@ pub enum Proof {
     Undecided(String),
 }
 
-/// How the gradients of parts add up to that of their batch.
+/// How the gradients of parts add up to that of their batch: as means, as sums, or both, where no
+/// gradient depends on the items or parts are given what scales it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adds {
-    /// Whether they add up like means, by their numbers of items.
-    pub is_mean: bool,
-    /// Whether they add up as they are. Both where no gradient depends on the items.
-    pub is_sum: bool,
-    /// What parts have to be given of the whole batch. Nothing for most losses.
-    pub given: Vec<Given>,
+    /// What parts have to be given of the whole batch for gradients that add up like means, by
+    /// their numbers of items. Nothing for most losses. `None` if they cannot add up so.
+    pub mean: Option<Vec<Given>>,
+    /// The same for gradients that add up as they are.
+    pub sum: Option<Vec<Given>>,
     /// The path of a parameter whose gradient has a summand that occurs once for each batch, such
     /// as a penalty. In a sum it would be counted once for each part.
     pub once: Option<String>,
 }
 
-/// A tensor that depends on the batch alone, of which parts need the whole batch's value: all of
-/// it, or the rows of their items.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Given {
-    /// The tensor in the recording of the batch.
-    pub whole: TensorIndex,
-    /// The same in the recording of the part.
-    pub part: TensorIndex,
-    /// The dimension that has the items, and how many slices in a row each has. `None`: all of it.
-    pub rows: Option<(usize, usize)>,
-    /// The power of the part's share of the items that it is multiplied by: what scales a sum is
-    /// scaled, so that the sum adds up like a mean.
-    pub share: i32,
+impl Adds {
+    /// Whether parts add up without being given anything.
+    fn needs_nothing(&self) -> bool {
+        let is_empty = |given: &Option<Vec<Given>>| given.as_ref().is_some_and(Vec::is_empty);
+        is_empty(&self.mean) || is_empty(&self.sum)
+    }
 }
 
 /// Where items meet.
@@ -152,11 +150,11 @@ pub fn prove(
     let follow = |takes_rows| Follow::run([whole, part], host, takes_rows);
     let first = match follow(false) {
         Ok(follow) => match (judge(&follow, whole, part), follow.from_host) {
-            (Proof::Adds(adds), Some(call)) if adds.given.is_empty() => {
+            (Proof::Adds(adds), Some(call)) if adds.needs_nothing() => {
                 let why = "has numbers of the host, which may be others in other batches";
                 return Proof::Undecided(format!("`{call}` {why}"));
             }
-            (Proof::Adds(adds), _) if adds.given.is_empty() => return Proof::Adds(adds),
+            (Proof::Adds(adds), _) if adds.needs_nothing() => return Proof::Adds(adds),
             (Proof::Mixed(mixed), _) => return Proof::Mixed(mixed),
             (proof, _) => proof,
         },
@@ -217,33 +215,54 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Pr
             certain,
         });
     }
-    match added(follow, &terms, (once, given_once)) {
-        Ok(adds) => Proof::Adds(adds),
-        Err(why) => Proof::Undecided(why.to_owned()),
+    let mut adds = match added(follow, &terms, (&once, &given_once)) {
+        Ok(adds) => adds,
+        Err(why) => return Proof::Undecided(why.to_owned()),
+    };
+    if adds.needs_nothing() {
+        return Proof::Adds(adds);
     }
+    for output in &whole.outputs {
+        let Some(Value { kind: Kind::Sum { terms: own, .. }, pure: false, .. }) =
+            follow.value(*output)
+        else {
+            continue;
+        };
+        let all = &terms | own;
+        let with = added(follow, &all, (&once, &given_once));
+        let as_before = |with: &Adds| {
+            with.mean.is_some() == adds.mean.is_some() && with.sum.is_some() == adds.sum.is_some()
+        };
+        if let Some(with) = with.ok().filter(as_before) {
+            (adds, terms) = (with, all);
+        }
+    }
+    Proof::Adds(adds)
 }
 
 /// How terms add up, beside what occurs `once` and is given these of the whole batch.
 fn added(
     follow: &Follow<'_>,
     terms: &BTreeSet<Term>,
-    (once, given_once): (Option<String>, BTreeSet<Root>),
+    (once, given_once): (&Option<String>, &BTreeSet<Root>),
 ) -> Result<Adds, &'static str> {
     let power = |term: &Term| term.power(Root::Items);
     if terms.iter().any(|term| !matches!(power(term), 0 | -1)) {
         return Err("a gradient is scaled by another power of the number of items");
     }
-    let is_sum = terms.iter().all(|term| power(term) == 0);
     let roots: BTreeSet<Root> =
         terms.iter().flat_map(Term::roots).filter(|root| *root != Root::Items).collect();
-    let roots = &roots | &given_once;
+    let roots = &roots | given_once;
     if roots.contains(&Root::Items) || terms.iter().any(|term| term.given.contains(&Root::Items)) {
         return Err("a gradient depends on the number of items");
     }
-    if is_sum && (roots.is_empty() || once.is_none()) {
-        let given = roots.iter().map(|root| given(follow, *root, 0)).collect::<Result<_, _>>()?;
-        return Ok(Adds { is_mean: terms.is_empty(), is_sum, given, once });
-    }
+    // With these exponents of a part's share of the items.
+    let given = |shares: &BTreeMap<Root, i32>| -> Result<Vec<Given>, &'static str> {
+        let share = |root: &Root| shares.get(root).copied().unwrap_or(0);
+        roots.iter().map(|root| self::given(follow, *root, share(root))).collect()
+    };
+    let is_sum = terms.iter().all(|term| power(term) == 0);
+    let sum = is_sum.then(|| given(&BTreeMap::new())).transpose()?;
     // Sums become means by what scales them.
     let scales = |term: &Term| -> Option<(Root, i32)> {
         let only = |root: &Root| {
@@ -260,17 +279,16 @@ fn added(
         term.scale.keys().find(|root| only(root)).map(|root| (*root, -term.power(*root)))
     };
     let sums: Vec<&Term> = terms.iter().filter(|term| power(term) == 0).collect();
-    let chosen: Option<BTreeMap<Root, i32>> = sums.iter().map(|term| scales(term)).collect();
-    let has_one = |term: &&Term, chosen: &BTreeMap<Root, i32>| {
-        term.scale.keys().filter(|root| chosen.contains_key(root)).count() == 1
+    let shares: Option<BTreeMap<Root, i32>> = sums.iter().map(|term| scales(term)).collect();
+    let has_one = |term: &&Term, shares: &BTreeMap<Root, i32>| {
+        term.scale.keys().filter(|root| shares.contains_key(root)).count() == 1
     };
-    let chosen = chosen.filter(|chosen| sums.iter().all(|term| has_one(term, chosen)));
-    let Some(chosen) = chosen else {
-        return Err("a sum over items stands beside what is no sum");
-    };
-    let share = |root: &Root| chosen.get(root).copied().unwrap_or(0);
-    let given = roots.iter().map(|root| given(follow, *root, share(root)));
-    Ok(Adds { is_mean: true, is_sum: false, given: given.collect::<Result<_, _>>()?, once })
+    let shares = shares.filter(|shares| sums.iter().all(|term| has_one(term, shares)));
+    let mean = shares.map(|shares| given(&shares)).transpose()?;
+    match mean.is_none() && sum.is_none() {
+        true => Err("a sum over items stands beside what is no sum"),
+        false => Ok(Adds { mean, sum, once: once.clone() }),
+    }
 }
 
 /// The exponent with which a root scales a term. `None` if the term depends on it otherwise.
@@ -280,7 +298,7 @@ fn power_of(term: &Term, root: Root) -> Option<i32> {
 
 fn given(follow: &Follow<'_>, root: Root, share: i32) -> Result<Given, &'static str> {
     let unknown = "a number of the host follows from the batch";
-    let Root::Tensor(whole) = root else { return Err(unknown) };
+    let (Root::Number(whole) | Root::Tensor(whole)) = root else { return Err(unknown) };
     let part = *follow.to_other.get(&whole).ok_or(unknown)?;
     let value = follow.value(whole).ok_or(unknown)?;
     let rows = match value.axis() {

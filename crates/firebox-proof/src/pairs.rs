@@ -63,20 +63,8 @@ impl<'a> Cut<'a> {
     }
 }
 
-fn inputs(step: &Step) -> Vec<TensorIndex> {
-    match step {
-        Step::Call(call) => call.inputs.iter().map(|input| input.tensor).collect(),
-        Step::Read(read) => vec![read.tensor],
-        _ => Vec::new(),
-    }
-}
-
-fn outputs(step: &Step) -> Vec<TensorIndex> {
-    match step {
-        Step::Call(call) => call.outputs.to_vec(),
-        Step::Upload { output, .. } => vec![*output],
-        _ => Vec::new(),
-    }
+fn inputs(step: &Step) -> impl Iterator<Item = TensorIndex> {
+    step.inputs().iter().map(|input| input.tensor)
 }
 
 /// Whether a step computes.
@@ -113,7 +101,7 @@ fn sums(of: &Cut<'_>) -> HashMap<Vec<TensorIndex>, Sum> {
     let mut sums = HashMap::new();
     for step in of.steps.iter().filter(|step| step.name() == ADD) {
         let (mut added, mut within) = (Vec::new(), Vec::new());
-        for input in inputs(step).into_iter().map(|tensor| of.of_which(tensor)) {
+        for input in inputs(step).map(|tensor| of.of_which(tensor)) {
             match parts.get(&input).filter(|_| uses[&input] == 1) {
                 Some((of, inner)) => {
                     added.extend(of);
@@ -123,7 +111,7 @@ fn sums(of: &Cut<'_>) -> HashMap<Vec<TensorIndex>, Sum> {
             }
         }
         added.sort_unstable();
-        let made = outputs(step)[0];
+        let made = step.outputs()[0];
         if added.len() > 2 {
             sums.insert(added.clone(), Sum { made, within: within.clone() });
         }
@@ -150,7 +138,7 @@ impl<'a> Others<'a> {
     pub(crate) fn new(of: &'a Cut<'a>, inputs: HashMap<TensorIndex, TensorIndex>) -> Self {
         let mut steps = HashMap::<_, VecDeque<_>>::new();
         for step in of.steps.iter().filter(|step| computes(step)) {
-            let works_on = self::inputs(step).into_iter().map(|tensor| of.of_which(tensor));
+            let works_on = self::inputs(step).map(|tensor| of.of_which(tensor));
             steps.entry((step.name(), works_on.collect())).or_default().push_back(step);
         }
         let (sums, partial, found) = (sums(of), HashMap::new(), HashSet::new());
@@ -160,8 +148,8 @@ impl<'a> Others<'a> {
     /// The counterpart of `step`, which works on `n[0]` items where the other has `n[1]`.
     pub(crate) fn take(&mut self, own: &Trace, step: &'a Step, n: [usize; 2]) -> Option<Found<'a>> {
         let works_on: Option<Vec<TensorIndex>> =
-            inputs(step).iter().map(|tensor| self.to_other.get(tensor).copied()).collect();
-        let made = outputs(step);
+            inputs(step).map(|tensor| self.to_other.get(&tensor).copied()).collect();
+        let made = step.outputs();
         let Some(works_on) = works_on else { return self.sum(step) };
         let commutes = matches!(step.name(), "float_add" | "float_mul" | "int_add" | "int_mul");
         let mut orders = vec![works_on.clone()];
@@ -174,8 +162,8 @@ impl<'a> Others<'a> {
             let can_be_missing = step.name() == SUM;
             let is_only = found.len() == 1 && !works_on.is_empty() && !can_be_missing;
             let fits = |other: &&Step| {
-                made.iter().zip(outputs(other)).all(|(a, b)| {
-                    let (a, b) = (&own.tensor(*a).shape, &self.of.trace.tensor(b).shape);
+                made.iter().zip(other.outputs()).all(|(a, b)| {
+                    let (a, b) = (&own.tensor(*a).shape, &self.of.trace.tensor(*b).shape);
                     let same = |(a, b): (&usize, &usize)| a == b || a * n[1] == b * n[0];
                     a.num_dims() == b.num_dims() && (is_only || a.iter().zip(b.iter()).all(same))
                 })
@@ -183,7 +171,7 @@ impl<'a> Others<'a> {
             // Of several whose sizes do not say, the first.
             let at = found.iter().position(fits).or((!can_be_missing).then_some(0));
             let Some(other) = at.and_then(|at| found.remove(at)) else { continue };
-            self.to_other.extend(made.iter().copied().zip(outputs(other)));
+            self.to_other.extend(made.iter().copied().zip(other.outputs().iter().copied()));
             return Some(Found::Step(other));
         }
         let (SUM, [input], [made]) = (step.name(), &works_on[..], &made[..]) else {
@@ -204,13 +192,13 @@ impl<'a> Others<'a> {
         if step.name() != ADD {
             return None;
         }
-        let added = inputs(step).into_iter().map(|tensor| match self.partial.get(&tensor) {
+        let added = inputs(step).map(|tensor| match self.partial.get(&tensor) {
             Some(partial) => Some(partial.clone()),
             None => Some(vec![*self.to_other.get(&tensor)?]),
         });
         let mut added = added.collect::<Option<Vec<_>>>()?.concat();
         added.sort_unstable();
-        let made = outputs(step)[0];
+        let made = step.outputs()[0];
         let shape = self.of.shape(added[0]).clone();
         match self.sums.get(&added) {
             Some(sum) => {
@@ -226,7 +214,7 @@ impl<'a> Others<'a> {
 
     /// What only the other recording has.
     pub(crate) fn rest(&self) -> Option<&'a str> {
-        let is_found = |step: &&&Step| outputs(step).iter().any(|made| self.found.contains(made));
+        let is_found = |step: &&&Step| step.outputs().iter().any(|made| self.found.contains(made));
         let mut rest = self.steps.values().flatten().filter(|step| !is_found(step));
         rest.next().map(|step| step.name())
     }

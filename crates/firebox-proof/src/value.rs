@@ -9,14 +9,30 @@ use firebox_trace::TensorIndex;
 pub(crate) enum Root {
     /// The number of items.
     Items,
-    /// A tensor of the trace that depends on the batch alone.
+    /// A tensor of the trace that depends on the batch alone: a single number.
+    Number(TensorIndex),
+    /// The same with several numbers.
     Tensor(TensorIndex),
     /// What only exists within a call, or a number of the host that follows from the batch in an
     /// unknown way, at this step.
     Inside(u32),
 }
 
-/// A summand: what scales it, with exponents, and what else of the whole batch it depends on.
+impl Root {
+    /// A tensor of the trace with so many elements.
+    pub(crate) fn of(tensor: TensorIndex, elements: usize) -> Self {
+        if elements == 1 { Self::Number(tensor) } else { Self::Tensor(tensor) }
+    }
+
+    /// Whether a product with it divided by it is what it was: several numbers may meet others of
+    /// them.
+    fn cancels(self) -> bool {
+        matches!(self, Self::Items | Self::Number(_))
+    }
+}
+
+/// A summand: by which of its powers a factor of the whole batch's numbers scales it, and on what
+/// else of the whole batch it depends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Term {
     pub(crate) scale: BTreeMap<Root, i32>,
@@ -40,7 +56,7 @@ impl Term {
     pub(crate) fn scaled(mut self, by: Root, power: i32) -> Self {
         let now = self.scale.entry(by).or_insert(0);
         *now += power;
-        if *now == 0 {
+        if *now == 0 && by.cancels() {
             self.scale.remove(&by);
         }
         self
@@ -181,33 +197,27 @@ pub(crate) fn is_summed(value: &Value, values: &[&Value], by: By) -> bool {
 pub(crate) fn terms_of(values: &[&Value], by: By, rows: bool) -> Terms {
     let all_pure = values.iter().all(|value| value.pure);
     let is_summed = |value: &Value| is_summed(value, values, by);
-    let own = |value: &Value| -> Terms {
+    // What depends on the batch alone, and is given.
+    let stands_for_itself = |value: &Value| match &value.kind {
+        Kind::ByItem(_, terms) => {
+            rows && !all_pure && terms.iter().flat_map(Term::roots).next().is_some()
+        }
+        Kind::Fixed(given) => !given.is_empty(),
+        Kind::Sum { .. } => !is_summed(value),
+        Kind::Mixed(_) => false,
+    };
+    let factor = |value: &Value, power: i32| -> Terms {
         match &value.kind {
-            Kind::ByItem(_, terms)
-                if rows
-                    && value.pure
-                    && !all_pure
-                    && terms.iter().flat_map(Term::roots).next().is_some() =>
-            {
-                [Term::of([value.root].into())].into()
+            _ if value.pure && stands_for_itself(value) => {
+                [Term::default().scaled(value.root, power)].into()
             }
+            Kind::ByItem(_, terms) if power < 0 => collapsed(terms),
             Kind::ByItem(_, terms) => terms.clone(),
             Kind::Sum { terms, .. } if is_summed(value) => terms.clone(),
             _ => [Term::of(value.factor().unwrap_or_default())].into(),
         }
     };
-    let factor = |value: &Value, power: i32| -> Terms {
-        match &value.kind {
-            Kind::ByItem(..) if power < 0 => collapsed(&own(value)),
-            Kind::Fixed(given) if value.pure && !given.is_empty() => {
-                [Term::default().scaled(value.root, power)].into()
-            }
-            Kind::Sum { .. } if value.pure && !is_summed(value) => {
-                [Term::default().scaled(value.root, power)].into()
-            }
-            _ => own(value),
-        }
-    };
+    let own = |value: &Value| factor(value, 1);
     let not_zero = |values: &[&Value]| -> Terms {
         let all_zero = values.iter().all(|value| value.zero);
         values.iter().filter(|value| !value.zero || all_zero).flat_map(|value| own(value)).collect()
@@ -237,7 +247,7 @@ mod tests {
 
     #[test]
     fn factors_cancel_and_zeros_do_not_count() {
-        let count = Root::Tensor(TensorIndex(3));
+        let count = Root::Number(TensorIndex(3));
         let by_item = |zero| Value {
             kind: Kind::ByItem(Axis::of_items(0, 1), [Term::default()].into()),
             pure: false,
@@ -249,6 +259,9 @@ mod tests {
         assert_eq!(divided, [Term::default().scaled(count, -1)].into());
         let once = [Term::default().scaled(count, 1)].into();
         assert_eq!(products(&divided, &once), [Term::default()].into());
+        let counts = Root::Tensor(TensorIndex(4));
+        let of_itself = Term::default().scaled(counts, 1).scaled(counts, -1);
+        assert_eq!((of_itself.power(counts), of_itself.roots().next()), (0, Some(counts)));
         let sum = terms_of(&[&by_item(true), &by_item(false)], By::Sum, false);
         assert_eq!(sum, [Term::default()].into());
     }

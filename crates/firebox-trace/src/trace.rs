@@ -279,6 +279,24 @@ impl Step {
         }
     }
 
+    /// The tensors that the step makes.
+    pub fn outputs(&self) -> &[TensorIndex] {
+        match self {
+            Self::Call(call) => &call.outputs,
+            Self::Upload { output, .. } => std::slice::from_ref(output),
+            Self::Free(_) | Self::Read(_) | Self::Mark(_) => &[],
+        }
+    }
+
+    /// The tensors that the step takes as arguments or reads.
+    pub fn inputs(&self) -> &[Use] {
+        match self {
+            Self::Call(call) => &call.inputs,
+            Self::Read(read) => std::slice::from_ref(read),
+            Self::Upload { .. } | Self::Free(_) | Self::Mark(_) => &[],
+        }
+    }
+
     /// Whether the step is this mark.
     pub fn is_mark(&self, mark: &Mark) -> bool {
         matches!(self, Self::Mark(own) if own == mark)

@@ -1,6 +1,7 @@
 //! Errors of training: why it stopped, and the state that the caller gets back.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use burn_backend::DType;
@@ -151,6 +152,31 @@ pub enum TrainError {
         /// The operation in which items meet, the module whose parameters were used last before
         /// it, and what happens there. `None` if that is not known.
         at: Option<String>,
+    },
+    /// The weights that the batch states are not those of the recorded step.
+    #[error(
+        "a batch cannot be split: items {begin} to {last} weigh {stated:.4} of it by its weight, and {counted:.4} by what the step \
+         computes, as recorded: state no weight, because it follows from the step, or the one that the loss divides by; or split \
+         by the stated weights all the same with `.split_although(Coupling::Weights)`",
+        begin = items.start, last = items.end - 1
+    )]
+    OtherWeights {
+        /// The items of a part of the batch.
+        items: Range<usize>,
+        /// The share of its batch that the part has by its weight.
+        stated: f64,
+        /// The share that it has in the gradient.
+        counted: f64,
+    },
+    /// Parts of a batch depend on numbers of the whole, such as what its loss is divided by, and
+    /// these cannot be found.
+    #[error(
+        "a batch cannot be split: its parts have to be given numbers of the whole, and {why}; state the weight that the loss \
+         divides by, with `.weight(..)`, or give the whole batch memory with `.memory(..)`"
+    )]
+    NoNumbers {
+        /// Why not.
+        why: String,
     },
     /// Gradients of split batches no longer add up to those of the whole batches. The state is that
     /// after the last step before this was seen.

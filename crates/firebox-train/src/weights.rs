@@ -11,7 +11,7 @@ pub(crate) struct BatchWeight {
     pub(crate) stated: f64,
     /// Its number of items.
     pub(crate) items: usize,
-    reduction: LossReduction,
+    pub(crate) reduction: LossReduction,
 }
 
 impl BatchWeight {

@@ -227,7 +227,14 @@ impl<'a> Program<'a> {
 /// The names of the calls of a trace that cannot be run and whose memory nobody has stated, each
 /// once.
 pub(crate) fn unaccounted(trace: &Trace) -> Vec<String> {
-    let calls = trace.calls().map(|(_, call)| call);
+    unaccounted_of(trace, trace.calls().map(|(_, call)| call))
+}
+
+/// The same of some calls.
+pub(crate) fn unaccounted_of<'a>(
+    trace: &Trace,
+    calls: impl Iterator<Item = &'a Call>,
+) -> Vec<String> {
     let unknown = calls.filter(|call| {
         let description = trace.description(call);
         is_unknown(description) && description.workspace.is_none()

@@ -53,11 +53,17 @@ pub(crate) fn values_of<B: Backend>(value: Value<B>) -> Option<TensorData> {
 }
 
 /// Turns host data back into a tensor.
-type Make<B> = fn(TensorData, &<B as BackendTypes>::Device) -> Value<B>;
+pub(crate) type Make<B> = fn(TensorData, &<B as BackendTypes>::Device) -> Value<B>;
 
 /// The values of a tensor, its device, and the function that makes it again from them. `None` if
 /// the values cannot be read.
 pub(crate) fn to_host<B: Backend>(value: &Value<B>) -> Option<(TensorData, B::Device, Make<B>)> {
+    let (device, make) = of_data(value)?;
+    Some((values_of(value.clone())?, device, make))
+}
+
+/// The device of a tensor, and the function that makes such a tensor. `None` if it is quantized.
+pub(crate) fn of_data<B: Backend>(value: &Value<B>) -> Option<(B::Device, Make<B>)> {
     let (device, make): (_, Make<B>) = match value {
         Value::Float(tensor) => {
             (B::float_device(tensor), |data, at| Value::Float(B::float_from_data(data, at)))
@@ -70,7 +76,7 @@ pub(crate) fn to_host<B: Backend>(value: &Value<B>) -> Option<(TensorData, B::De
         }
         Value::Quantized(_) => return None,
     };
-    Some((values_of(value.clone())?, device, make))
+    Some((device, make))
 }
 
 /// The values of the first rows of a tensor. `None` if they cannot be read. Takes a slice from the

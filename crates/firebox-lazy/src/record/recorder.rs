@@ -153,6 +153,13 @@ impl StepRecorder {
         self.refuse_reads()
     }
 
+    /// Computes what loader threads asked for after all, so that
+    /// [`Recording::value_of`](crate::Recording::value_of) has it.
+    pub fn with_values(mut self) -> Self {
+        self.looks = false;
+        self
+    }
+
     /// Whether every read is refused. Nothing runs before the recording does.
     pub fn refuses_reads(&self) -> bool {
         self.refuse_reads

@@ -166,6 +166,11 @@ impl<B: Backend, T> Recording<B, T> {
         self.parts.as_ref().map(|(_, session)| session.inputs()).unwrap_or_default()
     }
 
+    /// The tensors made by the recording that somebody holds now, such as those of its result.
+    pub fn held(&self) -> Vec<TensorIndex> {
+        self.parts.as_ref().map(|(_, session)| session.survivors()).unwrap_or_default()
+    }
+
     /// The values of the first `rows` rows of an input. `None` if there is no such input, or it has
     /// no rows.
     pub fn rows_of_input(&self, input: &Input, rows: usize) -> Option<TensorData> {
@@ -181,6 +186,29 @@ impl<B: Backend, T> Recording<B, T> {
     /// If the trace has no such tensor.
     pub fn value_of(&self, tensor: TensorIndex) -> Option<TensorData> {
         self.parts.as_ref().and_then(|(_, session)| session.value_of(tensor))
+    }
+
+    /// Lets these numbers take the place of what the recording would compute for a tensor. They are
+    /// uploaded once the call that makes the tensor has run, into the memory of its result.
+    ///
+    /// False, and nothing changes, if no step of the recording makes the tensor, or reads have run
+    /// a part of the recording, or the tensor has another shape, or is quantized.
+    pub fn give(&mut self, tensor: TensorIndex, data: TensorData) -> bool {
+        let Some((_, session)) = &mut self.parts else { return false };
+        let info = session.trace.tensor(tensor);
+        let Origin::Made(at) = info.origin else { return false };
+        let is_dense = !matches!(info.dtype, DType::QFloat(_));
+        if session.program.ran > 0 || !is_dense || data.shape != info.shape {
+            return false;
+        }
+        let made: &[TensorIndex] = match &session.trace.steps[at.0 as usize] {
+            Step::Call(call) => &call.outputs,
+            _ => &[tensor],
+        };
+        let Some(output) = made.iter().position(|made| *made == tensor) else { return false };
+        let data = data.convert_dtype(info.dtype);
+        session.program.given.entry(at).or_default().push((output, data));
+        true
     }
 
     /// Runs the recording on `B` and returns the result with real tensors.

@@ -10,6 +10,8 @@ use firebox_trace::{OpIndex, Step, Trace};
 
 use crate::kind::{Bool, Float, Kind};
 use crate::record::recorder::Drain;
+use crate::record::running::give;
+use crate::record::session::Given;
 use crate::record::values::{Frame, Instruction, Values};
 use crate::threads::handover;
 
@@ -29,10 +31,12 @@ struct Running<B: Backend> {
 }
 
 impl Rewriting {
-    /// Runs the program with recorded instructions.
+    /// Runs the program with recorded instructions, and puts what is given in the place of their
+    /// results.
     pub(crate) fn run<B: Backend>(
         self,
         instructions: Vec<(OpIndex, Instruction<B>)>,
+        given: &Given,
         values: &mut Values<B>,
     ) {
         let instructions = instructions.into_iter().map(|(at, run)| (at, Some(run))).collect();
@@ -41,6 +45,11 @@ impl Rewriting {
         values.resize(trace.tensors.len());
         for (step, origin) in trace.steps.iter().zip(self.program.origins()) {
             running.step((trace, step, *origin), values);
+            if let (StepOrigin::Recorded(of) | StepOrigin::Repeated(of), false) =
+                (*origin, given.is_empty())
+            {
+                give(given, of, step, values);
+            }
         }
         // Effects may come after the last step.
         for (_, instruction) in &mut running.instructions[running.next..] {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use burn_backend::Backend;
 use firebox_recompute::Program;
-use firebox_trace::Step;
+use firebox_trace::{OpIndex, Step};
 
 use crate::record::recording::Recording;
 use crate::record::rewriting::Rewriting;
-use crate::record::session::Session;
-use crate::record::values::Frame;
+use crate::record::session::{Given, Session};
+use crate::record::values::{Frame, Values};
 use crate::threads::handover::{self, TrainingTurn};
 
 impl<B: Backend, T> Recording<B, T> {
@@ -35,6 +35,15 @@ impl<B: Backend, T> Recording<B, T> {
     }
 }
 
+/// Puts what is given for the recorded step `of` in the place of what `step` has made.
+pub(crate) fn give<B: Backend>(given: &Given, of: OpIndex, step: &Step, values: &mut Values<B>) {
+    for (output, data) in given.get(&of).into_iter().flatten() {
+        if let Some(made) = step.outputs().get(*output) {
+            values.replace(*made, data.clone());
+        }
+    }
+}
+
 impl<B: Backend> Session<B> {
     /// Runs all steps that have not run yet.
     pub(crate) fn run(&mut self) {
@@ -43,7 +52,8 @@ impl<B: Backend> Session<B> {
         }
         let _turn = TrainingTurn::take();
         if let Some(rewriting) = self.program.rewriting.take() {
-            rewriting.run(std::mem::take(&mut self.program.instructions), &mut self.values);
+            let instructions = std::mem::take(&mut self.program.instructions);
+            rewriting.run(instructions, &self.program.given, &mut self.values);
             self.program.ran = self.trace.steps.len();
             return;
         }
@@ -58,6 +68,9 @@ impl<B: Backend> Session<B> {
             while let Some((_, instruction)) = program.next_if(|(of, _)| of.0 as usize <= at) {
                 handover::tick();
                 instruction.finish(&mut Frame::of(step, &mut self.values));
+            }
+            if let (Some(step), false) = (step, self.program.given.is_empty()) {
+                give(&self.program.given, OpIndex(at as u32), step, &mut self.values);
             }
             match step {
                 Some(Step::Free(tensor)) => {

@@ -150,7 +150,12 @@ pub(crate) struct Steps<B: Backend> {
     pub(crate) ran: usize,
     /// What runs instead of the recorded steps.
     pub(crate) rewriting: Option<Rewriting>,
+    /// What takes the place of what steps make.
+    pub(crate) given: Given,
 }
+
+/// The numbers that take the place of results of recorded steps, by their position among these.
+pub(crate) type Given = FxHashMap<OpIndex, Vec<(usize, TensorData)>>;
 
 /// What is parked while a session runs, and what was parked before.
 #[derive(Default)]
@@ -191,7 +196,12 @@ impl<B: Backend> Session<B> {
             ticket: Ticket::new(),
             trace: Trace::default(),
             described: Described { uploads, ..Described::default() },
-            program: Steps { instructions: Vec::new(), ran: 0, rewriting: None },
+            program: Steps {
+                instructions: Vec::new(),
+                ran: 0,
+                rewriting: None,
+                given: Given::default(),
+            },
             values: Values::drawing_from(Generator::of(options.draws)),
             parks: Parks::default(),
             met: FxHashMap::default(),

@@ -1,10 +1,11 @@
 //! The values a recorded program works on, and its instructions.
 
-use burn_backend::Backend;
+use burn_backend::{Backend, TensorData};
 use firebox_trace::{Step, TensorIndex, Use};
 
 use crate::kind::Value;
 use crate::record::draws::Generator;
+use crate::record::inputs::of_data;
 
 /// Runs a call on the backend, as often as asked.
 pub(crate) type Body<B> = Box<dyn Fn(&mut Frame<'_, B>) + Send>;
@@ -41,11 +42,8 @@ pub struct Frame<'a, B: Backend> {
 impl<'a, B: Backend> Frame<'a, B> {
     /// The frame of a step.
     pub(crate) fn of(step: Option<&'a Step>, values: &'a mut Values<B>) -> Self {
-        let (inputs, outputs): (&[Use], &[TensorIndex]) = match step {
-            Some(Step::Call(call)) => (&call.inputs, &call.outputs),
-            Some(Step::Upload { output, .. }) => (&[], std::slice::from_ref(output)),
-            Some(Step::Free(_) | Step::Read(_) | Step::Mark(_)) | None => (&[], &[]),
-        };
+        let (inputs, outputs) =
+            step.map(|step| (step.inputs(), step.outputs())).unwrap_or_default();
         Self { values, inputs, outputs }
     }
 
@@ -113,6 +111,14 @@ impl<B: Backend> Values<B> {
     /// Removes a value and returns it if it was there.
     pub(crate) fn remove(&mut self, tensor: TensorIndex) -> Option<Box<Value<B>>> {
         self.values[tensor.0 as usize].take()
+    }
+
+    /// Puts these numbers in the place of the value of a tensor, which is freed before.
+    pub(crate) fn replace(&mut self, tensor: TensorIndex, data: TensorData) {
+        let Some(value) = self.remove(tensor) else { return };
+        let (device, make) = of_data(&value).expect("no quantized tensor is given");
+        drop(value);
+        self.store(tensor, make(data, &device));
     }
 
     pub(crate) fn store(&mut self, tensor: TensorIndex, value: Value<B>) {

@@ -12,7 +12,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
 use firebox_dry::{NotComputed, compute_values};
-use firebox_lazy::{Input, LazyBackend, RecordError, StepRecorder, index_in_trace};
+use firebox_lazy::{Input, LazyBackend, RecordError, Recording, StepRecorder, index_in_trace};
 use firebox_trace::{Bytes, TensorIndex};
 
 use super::sketch::{of_zeros, sketch};
@@ -28,7 +28,7 @@ const TIME: Duration = Duration::from_secs(20);
 /// only be a delay if the others could not follow.
 const FIRST: Duration = Duration::from_secs(4);
 /// The most bytes of parameters that are brought to the host.
-const MOST: Bytes = Bytes::gib(2);
+pub(super) const MOST: Bytes = Bytes::gib(2);
 
 /// What all gradients of one check share.
 pub(crate) struct Host {
@@ -80,11 +80,14 @@ where
         range: Range<usize>,
         rows: &Rows<'_>,
     ) -> Result<Weighed, Failure> {
-        let weight = self.weight_on_device(range.clone(), rows)?;
+        let weight = match self.gives {
+            true => range.len() as f64,
+            false => self.weight_on_device(range.clone(), rows)?,
+        };
         let recorder = StepRecorder::new().fixed_draws().keep_uploads().refuse_reads();
         let model = self.learner.model();
         let recording = recorder.record::<LC::Base, _>(|| {
-            let micro = self.of.splitter.range(self.of.batch, range);
+            let micro = self.of.splitter.range(self.of.batch, range.clone());
             let grads = train_step(self.learner, &model, micro).grads;
             let mut found = Found { grads: &grads, tensors: Vec::new() };
             model.visit(&mut found);
@@ -96,26 +99,20 @@ where
             }
             error => error.into(),
         })?;
-        let inputs: HashMap<TensorIndex, Input> =
-            recording.inputs().into_iter().map(|input| (input.tensor, input)).collect();
-        let of_batch: HashMap<u64, _> =
-            rows.tensors.iter().map(|tensor| (tensor.input.id, tensor)).collect();
-        may_read(inputs.values().filter(|input| !of_batch.contains_key(&input.id)))?;
-        let mut value = |tensor| match inputs.get(&tensor) {
-            None => recording.value_of(tensor),
-            Some(input) => match of_batch.get(&input.id) {
-                Some(of_batch) => {
-                    let candidates = of_batch.candidates.as_ref()?;
-                    let rows = rows.of(of_batch);
-                    Some(rows.map_or_else(|| candidates.clone(), |rows| select(candidates, &rows)))
-                }
-                None => host.value(input.id, || recording.value_of(tensor)),
-            },
+        let is_of_batch =
+            |input: &Input| rows.tensors.iter().any(|tensor| tensor.input.id == input.id);
+        may_read(recording.inputs().iter().filter(|input| !is_of_batch(input)))?;
+        let given = self.given_to(&range, rows, recording.trace())?;
+        let known: Vec<TensorIndex> = given.iter().map(|(tensor, _)| *tensor).collect();
+        let mut own = self.values_for(&recording, Some(rows));
+        let mut value = |tensor| match given.iter().find(|(of, _)| *of == tensor) {
+            Some((_, data)) => Some(data.clone()),
+            None => own(tensor),
         };
         let deadline = host.deadline();
         let (gradients, _) = recording.result();
         let wanted: Vec<TensorIndex> = gradients.iter().filter_map(|grad| grad.ok()).collect();
-        let computed = compute_values(recording.trace(), &wanted, &mut value, deadline);
+        let computed = compute_values(recording.trace(), &wanted, &known, &mut value, deadline);
         let computed = computed.map_err(|error| match error {
             NotComputed::Panicked(message) => Failure::Undefined(message),
             error => Failure::Impossible(error.to_string()),
@@ -127,8 +124,30 @@ where
             Err(elements) => of_zeros(*elements),
         });
         let gradient = gradient.collect();
-        recording.discard();
         Ok(Weighed { gradient, weight })
+    }
+
+    /// The values of tensors that a recording began with or has uploaded, of these rows of the
+    /// batch, or of the batch.
+    pub(super) fn values_for<'r, T>(
+        &'r self,
+        recording: &'r Recording<LC::Base, T>,
+        rows: Option<&'r Rows<'_>>,
+    ) -> impl FnMut(TensorIndex) -> Option<TensorData> + 'r {
+        let inputs: HashMap<TensorIndex, Input> =
+            recording.inputs().into_iter().map(|input| (input.tensor, input)).collect();
+        let (host, rows) = (self.host.as_ref().filter(|_| rows.is_some()), rows);
+        move |tensor| {
+            let (Some(host), Some(rows), Some(input)) = (host, rows, inputs.get(&tensor)) else {
+                return recording.value_of(tensor);
+            };
+            let Some(of_batch) = rows.tensors.iter().find(|it| it.input.id == input.id) else {
+                return host.value(input.id, || recording.value_of(tensor));
+            };
+            let candidates = of_batch.candidates.as_ref()?;
+            let rows = rows.of(of_batch);
+            Some(rows.map_or_else(|| candidates.clone(), |rows| select(candidates, &rows)))
+        }
     }
 
     /// The weight of items. It may be read from the batch; if it is the number of items, nothing is

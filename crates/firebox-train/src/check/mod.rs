@@ -35,6 +35,7 @@ use crate::share::with_share;
 use crate::splitter::Splitter;
 
 mod choice;
+mod given;
 mod host;
 mod proof;
 mod rows;
@@ -42,8 +43,9 @@ mod sketch;
 pub(crate) mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
+pub(crate) use self::given::{Gift, Numbers};
 pub(crate) use self::host::Host;
-pub(crate) use self::proof::Proved;
+pub(crate) use self::proof::{Proved, WEIGHS_ALIKE};
 use self::rows::{OfBatch, Rows};
 use self::sketch::{of_zeros, sketch};
 pub use self::verdict::{Coupling, SplitCheck};
@@ -110,6 +112,10 @@ pub(crate) struct ToSplit<'a, I, S> {
     pub(crate) parts: Vec<Range<usize>>,
     pub(crate) splitter: &'a S,
     pub(crate) reduction: LossReduction,
+    /// How many ranks share a step.
+    pub(crate) ranks: usize,
+    /// What losses are scaled by.
+    pub(crate) scale: Option<f64>,
 }
 
 /// What a check may use, and what is known of the model.
@@ -138,6 +144,8 @@ pub(crate) struct Check<'a, LC: LazyComponents, S> {
     /// The host, if gradients are computed there instead of on the batch's device. On the device,
     /// kernels would be compiled and tuned for a few items.
     pub(crate) host: Option<Host>,
+    /// Whether parts are given numbers of the whole.
+    pub(crate) gives: bool,
 }
 
 /// What the runs of a check have shown.
@@ -152,11 +160,18 @@ pub(crate) struct Found {
 }
 
 /// Why there is no gradient.
-enum Failure {
+pub(crate) enum Failure {
     /// The step panicked, or its gradient is not a number.
     Undefined(String),
     /// The step does not fit or cannot be recorded.
     Impossible(String),
+}
+
+impl From<Failure> for TrainError {
+    fn from(failure: Failure) -> Self {
+        let (Failure::Undefined(why) | Failure::Impossible(why)) = failure;
+        Self::NoNumbers { why }
+    }
 }
 
 impl From<RecordError> for Failure {
@@ -420,18 +435,18 @@ where
         for data in counting.filter_map(|tensor| tensor.candidates.as_ref()) {
             candidates.add(data);
         }
-        candidates.add_weights(self.weights(candidates.count).unwrap_or_default());
+        let each = (0..candidates.count).map(|item| item..item + 1);
+        candidates.add_weights(self.weights(each).unwrap_or_default());
         if !keeps {
             tensors.iter_mut().for_each(|tensor| tensor.candidates = None);
         }
         (tensors, candidates)
     }
 
-    /// The weight of each of the first items on its own, if it can be asked for.
-    fn weights(&self, candidates: usize) -> Option<Vec<f64>> {
-        let of =
-            |item| self.of.splitter.weight(&self.of.splitter.range(self.of.batch, item..item + 1));
-        let weigh = || (0..candidates).map(of).collect::<Vec<f64>>();
+    /// The weight of each of these parts, if it can be asked for.
+    fn weights(&self, parts: impl Iterator<Item = Range<usize>>) -> Option<Vec<f64>> {
+        let of = |part| self.of.splitter.weight(&self.of.splitter.range(self.of.batch, part));
+        let weigh = || parts.map(of).collect::<Vec<f64>>();
         let record = || StepRecorder::new().record::<LC::Base, _>(weigh);
         let recording = catch_unwind(AssertUnwindSafe(record)).ok()?.ok()?;
         let weights = recording.result().clone();
@@ -487,9 +502,12 @@ where
         };
         let recorder = StepRecorder::new().fixed_draws().with_rows(rows.selected());
         let recorder = recorder.limit_reads(self.means.budget, needs);
-        let recording = recorder.record::<LC::Base, _>(|| {
-            let micro = self.of.splitter.range(self.of.batch, range);
-            let weight = self.of.splitter.weight(&micro);
+        let mut recording = recorder.record::<LC::Base, _>(|| {
+            let micro = self.of.splitter.range(self.of.batch, range.clone());
+            let weight = match self.gives {
+                true => range.len() as f64,
+                false => self.of.splitter.weight(&micro),
+            };
             (train_step(self.learner, &self.learner.model(), micro).grads, weight)
         })?;
         let trace = recording.trace();
@@ -507,6 +525,9 @@ where
         }
         self.found.needed.set(self.found.needed.get().max(needed));
         self.means.kept.fetch_max(footprint.stays.get(), Relaxed);
+        for (tensor, data) in self.given_to(&range, rows, recording.trace())? {
+            recording.give(tensor, data);
+        }
         let (grads, weight) = recording.run();
         let mut values = Values { grads, gradient: Vec::new() };
         self.learner.model().visit(&mut values);

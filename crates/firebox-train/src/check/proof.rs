@@ -3,23 +3,27 @@
 use std::ops::Range;
 
 use burn::tensor::TensorData;
+use burn::train::TrainOutput;
 use firebox_lazy::{Recording, StepRecorder, host_bytes_of_rehearsal, mark};
 use firebox_proof::{CUT, HostData, Proof, prove};
 use firebox_trace::{Category, TensorIndex};
 
+use super::given::{Gift, Numbers};
 use super::verdict::Coupling;
-use super::{Check, Failure, OF_STATISTICS};
-use crate::components::{LazyComponents, TrainBatch};
+use super::{Check, Failure, OF_STATISTICS, ToSplit};
+use crate::components::{LazyComponents, TrainBatch, TrainItem};
+use crate::loss_scale::with_scale;
 use crate::planner::labels::{label_gradients, label_parameters};
 use crate::planner::rehearsal::train_step;
 use crate::reduction::LossReduction;
 use crate::splitter::Splitter;
+use crate::weights;
 
 /// What a proof says about a split.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Proved {
-    /// The gradient of the batch is the sum over its parts.
-    Exact,
+    /// The gradient of the batch is the sum over its parts, with what they are given.
+    Exact(Vec<Gift>),
     /// It is not.
     Differs {
         coupling: Coupling,
@@ -28,6 +32,8 @@ pub(crate) enum Proved {
         /// Where items meet.
         at: Option<String>,
     },
+    /// A part weighs otherwise than the batch says.
+    Weighs { items: Range<usize>, stated: f64, counted: f64 },
     /// Items meet here, and may come apart again.
     Meet(String),
     /// Nothing, for this reason.
@@ -38,6 +44,9 @@ pub(crate) enum Proved {
 /// recordings.
 const VALUES: u64 = 2;
 
+/// Shares of a batch that differ by no more are the same, rounded.
+pub(crate) const WEIGHS_ALIKE: f64 = 1e-3;
+
 impl<LC, S> Check<'_, LC, S>
 where
     LC: LazyComponents,
@@ -45,112 +54,166 @@ where
 {
     /// Compares the recording of the batch with those of these parts.
     pub(crate) fn prove(&self, parts: &[Range<usize>]) -> Proved {
-        let proofs = match self.proofs(parts) {
-            Ok(proofs) => proofs,
-            Err(Failure::Undefined(why) | Failure::Impossible(why)) => {
-                return Proved::Undecided(why);
-            }
-        };
-        let mut proved = Proved::Exact;
-        for proof in proofs {
-            match self.judge(proof) {
-                Proved::Exact => {}
-                differs @ Proved::Differs { .. } => return differs,
-                undecided => proved = undecided,
-            }
+        match self.proved(parts) {
+            Ok(proved) => proved,
+            Err(Failure::Undefined(why) | Failure::Impossible(why)) => Proved::Undecided(why),
         }
-        proved
     }
 
-    fn proofs(&self, parts: &[Range<usize>]) -> Result<Vec<Proof>, Failure> {
-        let items = self.of.items;
-        let whole = self.recorded(0..items)?;
-        let of_whole = as_proof(&whole, items);
-        let mut proofs = Vec::new();
+    fn proved(&self, parts: &[Range<usize>]) -> Result<Proved, Failure> {
+        let all = 0..self.of.items;
+        let whole = self.recorded(all.clone())?;
+        let (mut gifts, mut proved) = (Vec::new(), None);
         for part in parts {
-            let recorded = self.recorded(part.clone())?;
-            let bytes = [&whole, &recorded].map(|it| host_bytes_of_rehearsal(it.trace()));
-            if self.means.memory.is_on_host() {
-                let needed = (bytes[0] + bytes[1]) * VALUES;
-                if needed > self.means.budget {
-                    return Err(Failure::Impossible(format!(
-                        "comparing recordings needs {needed}"
-                    )));
-                }
-                self.found.needed.set(self.found.needed.get().max(needed));
+            match self.compared(&whole, &all, part)? {
+                Ok(gift) => gifts.push(gift),
+                Err(differs @ Proved::Differs { .. }) => return Ok(differs),
+                Err(other) => proved = Some(other),
             }
-            let host = |a: TensorIndex, b: TensorIndex| {
-                let data = whole.value_of(a).zip(recorded.value_of(b));
-                data.map_or(HostData::Other, |(a, b)| compared(&a, &b, items, part))
-            };
-            proofs.push(prove(&of_whole, &as_proof(&recorded, part.len()), &host));
         }
-        Ok(proofs)
+        drop(whole);
+        if let Some(proved) = proved {
+            return Ok(proved);
+        }
+        let mut numbers = None;
+        if gifts.iter().any(Gift::is_any) {
+            if self.of.ranks > 1 {
+                let why = "each rank would have to be given numbers of the batches of all";
+                return Ok(Proved::Undecided(why.to_owned()));
+            }
+            // Whether they can be computed at all.
+            numbers = Some(self.numbers(all, &gifts, 1.0)?);
+        }
+        match self.weighed_otherwise(parts, &gifts, numbers.as_ref())? {
+            Some(weighs) => Ok(weighs),
+            None => Ok(Proved::Exact(gifts)),
+        }
+    }
+
+    /// What the items `part` are given of the items `whole`.
+    pub(crate) fn gift(&self, whole: &Range<usize>, part: &Range<usize>) -> Result<Gift, Failure> {
+        let recording = self.recorded(whole.clone())?;
+        let undecided = |_| Failure::Impossible("some items run another program".to_owned());
+        self.compared(&recording, whole, part)?.map_err(undecided)
+    }
+
+    /// Compares a recording of the items `all` with that of a part of them.
+    fn compared(
+        &self,
+        whole: &Recording<LC::Base, TrainItem<LC>>,
+        all: &Range<usize>,
+        part: &Range<usize>,
+    ) -> Result<Result<Gift, Proved>, Failure> {
+        let recorded = self.recorded(part.clone())?;
+        let bytes = [whole, &recorded].map(|it| host_bytes_of_rehearsal(it.trace()));
+        if self.means.memory.is_on_host() {
+            let needed = (bytes[0] + bytes[1]) * VALUES;
+            if needed > self.means.budget {
+                return Err(Failure::Impossible(format!("comparing recordings needs {needed}")));
+            }
+            self.found.needed.set(self.found.needed.get().max(needed));
+        }
+        let rows = part.start - all.start..part.end - all.start;
+        let host = |a: TensorIndex, b: TensorIndex| {
+            let data = whole.value_of(a).zip(recorded.value_of(b));
+            data.map_or(HostData::Other, |(a, b)| compared(&a, &b, all.len(), &rows))
+        };
+        let of_part = as_proof(&recorded, part.len());
+        let adds = match prove(&as_proof(whole, all.len()), &of_part, &host) {
+            Proof::Adds(adds) => adds,
+            proof => return Ok(Err(self.judge(proof))),
+        };
+        let differs = |coupling, parameter: Option<String>| {
+            let parameter = parameter.unwrap_or_else(|| "all parameters".to_owned());
+            Ok(Err(Proved::Differs { coupling, parameter, at: None }))
+        };
+        let given = match (self.of.reduction, adds.mean, adds.sum) {
+            (LossReduction::Mean, Some(given), _) => given,
+            (LossReduction::Mean, None, _) => return differs(Coupling::Sum, None),
+            (LossReduction::Sum, _, None) => return differs(Coupling::Mean, None),
+            (LossReduction::Sum, _, Some(_)) if adds.once.is_some() => {
+                return differs(Coupling::Penalty, adds.once);
+            }
+            (LossReduction::Sum, _, Some(given)) => given,
+        };
+        let gift = Gift::of(whole.trace(), recorded.trace(), &given);
+        let defect = || Failure::Impossible("a number of the batch has no step".to_owned());
+        Ok(Ok(gift.ok_or_else(defect)?))
     }
 
     /// Records the step on these items. It never runs.
-    fn recorded(&self, range: Range<usize>) -> Result<Recording<LC::Base, ()>, Failure> {
-        let share = range.len() as f64 / self.of.items as f64;
-        let recorder = StepRecorder::new().glance().keep_uploads();
-        self.unchanged(share, || {
+    fn recorded(&self, range: Range<usize>) -> Result<Recording<LC::Base, TrainItem<LC>>, Failure> {
+        self.recorded_by(&StepRecorder::new().glance().keep_uploads(), range, 1.0)
+    }
+
+    /// The same. `share` scales its loss, where losses are scaled by the share of the batch.
+    pub(super) fn recorded_by(
+        &self,
+        recorder: &StepRecorder,
+        range: Range<usize>,
+        share: f64,
+    ) -> Result<Recording<LC::Base, TrainItem<LC>>, Failure> {
+        self.unchanged(range.len() as f64 / self.of.items as f64, || {
             let recording = recorder.record::<LC::Base, _>(|| {
                 let micro = self.of.splitter.range(self.of.batch, range);
                 mark::<LC::Base>(CUT);
                 let model = self.learner.model();
                 label_parameters::<LC::Backend, _>(&model);
-                let grads = train_step(self.learner, &model, micro).grads;
+                let step = || train_step(self.learner, &model, micro);
+                let TrainOutput { grads, item } = match self.of.scale {
+                    Some(scale) => with_scale(scale * share, step).0,
+                    None => step(),
+                };
                 label_gradients::<LC::Backend, _>(&model, &grads, Category::Gradient);
+                item
             })?;
             Ok(recording)
         })
     }
 
+    /// What a proof says that finds no sum.
     fn judge(&self, proof: Proof) -> Proved {
-        let differs = |coupling, parameter: Option<String>| {
-            let parameter = parameter.unwrap_or_else(|| "all parameters".to_owned());
-            Proved::Differs { coupling, parameter, at: None }
-        };
-        let adds = match proof {
-            Proof::Adds(adds) => adds,
-            Proof::Undecided(why) => return Proved::Undecided(why),
+        match proof {
+            Proof::Adds(_) => Proved::Exact(Vec::new()),
+            Proof::Undecided(why) => Proved::Undecided(why),
             // Their users know, and have allowed it.
-            Proof::Mixed(_) if self.means.normalizes => {
-                return Proved::Undecided(OF_STATISTICS.to_owned());
-            }
+            Proof::Mixed(_) if self.means.normalizes => Proved::Undecided(OF_STATISTICS.to_owned()),
             Proof::Mixed(mixed) if mixed.certain => {
                 let at = Some(mixed.to_string());
                 let (coupling, parameter) = (Coupling::Items, mixed.parameter);
-                return Proved::Differs { coupling, parameter, at };
+                Proved::Differs { coupling, parameter, at }
             }
-            Proof::Mixed(mixed) => return Proved::Meet(mixed.to_string()),
-        };
-        if !adds.given.is_empty() {
-            let why = "parts would have to be given numbers of the whole batch";
-            return Proved::Undecided(why.to_owned());
-        }
-        let fits = match self.of.reduction {
-            LossReduction::Mean => adds.is_mean,
-            LossReduction::Sum => adds.is_sum,
-        };
-        match (self.of.reduction, fits, adds.once) {
-            (LossReduction::Mean, true, _) => match self.weighs_by_items() {
-                true => Proved::Exact,
-                false => {
-                    Proved::Undecided("the batch weighs otherwise than by its items".to_owned())
-                }
-            },
-            (LossReduction::Mean, false, _) => differs(Coupling::Sum, None),
-            (LossReduction::Sum, false, _) => differs(Coupling::Mean, None),
-            (LossReduction::Sum, true, None) => Proved::Exact,
-            (LossReduction::Sum, true, once) => differs(Coupling::Penalty, once),
+            Proof::Mixed(mixed) => Proved::Meet(mixed.to_string()),
         }
     }
 
-    /// Whether the batch and some items of it weigh as much as they are.
-    fn weighs_by_items(&self) -> bool {
-        let few = self.of.items.min(8);
-        self.of.weight == self.of.items as f64
-            && self.weights(few).is_some_and(|weights| weights.iter().all(|weight| *weight == 1.0))
+    /// The first part that weighs otherwise in what was recorded than its batch says.
+    fn weighed_otherwise(
+        &self,
+        parts: &[Range<usize>],
+        gifts: &[Gift],
+        numbers: Option<&Numbers>,
+    ) -> Result<Option<Proved>, Failure> {
+        let ToSplit { items, weight, .. } = *self.of;
+        let is_stated = weights::differ(weight, items as f64, items);
+        if self.of.reduction == LossReduction::Sum || weight == 0.0 || !is_stated {
+            return Ok(None);
+        }
+        let Some(stated) = self.weights(parts.iter().cloned()) else { return Ok(None) };
+        for ((part, gift), stated) in parts.iter().zip(gifts).zip(stated) {
+            let stated = stated / weight;
+            let counted = match numbers.filter(|_| gift.is_any()) {
+                Some(numbers) => self.scaled(part, gift, numbers)?,
+                None => Some(part.len() as f64 / items as f64),
+            };
+            // Several numbers are no weight.
+            let counted = counted.filter(|share| (stated - share).abs() > WEIGHS_ALIKE);
+            if let Some(counted) = counted {
+                let items = part.clone();
+                return Ok(Some(Proved::Weighs { items, stated, counted }));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -159,7 +222,8 @@ fn as_proof<B: burn::tensor::backend::Backend, T>(
     items: usize,
 ) -> firebox_proof::Recording<'_> {
     let inputs = recording.inputs().into_iter().map(|input| (input.id, input.tensor));
-    firebox_proof::Recording { trace: recording.trace(), items, inputs: inputs.collect() }
+    let (inputs, outputs) = (inputs.collect(), recording.held());
+    firebox_proof::Recording { trace: recording.trace(), items, inputs, outputs }
 }
 
 /// What host data of a part is to that of all `items` items. Items come first.

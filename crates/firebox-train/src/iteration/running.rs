@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
+use burn::tensor::TensorData;
 use firebox_lazy::{LazyBackend, RecordError, SavedStates, restore};
-use firebox_trace::{Bytes, Difference, Items, Trace};
+use firebox_trace::{Bytes, Difference, Items, TensorIndex, Trace};
 
 use crate::device::DeviceMemory;
 use crate::device::panics::panic_message;
@@ -46,10 +47,16 @@ pub(crate) struct MicroSteps<'a, B: LazyBackend<Base: DeviceMemory>, M, I, S> {
 /// Asks whether the batch may be split, and returns the memory that this took.
 type MaySplit<'a> = dyn FnMut(&Planner) -> Result<Bytes, TrainError> + 'a;
 
+/// What the part `range` of the batch, recorded as this trace, is given of the batch.
+type Give<'a> =
+    dyn FnMut(&Range<usize>, &Trace) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> + 'a;
+
 /// What only some loops do around a micro-step.
 pub(crate) struct Around<'a, B: LazyBackend> {
     /// Fails if the batch must not be split. Without gradients, a split is always allowed.
     pub(crate) may_split: Option<&'a mut MaySplit<'a>>,
+    /// Gives parts the numbers of the batch that their gradients depend on.
+    pub(crate) give: Option<&'a mut Give<'a>>,
     /// What is alive in addition once the batch is split further than planned: the gradient sum, if
     /// the plan does not include one.
     pub(crate) sum: Bytes,
@@ -61,7 +68,7 @@ pub(crate) struct Around<'a, B: LazyBackend> {
 
 impl<B: LazyBackend> Default for Around<'_, B> {
     fn default() -> Self {
-        Self { may_split: None, sum: Bytes::ZERO, ranks: 1, pooled: None }
+        Self { may_split: None, give: None, sum: Bytes::ZERO, ranks: 1, pooled: None }
     }
 }
 
@@ -148,7 +155,7 @@ where
         sink: &mut dyn FnMut(T, f64, usize) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
         let (micro, weight) = self.queue.alone(|| self.cut(range.clone()))?;
-        match self.attempt(range.len(), micro, step) {
+        match self.attempt(&range, micro, step) {
             Ok(output) => sink(output, weight, range.len()),
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
             Err(error) if self.planner.is_never_split() => Err(error),
@@ -204,10 +211,11 @@ where
     /// restored.
     fn attempt<T>(
         &mut self,
-        items: usize,
+        range: &Range<usize>,
         micro: I,
         step: &mut dyn FnMut(I) -> T,
     ) -> Result<T, TrainError> {
+        let items = range.len();
         if let Some(pooled) = &mut self.around.pooled {
             self.queue.alone(|| pooled.begin(self.module));
         }
@@ -229,6 +237,11 @@ where
                 items,
                 rehearsed: self.rehearsed,
             })?;
+            if let Some(give) = &mut self.around.give {
+                for (tensor, data) in give(range, recording.trace())? {
+                    assert!(recording.give(tensor, data), "{DEFECT}");
+                }
+            }
             if let Some(program) = program {
                 assert!(recording.rewrite(&program, drain), "{DEFECT}");
             }

@@ -20,7 +20,7 @@ mod validation;
 mod work;
 
 use std::cell::RefCell;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
@@ -33,7 +33,7 @@ use burn::train::{
 };
 use firebox_plan::StepLog;
 use firebox_ranks::begin_epoch;
-use firebox_trace::Bytes;
+use firebox_trace::{Bytes, Trace};
 
 use crate::check::{Means, ToSplit};
 use crate::clock::{ClockGuard, set_clock};
@@ -50,7 +50,6 @@ use crate::planner::shape::Shape;
 use crate::planner::{Planner, Prepared};
 use crate::progress::Screen;
 use crate::ranks::Team;
-use crate::reduction::LossReduction;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::run::splits::SplitsFile;
 use crate::settings::Settings;
@@ -401,7 +400,8 @@ where
         let ranks = self.team.as_ref().map_or(1, |team| team.ranks.world());
         let scaling = Scaling::with(self.learning.loss_scale).by_share(reduction, ranks);
         let mut is_asked = !plan.is_whole();
-        let (model, known, learner) = (self.learner.model(), &mut self.known, &self.learner);
+        let (model, learner) = (self.learner.model(), &self.learner);
+        let known = RefCell::new(&mut self.known);
         let to_split = ToSplit {
             batch,
             items,
@@ -411,18 +411,30 @@ where
             parts: vec![0..micro_batch, micro_batch..items],
             splitter,
             reduction,
+            ranks,
+            scale: self.learning.loss_scale.map(|scale| scale.scale()),
         };
+        let means = Means::of(planner, held + sum);
         let mut may_split = |planner: &Planner| match std::mem::replace(&mut is_asked, true) {
             true => Ok(Bytes::ZERO),
             false => Means::of(planner, held + sum).ask_midway(
-                known,
+                &mut known.borrow_mut(),
                 learner,
                 (&to_split, settings),
                 pages,
             ),
         };
+        let mut numbers = None;
+        let mut give = |range: &Range<usize>, trace: &Trace| {
+            let known = &mut known.borrow_mut();
+            match known.gives() && range.len() < items {
+                true => means.give(known, learner, &to_split, &mut numbers, (range, trace)),
+                false => Ok(Vec::new()),
+            }
+        };
         let around = Around {
             may_split: Some(&mut may_split),
+            give: Some(&mut give),
             sum,
             ranks,
             pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),
@@ -456,7 +468,7 @@ where
                 &mut |output, part, items| {
                     let scale = watch.heard_nothing().and_then(|()| scaling.undo())?;
                     let (part, grads) = (weight.of_part(part, items), output.grads);
-                    seen.weighs |= reduction == LossReduction::Mean && part != items as f64;
+                    let part = known.borrow().weighs(part, (done, items), weight)?;
                     micro_batches += 1;
                     parts += part;
                     let begin = done;
@@ -493,7 +505,7 @@ where
         seen.is_new = planner.takes_new_structure();
         if seen.first_end < items || self.team.is_some() {
             Means::of(planner, held + sum).look_again(
-                known,
+                &mut known.borrow_mut(),
                 learner,
                 (&to_split, settings),
                 &seen,

@@ -6,14 +6,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
+use burn::tensor::TensorData;
 use burn::train::Learner;
 use firebox_lazy::{forget_calls, in_full_precision};
-use firebox_trace::{Bytes, Nonlinear, PoolPages, StructuralHash};
-use rustc_hash::FxHashSet;
+use firebox_trace::{Bytes, Nonlinear, PoolPages, StructuralHash, TensorIndex, Trace};
+use rustc_hash::FxHashMap;
 
 use crate::check::{
-    AROUND, Check, Coupling, Found, HIDDEN_WEIGHTS, Host, Means, OF_STATISTICS, Outcome, Proved,
-    SplitCheck, ToSplit,
+    AROUND, Check, Coupling, Found, Gift, HIDDEN_WEIGHTS, Host, Means, Numbers, OF_STATISTICS,
+    Outcome, Proved, SplitCheck, ToSplit, WEIGHS_ALIKE,
 };
 use crate::components::{LazyComponents, TrainBatch};
 use crate::error::TrainError;
@@ -22,7 +23,7 @@ use crate::planner::Planner;
 use crate::reduction::LossReduction;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
-use crate::weights;
+use crate::weights::{self, BatchWeight};
 
 /// How many batches are checked before giving up.
 const ATTEMPTS: usize = 8;
@@ -35,8 +36,12 @@ pub(super) struct Known {
     asks: Asks,
     found: SplitCheck,
     later: Later,
-    /// The splits that are proved.
-    proved: FxHashSet<(Option<StructuralHash>, Vec<usize>)>,
+    /// The splits that are proved, and whether parts are given numbers of the whole then.
+    proved: FxHashMap<(Option<StructuralHash>, Vec<usize>), bool>,
+    /// What parts are given, by how their recordings begin.
+    gifts: Vec<Gift>,
+    /// Whether the parts of the batch that runs are given numbers of it.
+    gives: bool,
     /// Whether proofs are no longer tried, because one was not found.
     unproved: bool,
     /// Whether the device compared a micro-batch with its halves, because the host could not. Later
@@ -81,8 +86,6 @@ pub(super) struct Seen {
     pub(super) nothing: Option<(usize, usize)>,
     /// Whether a part was another program than those of the batches before.
     pub(super) is_new: bool,
-    /// Whether a part weighs otherwise than by its items.
-    pub(super) weighs: bool,
     /// Whether it is the last batch of training.
     pub(super) is_last: bool,
 }
@@ -156,13 +159,17 @@ impl Known {
         Ok(())
     }
 
-    /// Accepts that a step changes its gradients, if the user does. There is nothing to check then.
+    /// Accepts what makes gradients differ, if the user does. There is nothing to check then.
     ///
     /// # Errors
     ///
     /// `cause`, if not.
-    fn accept(&mut self, cause: TrainError, settings: &Settings) -> Result<(), TrainError> {
-        let coupling = Coupling::Gradients;
+    fn accept(
+        &mut self,
+        coupling: Coupling,
+        cause: TrainError,
+        settings: &Settings,
+    ) -> Result<(), TrainError> {
         if !settings.accepted.contains(&coupling) {
             return Err(cause);
         }
@@ -185,7 +192,7 @@ impl Known {
         // A proof holds for the program that was recorded.
         let is_time = !is_proved && (seen.is_last || seen.step >= agreed + interval);
         // A step that is another program time and again is looked at less and less.
-        let is_due = is_new && seen.step >= agreed + news || is_time || is_proved && seen.weighs;
+        let is_due = is_new && seen.step >= agreed + news || is_time;
         let is_cheap = pace.is_none_or(|(took, ended)| ended.elapsed() >= took * SHARE_OF_TIME);
         let is_first_of_nothing = seen.nothing.is_some() && !nothing_seen && !is_proved;
         if !(is_due && is_cheap || is_first_of_nothing) {
@@ -208,8 +215,68 @@ impl Known {
         self.took
     }
 
-    fn is_proved(&self) -> bool {
+    /// Whether the latest split is proved.
+    pub(super) fn is_proved(&self) -> bool {
         self.found == SplitCheck::Proved
+    }
+
+    /// Notes that a batch begins, which may not be split.
+    pub(super) fn begin(&mut self) {
+        self.gives = false;
+    }
+
+    /// Whether the parts of the batch that runs are given numbers of it. They weigh as many items
+    /// as they have then.
+    pub(super) fn gives(&self) -> bool {
+        self.gives
+    }
+
+    /// What a part of `items` items from item `begin` on weighs, of a batch of weight `of`. It
+    /// states `stated`.
+    ///
+    /// # Errors
+    ///
+    /// If the recorded step shows that it weighs as many items as it has, and it states another
+    /// share of the batch.
+    pub(super) fn weighs(
+        &self,
+        stated: f64,
+        (begin, items): (usize, usize),
+        of: BatchWeight,
+    ) -> Result<f64, TrainError> {
+        if !self.is_proved() || of.reduction == LossReduction::Sum {
+            return Ok(stated);
+        }
+        let counted = items as f64 / of.items as f64;
+        let share = stated / of.total();
+        if !self.gives && (share - counted).abs() > WEIGHS_ALIKE {
+            let items = begin..begin + items;
+            return Err(TrainError::OtherWeights { items, stated: share, counted });
+        }
+        Ok(counted * of.total())
+    }
+
+    /// Notes that a split is proved.
+    fn prove(&mut self, split: (Option<StructuralHash>, Vec<usize>), gifts: Vec<Gift>) {
+        self.gives = gifts.iter().any(Gift::is_any);
+        self.proved.insert(split, self.gives);
+        if self.gives {
+            self.remember(gifts);
+        }
+        (self.asks, self.found) = (Asks::Next, SplitCheck::Proved);
+    }
+
+    fn remember(&mut self, gifts: Vec<Gift>) {
+        for gift in gifts {
+            if !self.gifts.contains(&gift) {
+                self.gifts.push(gift);
+            }
+        }
+    }
+
+    /// What the parts of the batch that runs are given.
+    fn given(&self) -> &[Gift] {
+        if self.gives { &self.gifts } else { &[] }
     }
 
     pub(super) fn split_check(&self) -> SplitCheck {
@@ -259,14 +326,14 @@ impl Means {
         &'a self,
         learner: &'a Learner<LC>,
         of: &'a ToSplit<'a, TrainBatch<LC>, S>,
-        is_first: bool,
+        (is_first, gives): (bool, bool),
     ) -> Check<'a, LC, S>
     where
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
         let host = (!self.memory.is_on_host()).then(|| Host::new(is_first));
-        Check { learner, of, means: self, found: Found::default(), host }
+        Check { learner, of, means: self, found: Found::default(), host, gives }
     }
 
     /// Looks at the gradients of a batch that has just run in parts, before they are learned from.
@@ -288,7 +355,7 @@ impl Means {
         known.later.is_new |= seen.is_new;
         let Some(around) = known.looks_around(seen, to_split.items) else { return Ok(()) };
         let begin = Instant::now();
-        let check = self.check(learner, to_split, false);
+        let check = self.check(learner, to_split, (false, known.gives));
         let outcome = in_full_precision(|| check.run_around(around))?;
         known.took = known.took.max(check.found.needed.get());
         let later = &mut known.later;
@@ -307,6 +374,57 @@ impl Means {
         })
     }
 
+    /// What the part `range` of a batch, recorded as `trace`, is given of the batch. A part that
+    /// begins in another way than those before it is proved now. `numbers` are kept for the parts
+    /// that follow.
+    ///
+    /// # Errors
+    ///
+    /// If the numbers cannot be found.
+    pub(super) fn give<LC, S>(
+        &self,
+        known: &mut Known,
+        learner: &Learner<LC>,
+        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
+        numbers: &mut Option<(f64, Numbers)>,
+        (range, trace): (&Range<usize>, &Trace),
+    ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError>
+    where
+        LC: LazyComponents,
+        S: Splitter<TrainBatch<LC>>,
+    {
+        let (all, items) = (0..to_split.items, to_split.items);
+        let check = self.check(learner, to_split, (false, true));
+        // Losses that are scaled by the share of their part are other numbers of the whole.
+        let share = match to_split.scale {
+            Some(_) if to_split.reduction == LossReduction::Mean => {
+                range.len() as f64 / items as f64
+            }
+            _ => 1.0,
+        };
+        let is_of_another = |(of, _): &mut (f64, Numbers)| *of != share;
+        numbers.take_if(is_of_another);
+        for is_last in [false, true] {
+            if numbers.is_none() {
+                let found = in_full_precision(|| check.numbers(all.clone(), known.given(), share));
+                *numbers = Some((share, found?));
+            }
+            let given = numbers
+                .as_ref()
+                .and_then(|(_, numbers)| numbers.to_part(known.given(), trace, (range, items)));
+            match given {
+                Some(given) => return Ok(given),
+                None if is_last => break,
+                None => {
+                    known.remember(vec![check.gift(&all, range)?]);
+                    *numbers = None;
+                }
+            }
+        }
+        let why = format!("a part of {} items runs another program than is proved", range.len());
+        Err(TrainError::NoNumbers { why })
+    }
+
     /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
     /// memory of the device that the check needed, including what is held. On the host the check is
     /// no part of what training takes.
@@ -322,30 +440,31 @@ impl Means {
     {
         let ToSplit { items, weight, micro_batch, form, .. } = *to_split;
         if let Some(Nonlinear { operation, parameter }) = self.nonlinear.clone() {
-            known.accept(TrainError::GradientsChanged { operation, parameter }, settings)?;
+            let cause = TrainError::GradientsChanged { operation, parameter };
+            known.accept(Coupling::Gradients, cause, settings)?;
         }
         let split = (form, to_split.parts.iter().map(Range::len).collect());
-        let weighs = to_split.reduction == LossReduction::Mean && weight != items as f64;
-        if form.is_some() && known.proved.contains(&split) && !weighs {
+        if let Some(gives) = known.proved.get(&split).filter(|_| form.is_some()) {
+            known.gives = *gives;
             return Ok(Bytes::ZERO);
         }
         let proves = !known.unproved && (known.asks(items, weight) || known.is_proved());
         if !(proves || known.asks(items, weight)) {
             return Ok(Bytes::ZERO);
         }
-        let mut check = self.check(learner, to_split, true);
+        let mut check = self.check(learner, to_split, (true, false));
         let mut meet = None;
         if proves {
             let proved = check.prove(&to_split.parts);
             known.took = known.took.max(check.found.needed.take());
-            known.unproved = proved != Proved::Exact;
+            known.unproved = !matches!(proved, Proved::Exact(_));
             if known.unproved && known.is_proved() {
                 known.found = SplitCheck::NotNeeded;
             }
             match proved {
-                Proved::Exact => {
-                    known.proved.insert(split);
-                    (known.asks, known.found) = (Asks::Next, SplitCheck::Proved);
+                Proved::Exact(gifts) => {
+                    known.prove(split, gifts);
+                    check.gives = known.gives;
                     // Elsewhere, gradients are compared all the same.
                     if !cfg!(debug_assertions) {
                         return Ok(Bytes::ZERO);
@@ -354,6 +473,12 @@ impl Means {
                 Proved::Differs { coupling, parameter, at } => {
                     let outcome = Outcome::Differs { coupling, by: None, parameter, at };
                     known.learn(outcome, settings)?;
+                    return Ok(Bytes::ZERO);
+                }
+                Proved::Weighs { items, stated, counted } => {
+                    let coupling = Coupling::Weights;
+                    let cause = TrainError::OtherWeights { items, stated, counted };
+                    known.accept(coupling, cause, settings)?;
                     return Ok(Bytes::ZERO);
                 }
                 Proved::Meet(at) => meet = Some(at),

@@ -97,6 +97,7 @@ where
         }
         self.change_shape(self.position.latest, shape);
         let mut prepared = self.plan_batch(planner, batch, shape)?;
+        self.known.begin();
         // Several ranks split a batch, too.
         if !prepared.plan.is_whole() || self.team.is_some() && items > 1 {
             match self.ask_to_split(planner, batch, (items, weight), &prepared) {
@@ -194,6 +195,8 @@ where
             parts,
             splitter,
             reduction: settings.reduction,
+            ranks: self.team.as_ref().map_or(1, |team| team.ranks.world()),
+            scale: self.learning.loss_scale.map(|scale| scale.scale()),
         };
         Means::of(planner, prepared.held).ask(&mut self.known, &self.learner, (&to_split, settings))
     }
