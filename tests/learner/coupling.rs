@@ -196,14 +196,15 @@ fn sound_losses_are_split() {
     check(Loss::Mean, LossReduction::Mean, None);
     check(Loss::Sum, LossReduction::Sum, None);
     check(Loss::Shared, LossReduction::Sum, None);
+    // With the weight of the batch or without.
+    check(Loss::ByClass, LossReduction::Mean, None);
     let batch = Weighted(batch::<B>(12));
     let said = train!(ByClass, net(), Loss::ByClass, batch, LossReduction::Mean, &[]);
-    assert_eq!(said.expect("it is sound"), SplitCheck::Agrees);
+    assert_eq!(said.expect("it is sound"), SplitCheck::Proved);
 }
 
 #[test]
 fn unsound_losses_are_refused_by_what_they_look_like() {
-    check(Loss::ByClass, LossReduction::Mean, Some(Coupling::Weights));
     check(Loss::Sum, LossReduction::Mean, Some(Coupling::Sum));
     check(Loss::SumOver(8.0), LossReduction::Mean, Some(Coupling::Sum));
     check(Loss::Mean, LossReduction::Sum, Some(Coupling::Mean));
@@ -257,10 +258,27 @@ fn what_is_accepted_is_split_all_the_same() {
 }
 
 #[test]
+fn a_weight_that_the_step_does_not_have_is_refused_with_both_numbers() {
+    let train = |accepted: &[Coupling]| {
+        let batch = Weighted(batch::<B>(12));
+        train!(ByClass, net(), Loss::Mean, batch, LossReduction::Mean, accepted)
+    };
+    let refused = train(&[]).expect_err("all items weigh the same");
+    let text = refused.to_string();
+    let TrainError::OtherWeights { items, stated, counted } = refused else { panic!("{text}") };
+    assert!((items, counted) == (8..12, 1.0 / 3.0) && (stated - counted).abs() > 1e-3, "{text}");
+    assert!(text.contains(&format!("weigh {stated:.4} of it by its weight, and 0.3333")), "{text}");
+    let said = train(&[Coupling::Weights]).expect("that is accepted");
+    assert_eq!(said, SplitCheck::Accepted(Coupling::Weights));
+}
+
+#[test]
 fn items_that_do_not_differ_establish_nothing() {
+    // Nothing is proved of a model that normalizes over the batch.
     let mut alike = batch::<B>(12);
     alike.targets = alike.targets.zeros_like();
-    let said = train!(Plain, net(), Loss::ByClass, alike, LossReduction::Mean, &[]);
+    let coupled = Net::<B>::coupled(&Default::default(), true);
+    let said = train!(Plain, coupled, Loss::ByClass, alike, LossReduction::Mean, &[]);
     let said = said.expect("with one class every weight is right");
     assert!(matches!(said, SplitCheck::Unknown(_)), "{said:?}");
 }
@@ -273,12 +291,10 @@ fn items_are_chosen_that_differ() {
     let rows = Tensor::<B, 1, Int>::from_ints(&rows[..], &Default::default());
     let sorted =
         Points { inputs: all.inputs.select(0, rows.clone()), targets: all.targets.select(0, rows) };
-    let said = train!(Plain, net(), Loss::ByClass, sorted, LossReduction::Mean, &[]);
+    let coupled = Net::<B>::coupled(&Default::default(), true);
+    let said = train!(Plain, coupled, Loss::ByClass, sorted, LossReduction::Mean, &[]);
     let coupling = said.expect_err("classes weigh otherwise than the batch says");
-    assert!(
-        matches!(coupling, TrainError::Coupled { coupling: Coupling::Weights, .. }),
-        "{coupling}"
-    );
+    assert!(matches!(coupling, TrainError::Coupled { .. }), "{coupling}");
 }
 
 #[test]

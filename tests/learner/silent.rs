@@ -293,24 +293,20 @@ fn an_optimizer_clips_the_gradient_of_the_whole_batch() {
 }
 
 #[test]
-fn a_part_that_weighs_nothing_and_has_a_loss_is_found() {
+fn a_part_in_which_nothing_counts_has_its_share() {
     let labelled = |rows: Rows<B>| Rows { by_label: true, ..rows };
     let some = |number| labelled(Rows::new(number, 12, |item| !(4..8).contains(&item)));
     let train = |batches, micro_batch| {
         train((Change::Nothing, Loss::Detection), sgd(), batches, micro_batch, None)
     };
-    let error = train(vec![some(1)], Some(4)).err().expect("a part has no weight");
-    let is_of_weights = |error: &TrainError| match error {
-        TrainError::Coupled { coupling, .. } => *coupling == Coupling::Weights,
-        _ => false,
-    };
-    assert!(is_of_weights(&error), "{error}");
-    // Nothing shows in the first batch.
-    let later = vec![some(0), some(1), some(1)];
-    let error = train(later, Some(4)).err().expect("a later part has none");
-    let TrainError::CoupledSince { cause, found, .. } = &error else { panic!("{error}") };
-    assert!(is_of_weights(cause) && *found == 3, "{error}");
-    assert!(train(vec![some(1)], None).is_ok(), "a whole batch may have any loss");
+    for batches in [vec![some(1)], vec![some(0), some(1), some(1)]] {
+        let whole = train(batches.clone(), None).expect("it fits");
+        for micro_batch in [1, 4, 5] {
+            let split = train(batches.clone(), Some(micro_batch)).expect("it may be split");
+            assert_eq!(split.check, SplitCheck::Proved);
+            assert_eq!(compare(&whole.learned, &split.learned), Ok(()), "parts of {micro_batch}");
+        }
+    }
 }
 
 #[test]

@@ -240,24 +240,36 @@ where
             .map_err(|error| Failure::Impossible(error.to_string()))
     }
 
-    /// What the chosen items in `range` are given of all chosen items, for a step recorded as
-    /// `trace`.
-    pub(super) fn given_to(
+    /// What the chosen items in `range` are given of all chosen items. `None`: nothing.
+    pub(super) fn share_of(
         &self,
         range: &Range<usize>,
         rows: &Rows<'_>,
-        trace: &Trace,
-    ) -> Result<Vec<(TensorIndex, TensorData)>, Failure> {
+    ) -> Result<Option<Share>, Failure> {
         let whole = rows.first()..rows.first() + rows.chosen.len();
         if !self.gives || *range == whole {
-            return Ok(Vec::new());
+            return Ok(None);
         }
-        let gift = self.gift(&whole, range)?;
+        let gifts = [self.gift(&whole, range)?];
         let share = range.len() as f64 / whole.len() as f64;
-        let gifts = [gift];
         let numbers = self.numbers_of_rows(whole.clone(), &gifts, share, Some(rows))?;
-        let of_whole = range.start - whole.start..range.end - whole.start;
-        let given = numbers.to_part(&gifts, trace, (&of_whole, whole.len()));
+        let range = range.start - whole.start..range.end - whole.start;
+        Ok(Some(Share { gifts, numbers, range, items: whole.len() }))
+    }
+}
+
+/// What a part of some items is given of them.
+pub(super) struct Share {
+    gifts: [Gift; 1],
+    numbers: Numbers,
+    range: Range<usize>,
+    items: usize,
+}
+
+impl Share {
+    /// What takes the place of tensors of the part, recorded as `trace`.
+    pub(super) fn given(&self, trace: &Trace) -> Result<Vec<(TensorIndex, TensorData)>, Failure> {
+        let given = self.numbers.to_part(&self.gifts, trace, (&self.range, self.items));
         given.ok_or_else(|| Failure::Impossible("some items run another program".to_owned()))
     }
 }

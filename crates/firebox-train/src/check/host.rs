@@ -15,6 +15,7 @@ use firebox_dry::{NotComputed, compute_values};
 use firebox_lazy::{Input, LazyBackend, RecordError, Recording, StepRecorder, index_in_trace};
 use firebox_trace::{Bytes, TensorIndex};
 
+use super::given::Share;
 use super::sketch::{of_zeros, sketch};
 use super::verdict::Weighed;
 use super::{Check, Failure, Rows};
@@ -73,12 +74,13 @@ where
     LC: LazyComponents,
     S: Splitter<TrainBatch<LC>>,
 {
-    /// Runs the chosen items in `range` on the host.
+    /// Runs the chosen items in `range` on the host, with their `share` of the numbers of all.
     pub(super) fn run_on_host(
         &self,
         host: &Host,
         range: Range<usize>,
         rows: &Rows<'_>,
+        share: Option<&Share>,
     ) -> Result<Weighed, Failure> {
         let weight = match self.gives {
             true => range.len() as f64,
@@ -102,7 +104,8 @@ where
         let is_of_batch =
             |input: &Input| rows.tensors.iter().any(|tensor| tensor.input.id == input.id);
         may_read(recording.inputs().iter().filter(|input| !is_of_batch(input)))?;
-        let given = self.given_to(&range, rows, recording.trace())?;
+        let given = share.map(|share| share.given(recording.trace())).transpose()?;
+        let given = given.unwrap_or_default();
         let known: Vec<TensorIndex> = given.iter().map(|(tensor, _)| *tensor).collect();
         let mut own = self.values_for(&recording, Some(rows));
         let mut value = |tensor| match given.iter().find(|(of, _)| *of == tensor) {

@@ -43,6 +43,7 @@ mod sketch;
 pub(crate) mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
+use self::given::Share;
 pub(crate) use self::given::{Gift, Numbers};
 pub(crate) use self::host::Host;
 pub(crate) use self::proof::{Proved, WEIGHS_ALIKE};
@@ -458,9 +459,10 @@ where
     fn gradient(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
         let share = range.len() as f64 / rows.chosen.len() as f64;
         let range = range.start + rows.first()..range.end + rows.first();
+        let of_all = self.share_of(&range, rows)?;
         let weighed = self.unchanged(share, || match &self.host {
-            None => self.run_there(range, rows),
-            Some(host) => self.run_on_host(host, range, rows),
+            None => self.run_there(range, rows, of_all.as_ref()),
+            Some(host) => self.run_on_host(host, range, rows, of_all.as_ref()),
         })?;
         let is_number = weighed.gradient.iter().flatten().all(|value| value.is_finite());
         // The mean over nothing is not a number, and does not count.
@@ -493,8 +495,13 @@ where
         run.unwrap_or_else(|panic| Err(Failure::Undefined(panic_message(&*panic))))
     }
 
-    /// Runs the items on the batch's device.
-    fn run_there(&self, range: Range<usize>, rows: &Rows<'_>) -> Result<Weighed, Failure> {
+    /// Runs the items on the batch's device, with their `share` of the numbers of all.
+    fn run_there(
+        &self,
+        range: Range<usize>,
+        rows: &Rows<'_>,
+        share: Option<&Share>,
+    ) -> Result<Weighed, Failure> {
         let (memory, place) = (self.means.memory.clone(), self.place());
         let needs = move |trace: &Trace| {
             let footprint = memory.footprint(trace);
@@ -525,7 +532,8 @@ where
         }
         self.found.needed.set(self.found.needed.get().max(needed));
         self.means.kept.fetch_max(footprint.stays.get(), Relaxed);
-        for (tensor, data) in self.given_to(&range, rows, recording.trace())? {
+        let given = share.map(|share| share.given(recording.trace())).transpose()?;
+        for (tensor, data) in given.into_iter().flatten() {
             recording.give(tensor, data);
         }
         let (grads, weight) = recording.run();

@@ -47,16 +47,32 @@ pub(crate) struct MicroSteps<'a, B: LazyBackend<Base: DeviceMemory>, M, I, S> {
 /// Asks whether the batch may be split, and returns the memory that this took.
 type MaySplit<'a> = dyn FnMut(&Planner) -> Result<Bytes, TrainError> + 'a;
 
-/// What the part `range` of the batch, recorded as this trace, is given of the batch.
-type Give<'a> =
-    dyn FnMut(&Range<usize>, &Trace) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> + 'a;
+/// Gives parts of a batch the numbers of the whole that their gradients depend on.
+pub(crate) trait Give {
+    /// Finds the numbers for the part `range`. Called before the part is recorded.
+    fn prepare(&mut self, range: &Range<usize>) -> Result<(), TrainError>;
+
+    /// What takes the place of tensors of the part `range`, recorded as `trace`.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::NoNumbers`] if nothing is known of such a part.
+    fn give(
+        &mut self,
+        range: &Range<usize>,
+        trace: &Trace,
+    ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError>;
+
+    /// Finds out what such a part is given. False if that is known already.
+    fn learn(&mut self, range: &Range<usize>) -> Result<bool, TrainError>;
+}
 
 /// What only some loops do around a micro-step.
 pub(crate) struct Around<'a, B: LazyBackend> {
     /// Fails if the batch must not be split. Without gradients, a split is always allowed.
     pub(crate) may_split: Option<&'a mut MaySplit<'a>>,
     /// Gives parts the numbers of the batch that their gradients depend on.
-    pub(crate) give: Option<&'a mut Give<'a>>,
+    pub(crate) give: Option<&'a mut dyn Give>,
     /// What is alive in addition once the batch is split further than planned: the gradient sum, if
     /// the plan does not include one.
     pub(crate) sum: Bytes,
@@ -154,9 +170,15 @@ where
         step: &mut dyn FnMut(I) -> T,
         sink: &mut dyn FnMut(T, f64, usize) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
+        if let Some(give) = &mut self.around.give {
+            self.queue.alone(|| give.prepare(&range))?;
+        }
         let (micro, weight) = self.queue.alone(|| self.cut(range.clone()))?;
         match self.attempt(&range, micro, step) {
             Ok(output) => sink(output, weight, range.len()),
+            Err(TrainError::NoNumbers { .. }) if self.learns(&range)? => {
+                self.run(range, step, sink)
+            }
             Err(error) if range.len() == 1 || !is_too_large(&error) => Err(error),
             Err(error) if self.planner.is_never_split() => Err(error),
             Err(error) => {
@@ -202,6 +224,12 @@ where
         cut.unwrap_or_else(|panic| Err(self.panicked(asked, &*panic)))
     }
 
+    /// Finds out what a part like this one is given of its batch.
+    fn learns(&mut self, range: &Range<usize>) -> Result<bool, TrainError> {
+        let queue = self.queue;
+        self.around.give.as_mut().map_or(Ok(false), |give| queue.alone(|| give.learn(range)))
+    }
+
     fn panicked(&self, items: usize, panic: &(dyn std::any::Any + Send)) -> TrainError {
         let message = panic_message(panic);
         TrainError::StepPanicked { phase: self.phase, items: Items::new(items), message }
@@ -238,7 +266,7 @@ where
                 rehearsed: self.rehearsed,
             })?;
             if let Some(give) = &mut self.around.give {
-                for (tensor, data) in give(range, recording.trace())? {
+                for (tensor, data) in give.give(range, recording.trace())? {
                     assert!(recording.give(tensor, data), "{DEFECT}");
                 }
             }

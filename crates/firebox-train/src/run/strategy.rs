@@ -20,7 +20,7 @@ mod validation;
 mod work;
 
 use std::cell::RefCell;
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
@@ -33,7 +33,7 @@ use burn::train::{
 };
 use firebox_plan::StepLog;
 use firebox_ranks::begin_epoch;
-use firebox_trace::{Bytes, Trace};
+use firebox_trace::Bytes;
 
 use crate::check::{Means, ToSplit};
 use crate::clock::{ClockGuard, set_clock};
@@ -61,7 +61,7 @@ use crate::weights::BatchWeight;
 use self::accumulated::Accumulated;
 use self::again::seed_epoch;
 use self::begin::{Start, TakenUp};
-use self::coupled::{Known, Seen};
+use self::coupled::{Giver, Known, Seen};
 use self::metrics::{Output, Outputs, Place, Sender};
 use self::no_summary::without_summary;
 pub(crate) use self::outcome::{Outcome, OutcomeOf};
@@ -424,17 +424,10 @@ where
                 pages,
             ),
         };
-        let mut numbers = None;
-        let mut give = |range: &Range<usize>, trace: &Trace| {
-            let known = &mut known.borrow_mut();
-            match known.gives() && range.len() < items {
-                true => means.give(known, learner, &to_split, &mut numbers, (range, trace)),
-                false => Ok(Vec::new()),
-            }
-        };
+        let mut giver = Giver::new(&known, &means, learner, &to_split);
         let around = Around {
             may_split: Some(&mut may_split),
-            give: Some(&mut give),
+            give: Some(&mut giver),
             sum,
             ranks,
             pooled: settings.pools_statistics.map(|momentum| Pooled::new(momentum, items)),

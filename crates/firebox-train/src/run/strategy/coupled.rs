@@ -1,6 +1,7 @@
 //! Asks, before a batch is split for the first time, whether its gradient is the sum over its
 //! parts. The check itself is in `check`.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use crate::check::{
 use crate::components::{LazyComponents, TrainBatch};
 use crate::error::TrainError;
 use crate::iteration::queue::give_back;
+use crate::iteration::running::Give;
 use crate::planner::Planner;
 use crate::reduction::LossReduction;
 use crate::settings::Settings;
@@ -274,11 +276,6 @@ impl Known {
         }
     }
 
-    /// What the parts of the batch that runs are given.
-    fn given(&self) -> &[Gift] {
-        if self.gives { &self.gifts } else { &[] }
-    }
-
     pub(super) fn split_check(&self) -> SplitCheck {
         self.found.clone()
     }
@@ -374,57 +371,6 @@ impl Means {
         })
     }
 
-    /// What the part `range` of a batch, recorded as `trace`, is given of the batch. A part that
-    /// begins in another way than those before it is proved now. `numbers` are kept for the parts
-    /// that follow.
-    ///
-    /// # Errors
-    ///
-    /// If the numbers cannot be found.
-    pub(super) fn give<LC, S>(
-        &self,
-        known: &mut Known,
-        learner: &Learner<LC>,
-        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
-        numbers: &mut Option<(f64, Numbers)>,
-        (range, trace): (&Range<usize>, &Trace),
-    ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError>
-    where
-        LC: LazyComponents,
-        S: Splitter<TrainBatch<LC>>,
-    {
-        let (all, items) = (0..to_split.items, to_split.items);
-        let check = self.check(learner, to_split, (false, true));
-        // Losses that are scaled by the share of their part are other numbers of the whole.
-        let share = match to_split.scale {
-            Some(_) if to_split.reduction == LossReduction::Mean => {
-                range.len() as f64 / items as f64
-            }
-            _ => 1.0,
-        };
-        let is_of_another = |(of, _): &mut (f64, Numbers)| *of != share;
-        numbers.take_if(is_of_another);
-        for is_last in [false, true] {
-            if numbers.is_none() {
-                let found = in_full_precision(|| check.numbers(all.clone(), known.given(), share));
-                *numbers = Some((share, found?));
-            }
-            let given = numbers
-                .as_ref()
-                .and_then(|(_, numbers)| numbers.to_part(known.given(), trace, (range, items)));
-            match given {
-                Some(given) => return Ok(given),
-                None if is_last => break,
-                None => {
-                    known.remember(vec![check.gift(&all, range)?]);
-                    *numbers = None;
-                }
-            }
-        }
-        let why = format!("a part of {} items runs another program than is proved", range.len());
-        Err(TrainError::NoNumbers { why })
-    }
-
     /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
     /// memory of the device that the check needed, including what is held. On the host the check is
     /// no part of what training takes.
@@ -518,5 +464,86 @@ impl Means {
             return Ok(Bytes::ZERO);
         }
         Ok((check.found.needed.get() + self.held).max(Bytes::new(check.found.pages.load(Relaxed))))
+    }
+}
+
+/// Gives the parts of a batch numbers of it.
+pub(super) struct Giver<'a, 'k, LC: LazyComponents, S> {
+    known: &'a RefCell<&'k mut Known>,
+    check: Check<'a, LC, S>,
+    /// The numbers, and the share of the batch that scales the loss of the whole for them.
+    numbers: Option<(f64, Numbers)>,
+    /// The part that was proved last.
+    latest: Range<usize>,
+}
+
+impl<'a, 'k, LC, S> Giver<'a, 'k, LC, S>
+where
+    LC: LazyComponents,
+    S: Splitter<TrainBatch<LC>>,
+{
+    pub(super) fn new(
+        known: &'a RefCell<&'k mut Known>,
+        means: &'a Means,
+        learner: &'a Learner<LC>,
+        to_split: &'a ToSplit<'a, TrainBatch<LC>, S>,
+    ) -> Self {
+        let check = means.check(learner, to_split, (false, true));
+        Self { known, check, numbers: None, latest: 0..0 }
+    }
+
+    fn gives(&self, range: &Range<usize>) -> bool {
+        self.known.borrow().gives && range.len() < self.check.of.items
+    }
+}
+
+impl<LC, S> Give for Giver<'_, '_, LC, S>
+where
+    LC: LazyComponents,
+    S: Splitter<TrainBatch<LC>>,
+{
+    fn prepare(&mut self, range: &Range<usize>) -> Result<(), TrainError> {
+        if !self.gives(range) {
+            return Ok(());
+        }
+        let ToSplit { items, scale, reduction, .. } = *self.check.of;
+        // A loss that is scaled by its share of the batch has other numbers.
+        let share = match scale.is_some() && reduction == LossReduction::Mean {
+            true => range.len() as f64 / items as f64,
+            false => 1.0,
+        };
+        self.numbers.take_if(|(of, _)| *of != share);
+        if self.numbers.is_none() {
+            let gifts = &self.known.borrow().gifts;
+            let numbers = in_full_precision(|| self.check.numbers(0..items, gifts, share))?;
+            self.numbers = Some((share, numbers));
+        }
+        Ok(())
+    }
+
+    fn give(
+        &mut self,
+        range: &Range<usize>,
+        trace: &Trace,
+    ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> {
+        let Some((_, numbers)) = self.numbers.as_ref().filter(|_| self.gives(range)) else {
+            return Ok(Vec::new());
+        };
+        let given =
+            numbers.to_part(&self.known.borrow().gifts, trace, (range, self.check.of.items));
+        given.ok_or_else(|| TrainError::NoNumbers {
+            why: format!("a part of {} items runs another program than is proved", range.len()),
+        })
+    }
+
+    fn learn(&mut self, range: &Range<usize>) -> Result<bool, TrainError> {
+        if self.latest == *range {
+            return Ok(false);
+        }
+        self.latest = range.clone();
+        let gift = in_full_precision(|| self.check.gift(&(0..self.check.of.items), range))?;
+        self.known.borrow_mut().remember(vec![gift]);
+        self.numbers = None;
+        Ok(true)
     }
 }
