@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::{Autodiff, Flex};
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, Module};
 use burn::optim::{AdamConfig, Optimizer};
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Record, Recorder as _};
 use burn::tensor::backend::Backend;
-use burn::tensor::{BoolStore, DType};
+use burn::tensor::{BoolStore, DType, TensorData};
 use burn::train::TrainStep;
-use firebox::trace::{Heap, MemoryModel, StepRecorder, Trace};
+use firebox::trace::{Heap, MemoryModel, StepRecorder, TensorIndex, Trace};
 use firebox::{Bytes, Lazy, initialize};
-use firebox_recompute::{Demand, Program, Rates, Selected, select};
+use firebox_recompute::{Demand, Program, Rates, Selected, StepOrigin, select};
 use firebox_testing::zoo::{self, Zoo};
 
 type B = Autodiff<Lazy<Flex>>;
@@ -34,6 +34,18 @@ fn train<M>(initial: &[u8], rewrite: &dyn Fn(&Trace) -> Option<Arc<Program>>) ->
 where
     M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
 {
+    train_given::<M>(initial, rewrite, &|_| Vec::new())
+}
+
+/// The same where these tensors of a recorded step are given other numbers.
+fn train_given<M>(
+    initial: &[u8],
+    rewrite: &dyn Fn(&Trace) -> Option<Arc<Program>>,
+    given: &dyn Fn(&Trace) -> Vec<TensorIndex>,
+) -> serde_json::Value
+where
+    M: Zoo<B> + TrainStep<Input = <M as Zoo<B>>::Batch> + AutodiffModule<B>,
+{
     let device = Default::default();
     <Flex as Backend>::seed(&device, 7);
     // A clone would share the running statistics.
@@ -47,6 +59,12 @@ where
         let mut recording = recording.expect("nothing else is recorded here");
         if let Some(program) = rewrite(recording.trace()) {
             assert!(recording.rewrite(&program, || ()), "the program is that of the recording");
+        }
+        for tensor in given(recording.trace()) {
+            let shape = recording.trace().tensor(tensor).shape.clone();
+            let number = |at: usize| ((at * 7919 + tensor.0 as usize) % 101) as f32 / 50.0 - 1.0;
+            let numbers: Vec<f32> = (0..shape.num_elements()).map(number).collect();
+            assert!(recording.give(tensor, TensorData::new(numbers, shape)), "a step makes it");
         }
         model = optimizer.step(1e-3, model, recording.run());
     }
@@ -124,6 +142,41 @@ where
         most.into_inner().expect("nothing panics in between")
     });
     (repeats.collect(), masks.into_inner())
+}
+
+/// Some of the tensors that a recipe computes again.
+fn computed_again(trace: &Trace) -> Vec<TensorIndex> {
+    let selected = within(trace, 0.0).expect("there is a recipe");
+    let program = Program::new(trace, &selected.recipe).expect("it passes the checker");
+    let made = program.origins().iter().filter_map(|origin| match origin {
+        StepOrigin::Repeated(of) => trace.steps[of.0 as usize].outputs().first().copied(),
+        _ => None,
+    });
+    let mut made: Vec<TensorIndex> =
+        made.filter(|tensor| trace.tensor(*tensor).dtype.is_float()).collect();
+    made.sort_unstable();
+    made.dedup();
+    made.into_iter().step_by(5).collect()
+}
+
+#[test]
+fn what_is_given_to_a_step_is_given_again() {
+    type M = zoo::Gpt<B>;
+
+    let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let model = M::new(&Default::default());
+    initialize(&model);
+    let initial = Bytewise::new().record(model.into_record(), ()).expect("it is recorded");
+    let as_recorded = train_given::<M>(&initial, &|_| None, &computed_again);
+    assert!(train::<M>(&initial, &|_| None) != as_recorded, "what is given counts");
+    for share in SHARES {
+        let rewrite = |trace: &Trace| {
+            let selected = within(trace, share)?;
+            Some(Arc::new(Program::new(trace, &selected.recipe).expect("it passes the checker")))
+        };
+        let rewritten = train_given::<M>(&initial, &rewrite, &computed_again);
+        assert!(rewritten == as_recorded, "within {share} it has other bits");
+    }
 }
 
 macro_rules! models {

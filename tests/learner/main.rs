@@ -11,6 +11,7 @@ mod custom_ops;
 mod devices;
 mod equal_to_burn;
 mod faults;
+mod given;
 mod gradients;
 mod hangs;
 mod metrics;

@@ -222,19 +222,20 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Pr
     if adds.needs_nothing() {
         return Proof::Adds(adds);
     }
-    for output in &whole.outputs {
-        let Some(Value { kind: Kind::Sum { terms: own, .. }, pure: false, .. }) =
-            follow.value(*output)
-        else {
-            continue;
-        };
-        let all = &terms | own;
-        let with = added(follow, &all, (&once, &given_once));
-        let as_before = |with: &Adds| {
-            with.mean.is_some() == adds.mean.is_some() && with.sum.is_some() == adds.sum.is_some()
-        };
-        if let Some(with) = with.ok().filter(as_before) {
-            (adds, terms) = (with, all);
+    let of_output = |output: &TensorIndex| match follow.value(*output) {
+        Some(Value { kind: Kind::Sum { terms, .. }, pure: false, .. }) => Some(terms),
+        _ => None,
+    };
+    let mut with = [terms.clone(), terms];
+    for own in whole.outputs.iter().filter_map(of_output) {
+        for (at, with) in with.iter_mut().enumerate() {
+            let all = &*with | own;
+            let Ok(more) = added(follow, &all, (&once, &given_once)) else { continue };
+            let (now, more) =
+                if at == 0 { (&mut adds.mean, more.mean) } else { (&mut adds.sum, more.sum) };
+            if now.is_some() && more.is_some() {
+                (*now, *with) = (more, all);
+            }
         }
     }
     Proof::Adds(adds)

@@ -227,12 +227,6 @@ impl Known {
         self.gives = false;
     }
 
-    /// Whether the parts of the batch that runs are given numbers of it. They weigh as many items
-    /// as they have then.
-    pub(super) fn gives(&self) -> bool {
-        self.gives
-    }
-
     /// What a part of `items` items from item `begin` on weighs, of a batch of weight `of`. It
     /// states `stated`.
     ///
@@ -515,8 +509,7 @@ where
         self.numbers.take_if(|(of, _)| *of != share);
         if self.numbers.is_none() {
             let gifts = &self.known.borrow().gifts;
-            let numbers = in_full_precision(|| self.check.numbers(0..items, gifts, share))?;
-            self.numbers = Some((share, numbers));
+            self.numbers = Some((share, self.check.numbers(0..items, gifts, share)?));
         }
         Ok(())
     }
@@ -541,7 +534,7 @@ where
             return Ok(false);
         }
         self.latest = range.clone();
-        let gift = in_full_precision(|| self.check.gift(&(0..self.check.of.items), range))?;
+        let gift = self.check.gift(&(0..self.check.of.items), range)?;
         self.known.borrow_mut().remember(vec![gift]);
         self.numbers = None;
         Ok(true)

@@ -1,0 +1,281 @@
+//! Parts of a batch are given the numbers of the whole that a loss is divided by, or that its
+//! targets are normalized with: nobody states a weight, and what is learned and shown is that of
+//! the whole batch.
+
+use burn::backend::{Autodiff, Flex};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::AdamConfig;
+use burn::prelude::*;
+use burn::tensor::TensorData;
+use burn::tensor::activation::{log_softmax, tanh};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::f16;
+use burn::train::metric::LossMetric;
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{
+    InferenceStep, LearnerSummary, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
+};
+use firebox::train::ByMicroBatch;
+use firebox::{
+    Bytes, Half, Lazy, Learner, LearnerBuilder, MicroBatch, Park, PlanReport, RecomputePolicy,
+    SplitCheck, scale_loss,
+};
+use firebox_testing::task::{Given, random_state, weights};
+
+use crate::closeness::{Values, compare, difference, norm};
+
+type B = Autodiff<Lazy<Flex>>;
+
+const CLASSES: usize = 3;
+const CLASS_WEIGHTS: [f32; CLASSES] = [0.2, 1.0, 3.5];
+
+#[derive(Clone, Debug, MicroBatch)]
+struct Rows<B: Backend> {
+    /// `[items, 6]`
+    rows: Tensor<B, 2>,
+    /// `[items, CLASSES]`
+    targets: Tensor<B, 2>,
+    /// `[items, CLASSES]`, zeros and ones. None in some items.
+    counts: Tensor<B, 2>,
+    /// `[items]`
+    classes: Tensor<B, 1, Int>,
+}
+
+impl<B: Backend> Rows<B> {
+    fn new(seed: usize, items: usize) -> Self {
+        let device = Default::default();
+        let wave = |at: usize| ((at * 7919 + seed * 104_729) % 1013) as f32 / 506.5 - 1.0;
+        let floats = |width: usize, of: &dyn Fn(usize) -> f32| {
+            let numbers: Vec<f32> = (0..items * width).map(of).collect();
+            Tensor::from_data(TensorData::new(numbers, [items, width]), &device)
+        };
+        let counts = |at: usize| {
+            let is_empty = (at / CLASSES) % 5 < 2;
+            if is_empty || wave(at + 3) < -0.2 { 0.0 } else { 1.0 }
+        };
+        let classes: Vec<i32> = (0..items).map(|at| ((at * 31 + seed) / 7 % 3) as i32).collect();
+        Self {
+            rows: floats(6, &wave),
+            targets: floats(CLASSES, &|at| wave(at * 5 + 1)),
+            counts: floats(CLASSES, &counts),
+            classes: Tensor::from_data(TensorData::new(classes, [items]), &device),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loss {
+    /// A mean by class weights.
+    ByClass,
+    /// A sum over what counts, divided by its number, which is at least one.
+    Counted,
+    /// Advantages that are normalized over the batch.
+    Advantages,
+    /// Two sums with denominators of their own, and a mean.
+    Tasks,
+    /// A mean of what is left of inputs that are normalized over the batch.
+    Inputs,
+}
+
+const LOSSES: [Loss; 5] =
+    [Loss::ByClass, Loss::Counted, Loss::Advantages, Loss::Tasks, Loss::Inputs];
+
+#[derive(Module, Debug)]
+struct Net<B: Backend> {
+    norm: Option<BatchNorm<B>>,
+    first: Linear<B>,
+    inner: Vec<Linear<B>>,
+    last: Linear<B>,
+    #[module(skip)]
+    loss: Loss,
+}
+
+impl<B: Backend> Net<B> {
+    fn new(loss: Loss, width: usize) -> Self {
+        let device = Default::default();
+        B::seed(&device, 11);
+        let layer = |from, to| LinearConfig::new(from, to).init(&device);
+        Self {
+            norm: (loss == Loss::Inputs).then(|| BatchNormConfig::new(6).init(&device)),
+            first: layer(6, width),
+            inner: (0..4).map(|_| layer(width, width)).collect(),
+            last: layer(width, CLASSES),
+            loss,
+        }
+    }
+
+    fn output(&self, batch: Rows<B>) -> RegressionOutput<B> {
+        let rows = match &self.norm {
+            Some(norm) => norm.forward(batch.rows),
+            None => batch.rows,
+        };
+        let hidden = tanh(self.first.forward(rows));
+        let hidden = self.inner.iter().fold(hidden, |x, layer| tanh(layer.forward(x)));
+        let output = self.last.forward(hidden) * 3.0;
+        let squares = || (output.clone() - batch.targets.clone()).square();
+        let counted =
+            |counts: Tensor<B, 2>| (squares() * counts.clone()).sum() / counts.sum().clamp_min(1.0);
+        let by_class = |weights: Option<Vec<f32>>| {
+            let config = CrossEntropyLossConfig::new().with_weights(weights);
+            config.init(&output.device()).forward(output.clone(), batch.classes.clone())
+        };
+        let loss = match self.loss {
+            Loss::ByClass => by_class(Some(CLASS_WEIGHTS.to_vec())),
+            Loss::Counted => counted(batch.counts.clone()),
+            Loss::Advantages => {
+                let of_items = batch.targets.clone().mean_dim(1);
+                let (variance, mean) = of_items.clone().var_mean(0);
+                let advantages = (of_items - mean) / (variance.sqrt() + 1e-3);
+                let chosen = batch.classes.clone().unsqueeze_dim::<2>(1);
+                (log_softmax(output.clone(), 1).gather(1, chosen) * advantages).mean().neg()
+            }
+            Loss::Tasks => {
+                let others = batch.counts.clone().neg() + 1.0;
+                counted(batch.counts.clone()) + counted(others) * 0.5 + by_class(None)
+            }
+            Loss::Inputs => squares().mean(),
+        };
+        RegressionOutput::new(loss, output, batch.targets)
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Net<B> {
+    type Input = Rows<B>;
+    type Output = RegressionOutput<B>;
+
+    fn step(&self, batch: Rows<B>) -> TrainOutput<RegressionOutput<B>> {
+        let output = self.output(batch);
+        TrainOutput::new(self, scale_loss(output.loss.clone()).backward(), output)
+    }
+}
+
+impl<B: Backend> InferenceStep for Net<B> {
+    type Input = Rows<B>;
+    type Output = RegressionOutput<B>;
+
+    fn step(&self, batch: Rows<B>) -> RegressionOutput<B> {
+        self.output(batch)
+    }
+}
+
+type Builder = LearnerBuilder<ByMicroBatch, ByMicroBatch>;
+
+/// What is left of a training.
+struct Trained {
+    learned: Values,
+    /// The mean loss of the epoch, as burn shows it.
+    loss: f64,
+    check: SplitCheck,
+    report: PlanReport,
+}
+
+/// Trains two epochs of batches, the second of which is smaller.
+macro_rules! train {
+    ($backend:ty, $loss:expr, $accumulation:expr, $settings:expr) => {
+        train!($backend, $loss, $accumulation, $settings, 16)
+    };
+    ($backend:ty, $loss:expr, $accumulation:expr, $settings:expr, $width:expr) => {{
+        let settings: &dyn Fn(Builder) -> Builder = $settings;
+        let model = Net::<$backend>::new($loss, $width);
+        let before = weights(&model);
+        let folder = tempfile::tempdir().expect("a folder");
+        let batches = vec![Rows::new(1, 17), Rows::new(2, 11), Rows::new(3, 17)];
+        let none = Given::loader::<<$backend as AutodiffBackend>::InnerBackend>(Vec::new());
+        let training = SupervisedTraining::new(folder.path(), Given::loader(batches), none)
+            .metrics((LossMetric::new(),))
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .grads_accumulation($accumulation)
+            .num_epochs(2);
+        let builder = settings(Learner::builder().auto_batch().memory(Bytes::gib(1)).quiet());
+        // Running statistics are compared, too.
+        let builder = match $loss {
+            Loss::Inputs => builder.pool_statistics(0.1),
+            _ => builder,
+        };
+        let learner = builder.build(model, AdamConfig::new().init(), 1e-2);
+        let fitted = learner.fit(training).expect("it fits");
+        let summary = LearnerSummary::new(folder.path(), &["Loss"]).expect("logs are there");
+        let loss = &summary.metrics.train[0].entries[0];
+        Trained {
+            learned: difference(&before, &weights(&fitted.model)),
+            loss: loss.value,
+            check: fitted.split_check,
+            report: fitted.report.expect("it was trained"),
+        }
+    }};
+}
+
+#[test]
+fn every_split_learns_and_shows_what_the_whole_batch_does() {
+    let _lock = random_state();
+    for loss in LOSSES {
+        let whole = train!(B, loss, 1, &|builder| builder);
+        for items in [1, 4, 6, 16] {
+            let split = train!(B, loss, 1, &|builder| builder.micro_batch(items));
+            assert_eq!(split.check, SplitCheck::Proved, "{loss:?}");
+            let same = compare(&whole.learned, &split.learned);
+            assert_eq!(same, Ok(()), "{loss:?} in parts of {items}");
+            let apart = (whole.loss - split.loss).abs() / whole.loss.abs();
+            assert!(
+                apart < 1e-4,
+                "{loss:?} in parts of {items}: {} and {}",
+                whole.loss,
+                split.loss
+            );
+        }
+    }
+}
+
+#[test]
+fn batches_that_are_accumulated_have_their_own_numbers() {
+    let _lock = random_state();
+    for loss in LOSSES {
+        let whole = train!(B, loss, 2, &|builder| builder);
+        let split = train!(B, loss, 2, &|builder| builder.micro_batch(5));
+        assert_eq!(split.check, SplitCheck::Proved, "{loss:?}");
+        assert_eq!(compare(&whole.learned, &split.learned), Ok(()), "{loss:?}");
+    }
+}
+
+#[test]
+fn what_is_computed_again_and_parked_is_given_the_same() {
+    let _lock = random_state();
+    let folder = tempfile::tempdir().expect("a folder");
+    for loss in [Loss::ByClass, Loss::Tasks] {
+        let plain = train!(B, loss, 1, &|builder| builder.micro_batch(9), 1024);
+        let memory = plain.report.predicted().scale(0.97);
+        let again = train!(
+            B,
+            loss,
+            1,
+            &|builder| {
+                let parks = Park::Disk(folder.path().to_owned());
+                let builder = builder.micro_batch(9).memory(memory).park_optimizer(parks);
+                builder.recompute(RecomputePolicy::default())
+            },
+            1024
+        );
+        println!("{}", again.report);
+        assert!(again.report.parked > Bytes::ZERO, "{}", again.report);
+        assert_eq!(again.learned, plain.learned, "{loss:?}: the same bits");
+    }
+}
+
+#[test]
+fn half_floats_are_given_the_same() {
+    type Sixteen = Autodiff<Half<Lazy<Flex>, f16>>;
+
+    let _lock = random_state();
+    for loss in [Loss::ByClass, Loss::Counted, Loss::Tasks] {
+        let whole = train!(Sixteen, loss, 1, &|builder| builder);
+        let split = train!(Sixteen, loss, 1, &|builder| builder.micro_batch(4));
+        assert_eq!(split.check, SplitCheck::Proved, "{loss:?}");
+        // Adam divides gradients by their size, rounding too.
+        let apart = norm(&difference(&whole.learned, &split.learned)) / norm(&whole.learned);
+        assert!(apart < 0.05, "{loss:?}: {apart} apart");
+        let apart = (whole.loss - split.loss).abs() / whole.loss.abs();
+        assert!(apart < 5e-3, "{loss:?}: {} and {}", whole.loss, split.loss);
+    }
+}
