@@ -8,7 +8,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::tensor::TensorData;
-use burn::tensor::activation::{log_softmax, tanh};
+use burn::tensor::activation::{log_softmax, softmax, tanh};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::f16;
 use burn::train::metric::LossMetric;
@@ -18,8 +18,8 @@ use burn::train::{
 };
 use firebox::train::ByMicroBatch;
 use firebox::{
-    Bytes, Half, Lazy, Learner, LearnerBuilder, MicroBatch, Park, PlanReport, RecomputePolicy,
-    SplitCheck, scale_loss,
+    Bytes, Half, Lazy, Learner, LearnerBuilder, LossReduction, MicroBatch, Park, PlanReport,
+    RecomputePolicy, SplitCheck, scale_loss,
 };
 use firebox_testing::task::{Given, random_state, weights};
 
@@ -76,10 +76,21 @@ enum Loss {
     Tasks,
     /// A mean of what is left of inputs that are normalized over the batch.
     Inputs,
+    /// A sum over the items.
+    Sum,
+    /// A sum of items that are weighted by what their batch has.
+    Shares,
 }
 
-const LOSSES: [Loss; 5] =
-    [Loss::ByClass, Loss::Counted, Loss::Advantages, Loss::Tasks, Loss::Inputs];
+const LOSSES: [Loss; 7] = [
+    Loss::ByClass,
+    Loss::Counted,
+    Loss::Advantages,
+    Loss::Tasks,
+    Loss::Inputs,
+    Loss::Sum,
+    Loss::Shares,
+];
 
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
@@ -135,6 +146,11 @@ impl<B: Backend> Net<B> {
                 counted(batch.counts.clone()) + counted(others) * 0.5 + by_class(None)
             }
             Loss::Inputs => squares().mean(),
+            Loss::Sum => squares().sum() * 0.1,
+            Loss::Shares => {
+                let shares = softmax(batch.targets.clone().mean_dim(1) * 3.0, 0);
+                (squares() * shares).sum()
+            }
         };
         RegressionOutput::new(loss, output, batch.targets)
     }
@@ -232,7 +248,12 @@ fn every_split_learns_and_shows_what_the_whole_batch_does() {
 fn batches_that_are_accumulated_have_their_own_numbers() {
     let _lock = random_state();
     for loss in LOSSES {
-        let whole = train!(B, loss, 2, &|builder| builder);
+        let whole = train!(B, loss, 2, &|builder| match loss {
+            Loss::Sum => builder.reduction(LossReduction::Sum),
+            _ => builder,
+        });
+        let found = train!(B, loss, 2, &|builder| builder);
+        assert_eq!(found.learned, whole.learned, "{loss:?}: nobody has to say how it is reduced");
         let split = train!(B, loss, 2, &|builder| builder.micro_batch(5));
         assert_eq!(split.check, SplitCheck::Proved, "{loss:?}");
         assert_eq!(compare(&whole.learned, &split.learned), Ok(()), "{loss:?}");

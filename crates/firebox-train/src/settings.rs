@@ -38,7 +38,8 @@ pub(crate) struct Settings {
     /// Whether exceeding the budget is an error.
     pub(crate) is_strict: bool,
     pub(crate) fitting: Fitting,
-    pub(crate) reduction: LossReduction,
+    /// How losses are reduced, if the user says so.
+    pub(crate) reduction: Option<LossReduction>,
     /// Couplings that do not prevent a split.
     pub(crate) accepted: Vec<Coupling>,
     /// The momentum for pooling the running statistics of batch normalizations over a batch, if the
@@ -94,6 +95,11 @@ pub(crate) struct Telling {
 }
 
 impl Settings {
+    /// How losses are reduced, where nothing else is known.
+    pub(crate) fn reduction(&self) -> LossReduction {
+        self.reduction.unwrap_or_default()
+    }
+
     /// The options of this rank: only the first shows and logs.
     pub(crate) fn of_rank(self) -> Self {
         match &self.ranks {

@@ -299,7 +299,7 @@ where
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
         let weight = self.splitter.weight(batch);
-        if BatchWeight::new(weight, items, self.settings.reduction)?.is_nothing() {
+        if BatchWeight::new(weight, items, self.settings.reduction())?.is_nothing() {
             return Err(TrainError::Weight { weight });
         }
         let step_number = self.position.ended + 1;

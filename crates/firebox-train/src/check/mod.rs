@@ -113,6 +113,8 @@ pub(crate) struct ToSplit<'a, I, S> {
     pub(crate) parts: Vec<Range<usize>>,
     pub(crate) splitter: &'a S,
     pub(crate) reduction: LossReduction,
+    /// Whether that is settled.
+    pub(crate) is_declared: bool,
     /// How many ranks share a step.
     pub(crate) ranks: usize,
     /// What losses are scaled by.

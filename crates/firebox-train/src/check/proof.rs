@@ -23,7 +23,7 @@ use crate::weights;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Proved {
     /// The gradient of the batch is the sum over its parts, with what they are given.
-    Exact(Vec<Gift>),
+    Exact(Vec<Gift>, LossReduction),
     /// It is not.
     Differs {
         coupling: Coupling,
@@ -54,18 +54,24 @@ where
 {
     /// Compares the recording of the batch with those of these parts.
     pub(crate) fn prove(&self, parts: &[Range<usize>]) -> Proved {
-        match self.proved(parts) {
+        let prove = |reduction| match self.proved(parts, reduction) {
             Ok(proved) => proved,
             Err(Failure::Undefined(why) | Failure::Impossible(why)) => Proved::Undecided(why),
+        };
+        match prove(self.of.reduction) {
+            Proved::Differs { coupling: Coupling::Sum, .. } if !self.of.is_declared => {
+                prove(LossReduction::Sum)
+            }
+            proved => proved,
         }
     }
 
-    fn proved(&self, parts: &[Range<usize>]) -> Result<Proved, Failure> {
+    fn proved(&self, parts: &[Range<usize>], reduction: LossReduction) -> Result<Proved, Failure> {
         let all = 0..self.of.items;
         let whole = self.recorded(all.clone())?;
         let (mut gifts, mut proved) = (Vec::new(), None);
         for part in parts {
-            match self.compared(&whole, &all, part)? {
+            match self.compared((&whole, reduction), &all, part)? {
                 Ok(gift) => gifts.push(gift),
                 Err(differs @ Proved::Differs { .. }) => return Ok(differs),
                 Err(other) => proved = Some(other),
@@ -84,9 +90,14 @@ where
             // Whether they can be computed at all.
             numbers = Some(self.numbers(all, &gifts, 1.0)?);
         }
-        match self.weighed_otherwise(parts, &gifts, numbers.as_ref())? {
+        let numbers = numbers.as_ref();
+        let weighs = match reduction {
+            LossReduction::Mean => self.weighed_otherwise(parts, &gifts, numbers)?,
+            LossReduction::Sum => None,
+        };
+        match weighs {
             Some(weighs) => Ok(weighs),
-            None => Ok(Proved::Exact(gifts)),
+            None => Ok(Proved::Exact(gifts, reduction)),
         }
     }
 
@@ -94,13 +105,13 @@ where
     pub(crate) fn gift(&self, whole: &Range<usize>, part: &Range<usize>) -> Result<Gift, Failure> {
         let recording = self.recorded(whole.clone())?;
         let undecided = |_| Failure::Impossible("some items run another program".to_owned());
-        self.compared(&recording, whole, part)?.map_err(undecided)
+        self.compared((&recording, self.of.reduction), whole, part)?.map_err(undecided)
     }
 
     /// Compares a recording of the items `all` with that of a part of them.
     fn compared(
         &self,
-        whole: &Recording<LC::Base, TrainItem<LC>>,
+        (whole, reduction): (&Recording<LC::Base, TrainItem<LC>>, LossReduction),
         all: &Range<usize>,
         part: &Range<usize>,
     ) -> Result<Result<Gift, Proved>, Failure> {
@@ -127,7 +138,7 @@ where
             let parameter = parameter.unwrap_or_else(|| "all parameters".to_owned());
             Ok(Err(Proved::Differs { coupling, parameter, at: None }))
         };
-        let given = match (self.of.reduction, adds.mean, adds.sum) {
+        let given = match (reduction, adds.mean, adds.sum) {
             (LossReduction::Mean, Some(given), _) => given,
             (LossReduction::Mean, None, _) => return differs(Coupling::Sum, None),
             (LossReduction::Sum, _, None) => return differs(Coupling::Mean, None),
@@ -174,7 +185,7 @@ where
     /// What a proof says that finds no sum.
     fn judge(&self, proof: Proof) -> Proved {
         match proof {
-            Proof::Adds(_) => Proved::Exact(Vec::new()),
+            Proof::Adds(_) => unreachable!("it finds one"),
             Proof::Undecided(why) => Proved::Undecided(why),
             // Their users know, and have allowed it.
             Proof::Mixed(_) if self.means.normalizes => Proved::Undecided(OF_STATISTICS.to_owned()),
@@ -196,7 +207,7 @@ where
     ) -> Result<Option<Proved>, Failure> {
         let ToSplit { items, weight, .. } = *self.of;
         let is_stated = weights::differ(weight, items as f64, items);
-        if self.of.reduction == LossReduction::Sum || weight == 0.0 || !is_stated {
+        if weight == 0.0 || !is_stated {
             return Ok(None);
         }
         let Some(stated) = self.weights(parts.iter().cloned()) else { return Ok(None) };

@@ -121,10 +121,10 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// How the loss of a batch is computed from the losses of its items. Default:
-    /// [`LossReduction::Mean`].
+    /// How the loss of a batch is computed from the losses of its items. Default: as the recorded
+    /// step shows, and [`LossReduction::Mean`] where it does not, or where several ranks train.
     pub fn reduction(mut self, reduction: LossReduction) -> Self {
-        self.settings.reduction = reduction;
+        self.settings.reduction = Some(reduction);
         self
     }
 

@@ -50,6 +50,7 @@ use crate::planner::shape::Shape;
 use crate::planner::{Planner, Prepared};
 use crate::progress::Screen;
 use crate::ranks::Team;
+use crate::reduction::LossReduction;
 use crate::run::checkpoints::{checkpoint_written, end_checkpoints};
 use crate::run::splits::SplitsFile;
 use crate::settings::Settings;
@@ -308,7 +309,7 @@ where
         }
         let mut batches = self.loading.read(loader);
         let (mut iteration, mut before) = (0, 0);
-        let mut accumulated = Accumulated::new(self.strategy.settings.reduction);
+        let mut accumulated = Accumulated::new(self.reduction());
         while let Some(batch) = batches.next() {
             iteration += 1;
             let loader = batches.iterator.progress();
@@ -352,14 +353,19 @@ where
             return Err(TrainError::EmptyBatch { phase: Phase::Training });
         }
         let stated = self.strategy.train_splitter.weight(&batch);
-        let weight = BatchWeight::new(stated, items, self.strategy.settings.reduction)?;
         let is_first = accumulated.batches == 0;
         self.position.steps += usize::from(is_first);
         set_clock(at.clock(self.position.steps));
         if is_first {
             self.step_lr();
         }
+        // Whatever is found out about the loss.
+        BatchWeight::new(stated, items, self.reduction())?;
         let prepared = self.prepare_training(planner, &batch, items, stated)?;
+        let weight = BatchWeight::new(stated, items, self.reduction())?;
+        if is_first {
+            *accumulated = Accumulated::new(self.reduction());
+        }
         if is_first && self.learning.keeps_statistics {
             self.learning.batch_start = Some(self.learner.model().into_record());
         }
@@ -384,6 +390,11 @@ where
         Ok(())
     }
 
+    /// How losses are reduced, as far as that is known.
+    fn reduction(&self) -> LossReduction {
+        self.strategy.settings.reduction.or(self.known.reduction()).unwrap_or_default()
+    }
+
     /// Runs a batch in its micro-batches and adds up their gradients.
     fn run_batch(
         &mut self,
@@ -396,7 +407,7 @@ where
         let sum = self.sum_if_split(&prepared);
         let Prepared { shape, ref plan, joining, held, pages, .. } = prepared;
         let (splitter, settings) = (&self.strategy.train_splitter, &self.strategy.settings);
-        let (items, micro_batch, reduction) = (shape.items, shape.items / 2, settings.reduction);
+        let (items, micro_batch, reduction) = (shape.items, shape.items / 2, self.reduction());
         let ranks = self.team.as_ref().map_or(1, |team| team.ranks.world());
         let scaling = Scaling::with(self.learning.loss_scale).by_share(reduction, ranks);
         let mut is_asked = !plan.is_whole();
@@ -411,6 +422,7 @@ where
             parts: vec![0..micro_batch, micro_batch..items],
             splitter,
             reduction,
+            is_declared: true,
             ranks,
             scale: self.learning.loss_scale.map(|scale| scale.scale()),
         };
@@ -527,8 +539,7 @@ where
     ) -> Result<(), TrainError> {
         let has_any = step.as_ref().map_or(accumulated.has_any(), Step::has_any);
         self.learning.has_learned |= has_any;
-        let mut done =
-            std::mem::replace(accumulated, Accumulated::new(self.strategy.settings.reduction));
+        let mut done = std::mem::replace(accumulated, Accumulated::new(self.reduction()));
         let (model, learner) = (self.learner.model(), RefCell::new(&mut self.learner));
         let (latest, covered) = (self.position.latest, &mut self.learning.covered);
         let parking = self.learning.parking.as_ref().map(|(parking, _)| parking);

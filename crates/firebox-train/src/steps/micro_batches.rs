@@ -221,7 +221,7 @@ where
     {
         let Self { planner, settings, on, prepared, .. } = self;
         let OnDevice { queue, watch, .. } = &**on;
-        let (items, reduction) = (prepared.shape.items, settings.reduction);
+        let (items, reduction) = (prepared.shape.items, settings.reduction());
         let around = Around {
             sum: match prepared.plan.accumulating() {
                 Accumulating::No => summed_bytes::<B, _>(model),

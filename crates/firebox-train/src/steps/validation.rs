@@ -138,7 +138,7 @@ where
         V: Module<B::InnerBackend>,
         S: Splitter<I>,
     {
-        let (watch, reduction) = (&self.on.watch, self.settings.reduction);
+        let (watch, reduction) = (&self.on.watch, self.settings.reduction());
         let keeps_statistics = self.planner.has_running_state();
         let queue = &self.on.queue;
         let mut micro_steps = MicroSteps::<B::InnerBackend, _, _, _>::new(

@@ -44,6 +44,10 @@ pub(super) struct Known {
     gifts: Vec<Gift>,
     /// Whether the parts of the batch that runs are given numbers of it.
     gives: bool,
+    /// How losses are reduced, if a proof has found it.
+    reduction: Option<LossReduction>,
+    /// Whether that was looked for.
+    has_looked: bool,
     /// Whether proofs are no longer tried, because one was not found.
     unproved: bool,
     /// Whether the device compared a micro-batch with its halves, because the host could not. Later
@@ -222,6 +226,11 @@ impl Known {
         self.found == SplitCheck::Proved
     }
 
+    /// How losses are reduced, if a proof has found it.
+    pub(super) fn reduction(&self) -> Option<LossReduction> {
+        self.reduction
+    }
+
     /// Notes that a batch begins, which may not be split.
     pub(super) fn begin(&mut self) {
         self.gives = false;
@@ -365,6 +374,25 @@ impl Means {
         })
     }
 
+    /// Finds out how losses are reduced, from a batch that is not split. Tries it once.
+    pub(super) fn look_for_reduction<LC, S>(
+        &self,
+        known: &mut Known,
+        learner: &Learner<LC>,
+        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
+    ) where
+        LC: LazyComponents,
+        S: Splitter<TrainBatch<LC>>,
+    {
+        if !std::mem::replace(&mut known.has_looked, true) {
+            let check = self.check(learner, to_split, (true, false));
+            if let Proved::Exact(_, reduction) = check.prove(&to_split.parts) {
+                known.reduction = Some(reduction);
+            }
+            known.took = known.took.max(check.found.needed.take());
+        }
+    }
+
     /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
     /// memory of the device that the check needed, including what is held. On the host the check is
     /// no part of what training takes.
@@ -392,18 +420,27 @@ impl Means {
         if !(proves || known.asks(items, weight)) {
             return Ok(Bytes::ZERO);
         }
+        let of;
         let mut check = self.check(learner, to_split, (true, false));
         let mut meet = None;
         if proves {
             let proved = check.prove(&to_split.parts);
             known.took = known.took.max(check.found.needed.take());
-            known.unproved = !matches!(proved, Proved::Exact(_));
+            known.unproved = !matches!(proved, Proved::Exact(..));
             if known.unproved && known.is_proved() {
                 known.found = SplitCheck::NotNeeded;
             }
             match proved {
-                Proved::Exact(gifts) => {
+                Proved::Exact(gifts, reduction) => {
                     known.prove(split, gifts);
+                    known.reduction = Some(reduction);
+                    if reduction != to_split.reduction {
+                        let text = "the loss is a sum over the items, as recorded";
+                        settings.say(log::Level::Info, text);
+                    }
+                    let parts = to_split.parts.clone();
+                    of = ToSplit { reduction, parts, ..*to_split };
+                    check.of = &of;
                     check.gives = known.gives;
                     // Elsewhere, gradients are compared all the same.
                     if !cfg!(debug_assertions) {

@@ -52,7 +52,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
     ) -> Result<usize, TrainError> {
         let Some(team) = team else { return Ok(epoch) };
         let model = learner.model();
-        let reduction = self.settings.reduction;
+        let reduction = self.settings.reduction();
         let begin = Begin::new::<LC::Backend, _>(&model, accumulation, (epoch, epochs), reduction);
         drop(model);
         start(team, learner, store, begin)
@@ -104,7 +104,7 @@ where
         let has = has_gradient::<LC::Backend, _>(&self.learner.model(), accumulated.so_far());
         let Share { weight, items } = accumulated.share();
         let words = self.agree(Word::Step { weight, items, has })?;
-        words.map(|words| step_of(&words, self.strategy.settings.reduction)).transpose()
+        words.map(|words| step_of(&words, self.reduction())).transpose()
     }
 
     /// Takes part in the steps of ranks that have more batches in this epoch.
@@ -118,9 +118,9 @@ where
             if words.iter().all(|word| *word == Word::Done) {
                 return Ok(());
             }
-            let step = step_of(&words, self.strategy.settings.reduction)?;
+            let step = step_of(&words, self.reduction())?;
             self.step_lr();
-            let mut nothing = Accumulated::new(self.strategy.settings.reduction);
+            let mut nothing = Accumulated::new(self.reduction());
             self.apply(planner, &mut nothing, iteration, Some(step))?;
         }
         Ok(())

@@ -70,8 +70,9 @@ where
             &self.on.queue,
             Around::default(),
         );
+        let reduction = self.reduction();
         let mut sender = sender(&mut self.processor, &self.on, &self.loading);
-        let (reduction, screen) = (settings.reduction, settings.telling.screen.as_ref());
+        let screen = settings.telling.screen.as_ref();
         let join = settings.joins.of(prepared.joining);
         let mut parts = Parts::new();
         if join.is_some() && !prepared.plan.is_whole() {

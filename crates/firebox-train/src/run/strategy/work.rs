@@ -98,6 +98,10 @@ where
         self.change_shape(self.position.latest, shape);
         let mut prepared = self.plan_batch(planner, batch, shape)?;
         self.known.begin();
+        // A sum over the batches of a group is not their mean.
+        if self.asked.accumulation > 1 && items > 1 && !self.is_declared() {
+            self.find_reduction(planner, batch, (items, weight), prepared.held);
+        }
         // Several ranks split a batch, too.
         if !prepared.plan.is_whole() || self.team.is_some() && items > 1 {
             match self.ask_to_split(planner, batch, (items, weight), &prepared) {
@@ -160,6 +164,37 @@ where
         Ok(prepared)
     }
 
+    /// Whether it is settled how losses are reduced.
+    fn is_declared(&self) -> bool {
+        let settings = &self.strategy.settings;
+        settings.reduction.or(self.known.reduction()).is_some() || self.team.is_some()
+    }
+
+    /// Finds out how losses are reduced, if the step shows it.
+    fn find_reduction(
+        &mut self,
+        planner: &Planner,
+        batch: &TrainBatch<LC>,
+        (items, weight): (usize, f64),
+        held: Bytes,
+    ) {
+        let half = items / 2;
+        let to_split = ToSplit {
+            batch,
+            items,
+            weight,
+            micro_batch: half,
+            form: None,
+            parts: vec![0..half, half..items],
+            splitter: &self.strategy.train_splitter,
+            reduction: self.reduction(),
+            is_declared: false,
+            ranks: 1,
+            scale: self.learning.loss_scale.map(|scale| scale.scale()),
+        };
+        Means::of(planner, held).look_for_reduction(&mut self.known, &self.learner, &to_split);
+    }
+
     /// Asks whether a batch that is about to be split may be. Returns the memory that it took.
     fn ask_to_split(
         &mut self,
@@ -194,7 +229,8 @@ where
             form: planner.form(),
             parts,
             splitter,
-            reduction: settings.reduction,
+            reduction: self.reduction(),
+            is_declared: self.is_declared(),
             ranks: self.team.as_ref().map_or(1, |team| team.ranks.world()),
             scale: self.learning.loss_scale.map(|scale| scale.scale()),
         };
