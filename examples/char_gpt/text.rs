@@ -20,7 +20,6 @@ pub const LONGEST: usize = 128;
 
 /// A batch of lines.
 #[derive(Clone, Debug, MicroBatch)]
-#[micro_batch(weight = Lines::characters)]
 pub struct Lines<B: Backend> {
     /// `[lines, length]`
     pub tokens: Tensor<B, 2, Int>,

@@ -52,7 +52,7 @@ where
     let runs = dry::how(&mut rehearsal, &[0..1], device)?;
     let int = Tensor::<1, Int>::zeros([1], &device.clone().inner());
     let about = About {
-        model: name_of::<M>(),
+        model: About::name_of::<M>(),
         backend: format!("{}, by burn 0.22", gauge.name()),
         int: type_of(&int.shape(), int.dtype()).dtype,
         items,
@@ -78,9 +78,3 @@ where
     })
 }
 
-/// The name of a type, without where it is declared.
-fn name_of<M>() -> String {
-    let name = std::any::type_name::<M>();
-    let name = name.split('<').next().unwrap_or(name);
-    name.rsplit("::").next().unwrap_or(name).to_owned()
-}

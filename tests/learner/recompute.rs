@@ -275,6 +275,12 @@ fn batches_that_must_not_be_split_stay_whole() {
     assert!(same == weights, "the same bits");
     is_recomputed(&report);
     assert!(report.plan.is_whole(), "{report}");
+    let met = report.items_meet.as_ref().expect("it is proved");
+    assert!(met.contains("`float_matmul` behind `blocks.7.narrow`"), "{met}");
+    assert!(
+        report.line().contains(met) && report.to_string().contains("items meet in"),
+        "{report}"
+    );
     let refused = train(Kind::Contrast, 16, budget, RecomputePolicy::never());
     let refused = refused.expect_err("its items are coupled");
     assert!(matches!(refused, TrainError::Coupled { coupling: Coupling::Items, .. }), "{refused}");

@@ -154,7 +154,7 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("cross-entropy of probabilities", "mean"),
     ("binary cross-entropy", "mean"),
     ("binary cross-entropy, smoothed", "mean"),
-    ("binary cross-entropy, weighted", "undecided"),
+    ("binary cross-entropy, weighted", "mean"),
     ("squares", "mean"),
     ("squares, summed", "sum"),
     ("huber", "mean"),
@@ -185,7 +185,7 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("two tasks and a mean", "given"),
     ("normalized advantages", "given"),
     ("softmax over inputs", "given"),
-    ("weighted by position", "undecided"),
+    ("weighted by position", "given"),
     ("penalty beside a mean", "mean"),
     ("penalty beside a sum", "sum and once"),
     ("penalty beside real tokens", "given, and once"),
@@ -202,6 +202,10 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("one item counts more", "given"),
     ("numbers that do not cancel", "given"),
     ("rows that do not cancel", "given"),
+    ("a sum that is a factor, too", "given, as a sum"),
+    ("a mean that is a factor, too", "given, as a mean"),
+    ("its own denominator beside it", "given, as a sum"),
+    ("a count that is a summand, too", "undecided"),
     ("sevenths of a count", "given, and once"),
     ("words that occur", "given, and once"),
     ("steps that follow from n", "given, and once"),
@@ -458,6 +462,26 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
         "numbers that do not cancel" => {
             let counts = batch.y.clone().abs().sum_dim(0) + 0.5;
             ((squares() * counts.clone()).sum_dim(1) / counts * logits().detach()).sum()
+        }
+        "a sum that is a factor, too" => {
+            let of_items = batch.y.clone().abs().mean_dim(1);
+            let total = of_items.clone().sum();
+            let shares = of_items / total.clone().reshape([1, 1]);
+            (squares() * shares).sum() - total * net.second.weight.val().slice([0..1, 0..1]).sum()
+        }
+        "a mean that is a factor, too" => {
+            let mean = batch.y.clone().abs().mean();
+            let apart = net.second.weight.val().slice([0..1, 0..1]).sum() - mean.clone();
+            (squares() * mean.reshape([1, 1])).sum() + apart.clone() * apart
+        }
+        "its own denominator beside it" => {
+            let count = mask().sum();
+            (squares() * mask()).sum() / count.clone() + count * penalty()
+        }
+        "a count that is a summand, too" => {
+            let (count, weights) = (mask().sum(), net.second.weight.val());
+            let scaled = (squares() * mask()).sum() * count.clone();
+            scaled * weights.clone().detach().sum() + count * weights.sum()
         }
         "rows that do not cancel" => {
             let of = batch.y.clone() - batch.y.clone().mean_dim(0) + 3.0;

@@ -275,9 +275,10 @@ enum End {
     Nothing,
 }
 
-/// Compares a proof with gradients.
+/// Compares proofs with gradients.
 #[track_caller]
-fn judged(name: &str, proof: &Proof, apart: Option<(f64, f64)>) -> End {
+fn judged(name: &str, proofs: &[Proof], apart: Option<(f64, f64)>) -> End {
+    let proof = least(proofs);
     let Some((sum, mean)) = apart else { return End::Nothing };
     let said = said(proof);
     let Proof::Adds(adds) = proof else {
@@ -287,10 +288,13 @@ fn judged(name: &str, proof: &Proof, apart: Option<(f64, f64)>) -> End {
             _ => End::Undecided,
         };
     };
-    if adds.mean.is_some() {
+    let all = |adds: fn(&Adds) -> &Option<Vec<Given>>| {
+        proofs.iter().all(|proof| matches!(proof, Proof::Adds(of) if adds(of).is_some()))
+    };
+    if all(|adds| &adds.mean) {
         assert!(mean < TOLERANCE, "{name} is no mean: {mean:.1e}");
     }
-    if adds.sum.is_some() && adds.once.is_none() {
+    if all(|adds| &adds.sum) && adds.once.is_none() {
         assert!(sum < TOLERANCE, "{name} is no sum: {sum:.1e}");
     }
     match said {
@@ -328,7 +332,7 @@ fn losses() {
         let batch = Batch::new(ITEMS, &device);
         let proofs = proofs(&model, &batch, &PARTS);
         let proof = least(&proofs);
-        let end = judged(name, proof, apart(&model, &batch, (&PARTS, &proofs)));
+        let end = judged(name, &proofs, apart(&model, &batch, (&PARTS, &proofs)));
         println!("{name:24} {:16} {end:?} {proof:?}", said(proof));
         if said(proof) != *expected {
             table.push(format!("{name}: {} instead of {expected}: {proof:?}", said(proof)));
@@ -348,7 +352,7 @@ fn parts_of_one_item() {
         let batch = Batch::new(ITEMS, &device);
         let proofs = proofs(&model, &batch, &SINGLE);
         let proof = least(&proofs);
-        judged(name, proof, apart(&model, &batch, (&SINGLE, &proofs)));
+        judged(name, &proofs, apart(&model, &batch, (&SINGLE, &proofs)));
         assert_eq!(said(proof), *expected, "{name}: {proof:?}");
     }
 }
@@ -418,7 +422,7 @@ fn random_programs() {
         let proof = least(&proofs);
         let apart = || apart(&model, &batch, (&PARTS, &proofs));
         let end =
-            catch_unwind(AssertUnwindSafe(|| judged(&format!("program {seed}"), proof, apart())));
+            catch_unwind(AssertUnwindSafe(|| judged(&format!("program {seed}"), &proofs, apart())));
         let Ok(end) = end else {
             let whole = recorded(&model, &batch, 0..ITEMS).expect("it was recorded");
             show(whole.trace());

@@ -100,9 +100,10 @@ pub(crate) struct Follow<'a> {
     step: usize,
     pub(crate) name: String,
     pub(crate) met: Vec<Meeting>,
-    /// The first call with numbers of the host that follow from the batch, or data of the host: for
-    /// other batches they may be others.
-    pub(crate) from_host: Option<String>,
+    /// The first call with a number of the host that was taken for the number of items.
+    pub(crate) assumed: Option<String>,
+    /// Host data that the parts have as the whole has it.
+    pub(crate) hosts: Vec<(TensorIndex, TensorIndex, HostData)>,
     /// The first operation without a rule.
     pub(crate) without_rule: Option<String>,
 }
@@ -130,7 +131,8 @@ impl<'a> Follow<'a> {
             step: 0,
             name: String::new(),
             met: Vec::new(),
-            from_host: None,
+            assumed: None,
+            hosts: Vec::new(),
             without_rule: None,
         };
         follow.inputs(recordings, &cuts)?;
@@ -229,8 +231,9 @@ impl<'a> Follow<'a> {
         let data = (self.host)(tensors.0, tensors.1);
         let given = BTreeSet::from([root]);
         // A sequence follows from its length.
-        if !(self.name.starts_with("int_arange") && data == HostData::Same) {
-            self.from_host.get_or_insert_with(|| self.name.clone());
+        let is_sequence = self.name.starts_with("int_arange") && data == HostData::Same;
+        if data != HostData::Other && !is_sequence {
+            self.hosts.push((tensors.0, tensors.1, data));
         }
         let kind = match (self.items(shapes), data) {
             (Items::None, HostData::Same) => Kind::Fixed(BTreeSet::new()),
@@ -353,6 +356,13 @@ impl<'a> Follow<'a> {
             Kind::Fixed(given) if pure && !given.is_empty() => *given = [root].into(),
             Kind::ByItem(_, terms) if terms.iter().any(|term| term.given.contains(&OWN)) => {
                 *terms = [Term::of([root].into())].into();
+            }
+            Kind::Sum { terms, .. } if pure => {
+                let through = |mut term: Term| {
+                    term.through.insert(root);
+                    term
+                };
+                *terms = std::mem::take(terms).into_iter().map(through).collect();
             }
             _ => {}
         }
@@ -554,9 +564,6 @@ impl<'a> Follow<'a> {
 
     /// What a number on the host is, whatever its exponent.
     pub(crate) fn number(&mut self, a: ScalarIr, b: ScalarIr) -> Value {
-        if a != b {
-            self.from_host.get_or_insert_with(|| self.name.clone());
-        }
         let root = self.scalar(a, b).map(|(root, _)| root);
         Value::number(root, root.is_none() && a.elem::<f64>() == 0.0)
     }
@@ -575,8 +582,14 @@ impl<'a> Follow<'a> {
             let sizes = shape.iter().copied().chain([shape.num_elements()]);
             sizes.into_iter().any(|size| (number * size as f64 - 1.0).abs() < 1e-6)
         };
-        if a != b && !(is_of_shape(a, &out.0.shape) && is_of_shape(b, &out.1.shape)) {
-            self.from_host.get_or_insert_with(|| self.name.clone());
+        let is_size = is_of_shape(a, &out.0.shape) && is_of_shape(b, &out.1.shape);
+        let scaled = |term: Term, power: i32| Term {
+            assumed: term.assumed || !is_size,
+            ..term.scaled(Root::Items, power)
+        };
+        let is_n = matches!(self.scalar(a, b), Some((Root::Items, _)));
+        if is_n && !is_size {
+            self.assumed.get_or_insert_with(|| self.name.clone());
         }
         let made = match (self.scalar(a, b), by) {
             // Times a constant.
@@ -586,7 +599,8 @@ impl<'a> Follow<'a> {
                 if matches!(value.kind, Kind::Fixed(_))
                     && power == if by == By::Product { 1 } else { -1 } =>
             {
-                let terms = [Term::of(value.factor().unwrap_or_default())].into();
+                let term = Term::of(value.factor().unwrap_or_default());
+                let terms = [scaled(term, 0)].into();
                 Value::new(Kind::Sum { terms, once: false, given: None }, value.pure)
             }
             // Times the number of items, or divided by it.
@@ -596,8 +610,7 @@ impl<'a> Follow<'a> {
                 let power = if by == By::Product { power } else { -power };
                 let mut made = self.elementwise(out, &[value], By::Sum);
                 if let Kind::ByItem(_, terms) | Kind::Sum { terms, .. } = &mut made.kind {
-                    let scaled = |term: &Term| term.clone().scaled(Root::Items, power);
-                    *terms = terms.iter().map(scaled).collect();
+                    *terms = terms.iter().map(|term| scaled(term.clone(), power)).collect();
                 }
                 scale_once(&mut made.kind);
                 made

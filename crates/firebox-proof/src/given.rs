@@ -33,8 +33,7 @@ impl Given {
         range: &Range<usize>,
         items: usize,
     ) -> Option<TensorData> {
-        let mut data = whole.clone();
-        if let Some((dim, each)) = self.rows {
+        let mut data = if let Some((dim, each)) = self.rows {
             let row = whole.shape[dim + 1..].iter().product::<usize>() * whole.dtype.size();
             let of_all = whole.shape[dim] * row;
             let own = range.start * each * row..range.end * each * row;
@@ -42,8 +41,10 @@ impl Given {
             let bytes: Vec<u8> = rounds.flat_map(|round| &round[own.clone()]).copied().collect();
             let mut shape = whole.shape.clone();
             shape[dim] = range.len() * each;
-            data = TensorData::from_bytes_vec(bytes, shape, whole.dtype);
-        }
+            TensorData::from_bytes_vec(bytes, shape, whole.dtype)
+        } else {
+            whole.clone()
+        };
         if self.share != 0 {
             let scale = (range.len() as f64 / items as f64).powi(self.share);
             let numbers: Vec<f64> = data.iter::<f64>().map(|number| number * scale).collect();
@@ -70,7 +71,7 @@ mod tests {
         assert_eq!(rows, TensorData::new(vec![2.0f32, 3.0, 8.0, 9.0], [2, 2]));
         let scaled = given(Some((1, 2)), -1).expect("it can");
         assert_eq!(scaled, TensorData::new(vec![6.0f32, 9.0, 24.0, 27.0], [2, 2]));
-        assert_eq!(given(None, 0).expect("it can").shape, [2, 6]);
+        assert_eq!(given(None, 0).expect("it can").shape.to_vec(), [2, 6]);
         let count = Given { whole: TensorIndex(0), part: TensorIndex(0), rows: None, share: 1 };
         assert_eq!(count.to_part(&TensorData::new(vec![4i64], [1]), &(0..1), 2), None);
     }

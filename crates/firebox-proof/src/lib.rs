@@ -56,7 +56,7 @@ impl Recording<'_> {
 }
 
 /// What host data in one recording is to that of another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HostData {
     /// The same.
     Same,
@@ -89,6 +89,9 @@ pub struct Adds {
     /// The path of a parameter whose gradient has a summand that occurs once for each batch, such
     /// as a penalty. In a sum it would be counted once for each part.
     pub once: Option<String>,
+    /// Data of the host that became tensors of the two, and what that of the part is to that of the
+    /// whole. It must be so in other batches, too.
+    pub hosts: Vec<(TensorIndex, TensorIndex, HostData)>,
 }
 
 impl Adds {
@@ -149,14 +152,10 @@ pub fn prove(
     }
     let follow = |takes_rows| Follow::run([whole, part], host, takes_rows);
     let first = match follow(false) {
-        Ok(follow) => match (judge(&follow, whole, part), follow.from_host) {
-            (Proof::Adds(adds), Some(call)) if adds.needs_nothing() => {
-                let why = "has numbers of the host, which may be others in other batches";
-                return Proof::Undecided(format!("`{call}` {why}"));
-            }
-            (Proof::Adds(adds), _) if adds.needs_nothing() => return Proof::Adds(adds),
-            (Proof::Mixed(mixed), _) => return Proof::Mixed(mixed),
-            (proof, _) => proof,
+        Ok(follow) => match judge(&follow, whole, part) {
+            Proof::Adds(adds) if adds.needs_nothing() => return Proof::Adds(adds),
+            Proof::Mixed(mixed) => return Proof::Mixed(mixed),
+            proof => proof,
         },
         Err(why) => return Proof::Undecided(why),
     };
@@ -215,6 +214,10 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Pr
             certain,
         });
     }
+    if let (true, Some(call)) = (terms.iter().any(|term| term.assumed), &follow.assumed) {
+        let why = "has numbers of the host, which may be others in other batches";
+        return Proof::Undecided(format!("`{call}` {why}"));
+    }
     let mut adds = match added(follow, &terms, (&once, &given_once)) {
         Ok(adds) => adds,
         Err(why) => return Proof::Undecided(why.to_owned()),
@@ -223,7 +226,9 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Pr
         return Proof::Adds(adds);
     }
     let of_output = |output: &TensorIndex| match follow.value(*output) {
-        Some(Value { kind: Kind::Sum { terms, .. }, pure: false, .. }) => Some(terms),
+        Some(Value { kind: Kind::Sum { terms, .. }, pure: false, .. }) => {
+            Some(terms).filter(|terms| !terms.iter().any(|term| term.assumed))
+        }
         _ => None,
     };
     let mut with = [terms.clone(), terms];
@@ -257,6 +262,10 @@ fn added(
     if roots.contains(&Root::Items) || terms.iter().any(|term| term.given.contains(&Root::Items)) {
         return Err("a gradient depends on the number of items");
     }
+    let mut through = terms.iter().flat_map(|term| &term.through);
+    if through.any(|sum| roots.contains(sum)) {
+        return Err("a number of the batch is part of a sum and scales another");
+    }
     // With these exponents of a part's share of the items.
     let given = |shares: &BTreeMap<Root, i32>| -> Result<Vec<Given>, &'static str> {
         let share = |root: &Root| shares.get(root).copied().unwrap_or(0);
@@ -288,7 +297,7 @@ fn added(
     let mean = shares.map(|shares| given(&shares)).transpose()?;
     match mean.is_none() && sum.is_none() {
         true => Err("a sum over items stands beside what is no sum"),
-        false => Ok(Adds { mean, sum, once: once.clone() }),
+        false => Ok(Adds { mean, sum, once: once.clone(), hosts: follow.hosts.clone() }),
     }
 }
 

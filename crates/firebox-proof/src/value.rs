@@ -37,6 +37,12 @@ impl Root {
 pub(crate) struct Term {
     pub(crate) scale: BTreeMap<Root, i32>,
     pub(crate) given: BTreeSet<Root>,
+    /// Sums over items of the batch alone that it is, or is made of. Parts add them up, and are not
+    /// to be given the whole batch's.
+    pub(crate) through: BTreeSet<Root>,
+    /// Whether a number of the host was taken for the number of items. In another batch it may be
+    /// another.
+    pub(crate) assumed: bool,
 }
 
 impl Term {
@@ -65,6 +71,8 @@ impl Term {
     fn times(&self, other: &Self) -> Self {
         let mut term = self.clone();
         term.given.extend(&other.given);
+        term.through.extend(&other.through);
+        term.assumed |= other.assumed;
         other.scale.iter().fold(term, |term, (root, power)| term.scaled(*root, *power))
     }
 }
@@ -78,7 +86,13 @@ pub(crate) fn products(one: &Terms, other: &Terms) -> Terms {
 
 /// A single term that depends on everything that these do.
 pub(crate) fn collapsed<'a>(terms: impl IntoIterator<Item = &'a Term>) -> Terms {
-    [Term::of(terms.into_iter().flat_map(Term::roots).collect())].into()
+    let mut all = Term::default();
+    for term in terms {
+        all.given.extend(term.roots());
+        all.through.extend(&term.through);
+        all.assumed |= term.assumed;
+    }
+    [all].into()
 }
 
 /// The dimension that holds the items: of `outer * items * inner` slices, `inner` of each item in

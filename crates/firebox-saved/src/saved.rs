@@ -30,6 +30,15 @@ pub struct About {
     pub firebox: String,
 }
 
+impl About {
+    /// The name of a model's type, without where it is declared and without its backend.
+    pub fn name_of<M>() -> String {
+        let name = std::any::type_name::<M>();
+        let name = name.split('<').next().unwrap_or(name);
+        name.rsplit("::").next().unwrap_or(name).to_owned()
+    }
+}
+
 /// Two training iterations of a model, for every batch size and every split into micro-batches.
 ///
 /// Numbers that differ between splits, such as dimensions, follow rules that were found by

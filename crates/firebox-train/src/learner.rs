@@ -179,7 +179,12 @@ where
         let planned = planner.plan_alone(Shape::of_items(items), joining, rehearse)?;
         let mut quiet = settings.clone();
         quiet.telling.quiet = true;
-        Ok(quiet.report::<B, _>(&self.model, planner.budget(), (Phase::Training, &planned), &[]))
+        Ok(quiet.report::<B, _>(
+            &self.model,
+            planner.budget(),
+            (Phase::Training, &planned, None),
+            &[],
+        ))
     }
 
     /// Records the step, without training, so that its memory can be predicted for any card, batch

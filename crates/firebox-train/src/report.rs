@@ -25,6 +25,9 @@ pub struct PlanReport {
     pub budget: Bytes,
     /// The split of the loader's batch.
     pub plan: Plan,
+    /// Where items meet, if that is why the batch is not split: the operation, the module whose
+    /// parameters were used last before it, and what happens there.
+    pub items_meet: Option<String>,
     /// What is recomputed instead of kept, if anything.
     pub recomputed: Option<Recomputing>,
     pub(crate) recipes: Option<Recomputed>,
@@ -78,6 +81,7 @@ impl PlanReport {
             phase,
             budget,
             plan: (**plan).clone(),
+            items_meet: None,
             recomputed: rehearsed.recomputed.as_ref().map(Recomputed::report),
             recipes: rehearsed.recomputed.clone(),
             categories: rehearsed.footprint.categories,
@@ -113,11 +117,13 @@ impl PlanReport {
         let Self { phase, plan, .. } = self;
         let (peak, estimate) = (self.predicted(), self.reliability());
         let tunes = if self.tunes() { "; planned again once kernels are tuned" } else { "" };
+        let met = self.items_meet.as_ref().map(|met| format!(" because items meet in {met}"));
+        let met = met.unwrap_or_default();
         let recomputed = self.recomputed.map(|again| format!(", {again}")).unwrap_or_default();
         let again = self.again.map(|why| format!("; planned again: {why}")).unwrap_or_default();
         let parts = if self.metrics_see_parts { "; metrics see micro-batches" } else { "" };
         format!(
-            "{phase} batches of {}: {plan}{recomputed}, predicted peak {peak} ({estimate}){tunes}{parts}{again}",
+            "{phase} batches of {}: {plan}{met}{recomputed}, predicted peak {peak} ({estimate}){tunes}{parts}{again}",
             plan.batch()
         )
     }
@@ -212,6 +218,9 @@ impl fmt::Display for PlanReport {
         };
         table.add_row(vec!["budget".to_owned(), budget]);
         table.add_row(vec![format!("batch ({steps})"), self.plan.to_string()]);
+        if let Some(met) = &self.items_meet {
+            table.add_row(vec!["  items meet in".to_owned(), met.clone()]);
+        }
         if let Some(recomputed) = self.recomputed {
             table.add_row(vec!["recomputed".to_owned(), recomputed.to_string()]);
         }

@@ -44,7 +44,7 @@ where
     let items = splitter.items(batch)?;
     let model = learner.model();
     let about = About {
-        model: name_of(&model),
+        model: About::name_of::<LC::TrainingModel>(),
         backend: <LC::Base as Backend>::name(&model.devices()[0]),
         int: <<LC::Base as BackendTypes>::IntElem as Element>::dtype(),
         items,
@@ -83,13 +83,6 @@ where
         SaveError::EmptyBatch => TrainError::EmptyBatch { phase: Phase::Training },
         irregular => TrainError::NotSaved { message: irregular.to_string() },
     })
-}
-
-/// The name of a module's type, without where it is declared and without its backend.
-fn name_of<M>(_module: &M) -> String {
-    let name = std::any::type_name::<M>();
-    let name = name.split('<').next().unwrap_or(name);
-    name.rsplit("::").next().unwrap_or(name).to_owned()
 }
 
 /// Writes a saved trace.

@@ -189,18 +189,19 @@ impl Settings {
     }
 
     /// Makes the report of a plan and prints it, unless `quiet`: the first plan as a table, later
-    /// ones as one line.
+    /// ones as one line. `items_meet`: where, if the batch is kept whole for that.
     pub(crate) fn report<B: LazyBackend, M: Module<B>>(
         &self,
         model: &M,
         budget: Bytes,
-        (phase, planned): (Phase, &Planned),
+        (phase, planned, items_meet): (Phase, &Planned, Option<String>),
         earlier: &[PlanReport],
     ) -> PlanReport {
         let device = model.devices()[0].clone();
         let device = format!("{}, {device:?}", backend_name::<B, M>(model));
         let mut report = PlanReport::new(device, budget, phase, planned);
         report.pools_statistics = self.pools_statistics.is_some();
+        report.items_meet = items_meet;
         if phase == Phase::Training {
             report.may_add = may_add::<B, M>(model, planned);
         }

@@ -398,8 +398,12 @@ where
         if let Some(planned) = &prepared.made {
             self.records.unmeasured = self.on.after_planning(&self.planner);
             let budget = self.planner.budget();
-            let report =
-                self.settings.report::<C, _>(model, budget, (phase, planned), &self.records.plans);
+            let report = self.settings.report::<C, _>(
+                model,
+                budget,
+                (phase, planned, None),
+                &self.records.plans,
+            );
             self.records.plans.push(report);
             self.loading.let_ahead(planned.rehearsed.loader_limit);
         }

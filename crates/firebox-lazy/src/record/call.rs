@@ -181,10 +181,13 @@ impl<B: Backend> CallFrame<B> {
         let description = session::<B, _>(|session| {
             let description = session.close_call(self.local_outputs.clone());
             if self.looked_up {
+                let described = session.trace.descriptions[description.0 as usize].clone();
+                let is_data = |it: &OperationIr| matches!(it, OperationIr::Init(_));
                 let known = Arc::new(Known {
                     name: self.name,
                     inputs: self.forms_of_inputs(session),
-                    description: session.trace.descriptions[description.0 as usize].clone(),
+                    has_data: described.operations.iter().any(is_data),
+                    description: described,
                     results: results.clone(),
                 });
                 session.remember_call(self.signature.finish(), description, known);

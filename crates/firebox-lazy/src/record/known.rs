@@ -63,6 +63,8 @@ pub(crate) struct Known {
     /// The inputs, and whether the call owned them.
     pub(crate) inputs: Vec<(Form, bool)>,
     pub(crate) description: Description,
+    /// Whether the description has data of the host.
+    pub(crate) has_data: bool,
     /// The results, in order. `None` for one that the method may return and did not.
     pub(crate) results: Vec<Option<Form>>,
 }
@@ -190,6 +192,7 @@ mod tests {
             name: "float_exp",
             inputs: vec![(form.clone(), true)],
             description,
+            has_data: false,
             results: vec![Some(form)],
         })
     }

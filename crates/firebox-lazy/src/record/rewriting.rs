@@ -48,7 +48,7 @@ impl Rewriting {
             if let (StepOrigin::Recorded(of) | StepOrigin::Repeated(of), false) =
                 (*origin, given.is_empty())
             {
-                give(given, of, step, values);
+                give(given.get(&of).cloned().unwrap_or_default(), step, values);
             }
         }
         // Effects may come after the last step.

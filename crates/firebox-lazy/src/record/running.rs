@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use burn_backend::Backend;
+use burn_backend::{Backend, TensorData};
 use firebox_recompute::Program;
 use firebox_trace::{OpIndex, Step};
 
 use crate::record::recording::Recording;
 use crate::record::rewriting::Rewriting;
-use crate::record::session::{Given, Session};
+use crate::record::session::Session;
 use crate::record::values::{Frame, Values};
 use crate::threads::handover::{self, TrainingTurn};
 
@@ -35,11 +35,15 @@ impl<B: Backend, T> Recording<B, T> {
     }
 }
 
-/// Puts what is given for the recorded step `of` in the place of what `step` has made.
-pub(crate) fn give<B: Backend>(given: &Given, of: OpIndex, step: &Step, values: &mut Values<B>) {
-    for (output, data) in given.get(&of).into_iter().flatten() {
-        if let Some(made) = step.outputs().get(*output) {
-            values.replace(*made, data.clone());
+/// Puts what is given in the place of what a step has made.
+pub(crate) fn give<B: Backend>(
+    given: Vec<(usize, TensorData)>,
+    step: &Step,
+    values: &mut Values<B>,
+) {
+    for (output, data) in given {
+        if let Some(made) = step.outputs().get(output) {
+            values.replace(*made, data);
         }
     }
 }
@@ -70,7 +74,8 @@ impl<B: Backend> Session<B> {
                 instruction.finish(&mut Frame::of(step, &mut self.values));
             }
             if let (Some(step), false) = (step, self.program.given.is_empty()) {
-                give(&self.program.given, OpIndex(at as u32), step, &mut self.values);
+                let given = self.program.given.remove(&OpIndex(at as u32));
+                give(given.unwrap_or_default(), step, &mut self.values);
             }
             match step {
                 Some(Step::Free(tensor)) => {

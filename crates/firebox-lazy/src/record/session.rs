@@ -347,14 +347,13 @@ impl<B: Backend> Session<B> {
 
     /// A call described before, in this session or in another one of this thread.
     pub(crate) fn known_call(&mut self, signature: u64) -> Option<(DescriptionIndex, Arc<Known>)> {
-        // Known calls carry no host data.
-        if self.described.uploads.is_some() {
-            return None;
-        }
+        // Host data is kept where a call is described.
+        let keeps = self.described.uploads.is_some();
+        let is_whole = |known: &Known| !(keeps && known.has_data);
         if let Some(found) = self.described.known_calls.get(&signature) {
-            return Some(found.clone());
+            return Some(found.clone()).filter(|(_, known)| is_whole(known));
         }
-        let known = known::find(signature)?;
+        let known = known::find(signature).filter(|known| is_whole(known))?;
         let description = self.share(known.description.clone());
         self.described.known_calls.insert(signature, (description, known.clone()));
         Some((description, known))

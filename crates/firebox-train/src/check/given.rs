@@ -11,48 +11,55 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
+use burn::tensor::backend::Backend;
 use firebox_dry::{Leading, compute_values};
 use firebox_lazy::{Recording, StepRecorder, host_bytes_of_rehearsal};
-use firebox_proof::{CUT, Given};
+use firebox_proof::{CUT, Given, HostData};
 use firebox_trace::{Bytes, Mark, Step, TensorIndex, Trace};
 use rustc_hash::{FxHashMap, FxHasher};
 
 use super::host::MOST;
+use super::proof::compared;
 use super::{Check, Failure, Rows};
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
 use crate::splitter::Splitter;
 
-/// How long the host may compute the numbers of one batch.
-const TIME: Duration = Duration::from_secs(20);
+/// How long the host may compute the numbers of a batch, for them to be given.
+pub(super) const SOON: Duration = Duration::from_secs(1);
+/// How long it may compute those of a later batch. It may have other work.
+pub(crate) const LATER: Duration = Duration::from_secs(20);
 
 /// Where a recording makes a tensor: behind how many steps that compute, and which of the results
 /// of a step it is.
 type Place = (usize, usize);
 
-/// The first steps of a recording that compute, by their names, their results, and what they work
-/// on.
+/// The steps of a recording that compute, by their names, their results, and what they work on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Beginning {
-    steps: usize,
-    hash: u64,
-}
+struct Program(u64);
 
-/// What a part is given of its batch. Holds for all recordings that begin alike.
+/// What a part is given of its batch. Holds for recordings of these programs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Gift {
-    whole: Beginning,
-    part: Beginning,
+    whole: Program,
+    part: Program,
     /// Where the whole has a number, and where the part.
     given: Vec<(Place, Place, Given)>,
+    /// The same of host data, and what that of the part is to that of the whole.
+    hosts: Vec<(Place, Place, HostData)>,
 }
 
 /// The numbers of a batch.
 #[derive(Debug)]
 pub(crate) struct Numbers {
-    /// How recordings of it begin, as far as gifts know.
-    begins: Vec<Beginning>,
+    /// The program of the batch.
+    program: Program,
     values: BTreeMap<Place, TensorData>,
+    /// Data of the host.
+    hosts: BTreeMap<Place, TensorData>,
 }
+
+/// The values of tensors that were made from data of the host.
+pub(crate) type Data<'a> = &'a dyn Fn(TensorIndex) -> Option<TensorData>;
 
 /// The steps of a recording behind the cut of its batch that compute.
 struct Computing<'a> {
@@ -77,10 +84,10 @@ impl<'a> Computing<'a> {
         self.steps.get(step)?.outputs().get(output).copied()
     }
 
-    fn beginning(&self, steps: usize) -> Option<Beginning> {
+    fn program(&self) -> Program {
         let mut hasher = FxHasher::default();
         let mut numbers = FxHashMap::<TensorIndex, usize>::default();
-        for step in self.steps.get(..steps)? {
+        for step in &self.steps {
             step.name().hash(&mut hasher);
             for input in step.inputs() {
                 let next = numbers.len();
@@ -92,46 +99,70 @@ impl<'a> Computing<'a> {
                 (&tensor.shape, tensor.dtype).hash(&mut hasher);
             }
         }
-        Some(Beginning { steps, hash: hasher.finish() })
+        Program(hasher.finish())
     }
 }
 
 impl Gift {
     /// What the proof about these two recordings has named.
-    pub(super) fn of(whole: &Trace, part: &Trace, given: &[Given]) -> Option<Self> {
+    pub(super) fn of(
+        (whole, part): (&Trace, &Trace),
+        given: &[Given],
+        hosts: &[(TensorIndex, TensorIndex, HostData)],
+    ) -> Option<Self> {
         let (whole, part) = (Computing::of(whole), Computing::of(part));
         let places = given
             .iter()
             .map(|given| Some((whole.place(given.whole)?, part.place(given.part)?, *given)));
         let places: Vec<(Place, Place, Given)> = places.collect::<Option<_>>()?;
-        let last =
-            |steps: Option<usize>, of: &Computing<'_>| steps.map_or(of.steps.len(), |at| at + 1);
-        let of_whole = last(places.iter().map(|(whole, ..)| whole.0).max(), &whole);
-        let of_part = last(places.iter().map(|(_, part, _)| part.0).max(), &part);
-        let (whole, part) = (whole.beginning(of_whole)?, part.beginning(of_part)?);
-        Some(Self { whole, part, given: places })
+        let hosts = hosts.iter().map(|(a, b, is)| Some((whole.place(*a)?, part.place(*b)?, *is)));
+        let hosts: Vec<(Place, Place, HostData)> = hosts.collect::<Option<_>>()?;
+        let (whole, part) = (whole.program(), part.program());
+        Some(Self { whole, part, given: places, hosts })
+    }
+
+    /// Whether it is of this batch.
+    pub(super) fn is_of(&self, numbers: &Numbers) -> bool {
+        self.whole == numbers.program
     }
 
     /// Whether there is something to give.
-    pub(crate) fn is_any(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         !self.given.is_empty()
+    }
+
+    /// Whether there is something to give, or to compare.
+    pub(crate) fn is_any(&self) -> bool {
+        !(self.given.is_empty() && self.hosts.is_empty())
     }
 }
 
 impl Numbers {
-    /// What the part `range` of `items` items, recorded as `trace`, is given. `None` if no gift
-    /// fits.
+    /// The host memory that they take, next to what a part is given of them.
+    pub(crate) fn bytes(&self) -> Bytes {
+        let values = self.values.values().chain(self.hosts.values());
+        Bytes::new(2 * values.map(|data| data.bytes.len() as u64).sum::<u64>())
+    }
+
+    /// What the part `range` of `items` items is given, recorded as `trace` with this `data` of the
+    /// host. `None` if no gift fits.
     pub(crate) fn to_part(
         &self,
         gifts: &[Gift],
-        trace: &Trace,
+        (trace, data): (&Trace, Data<'_>),
         (range, items): (&Range<usize>, usize),
     ) -> Option<Vec<(TensorIndex, TensorData)>> {
         let part = Computing::of(trace);
+        let is_so = |(of_whole, of_part, is): &(Place, Place, HostData)| {
+            let own = part.tensor(*of_part).and_then(data);
+            let of_both = self.hosts.get(of_whole).zip(own);
+            of_both.is_some_and(|(whole, own)| compared(whole, &own, items, range) == *is)
+        };
+        let program = part.program();
         let fits = |gift: &&Gift| {
-            self.begins.contains(&gift.whole)
-                && part.beginning(gift.part.steps) == Some(gift.part)
+            (gift.whole, gift.part) == (self.program, program)
                 && gift.given.iter().all(|(whole, ..)| self.values.contains_key(whole))
+                && gift.hosts.iter().all(is_so)
         };
         let gift = gifts.iter().find(fits)?;
         let given = gift.given.iter().map(|(of_whole, of_part, given)| {
@@ -152,15 +183,16 @@ where
     LC: LazyComponents,
     S: Splitter<TrainBatch<LC>>,
 {
-    /// Computes the numbers of the items `whole` that `gifts` name, in a step that sees `share` of
-    /// its batch if its loss is scaled by that.
+    /// Computes the numbers of the items `whole` that `gifts` name, in a step whose loss has this
+    /// scale. The host may compute for `time`.
     pub(crate) fn numbers(
         &self,
         whole: Range<usize>,
         gifts: &[Gift],
-        share: f64,
+        scale: Option<f64>,
+        time: Duration,
     ) -> Result<Numbers, Failure> {
-        self.numbers_of_rows(whole, gifts, share, None)
+        self.numbers_of_rows(whole, gifts, (scale, time), None)
     }
 
     /// The same where these rows of the batch stand in for the items.
@@ -168,29 +200,30 @@ where
         &self,
         whole: Range<usize>,
         gifts: &[Gift],
-        share: f64,
+        (scale, time): (Option<f64>, Duration),
         rows: Option<&Rows<'_>>,
     ) -> Result<Numbers, Failure> {
         let recorder = match rows {
             Some(rows) if self.host.is_none() => with_values().with_rows(rows.selected()),
             _ => with_values(),
         };
-        let recording = self.recorded_by(&recorder, whole, share)?;
+        let recording = self.recorded_by(&recorder, whole, scale)?;
         let computing = Computing::of(recording.trace());
-        let is_so = |begins: &Beginning| computing.beginning(begins.steps) == Some(*begins);
-        let mut begins: Vec<Beginning> = gifts.iter().map(|gift| gift.whole).collect();
-        begins.dedup();
-        begins.retain(is_so);
-        let fitting = gifts.iter().filter(|gift| begins.contains(&gift.whole));
+        let program = computing.program();
+        let gifts = || gifts.iter().filter(|gift| gift.whole == program);
         let mut places: Vec<Place> =
-            fitting.flat_map(|gift| gift.given.iter().map(|(whole, ..)| *whole)).collect();
+            gifts().flat_map(|gift| gift.given.iter().map(|(whole, ..)| *whole)).collect();
         places.sort_unstable();
         places.dedup();
         let wanted: Option<Vec<TensorIndex>> =
             places.iter().map(|place| computing.tensor(*place)).collect();
         let wanted = wanted.unwrap_or_default();
-        let values = self.computed(&recording, &wanted, rows)?;
-        Ok(Numbers { begins, values: places.into_iter().zip(values).collect() })
+        let values = self.computed(&recording, &wanted, (rows, time))?;
+        let hosts = gifts().flat_map(|gift| &gift.hosts).filter_map(|(place, ..)| {
+            Some((*place, recording.value_of(computing.tensor(*place)?)?))
+        });
+        let hosts = hosts.collect();
+        Ok(Numbers { program, values: places.into_iter().zip(values).collect(), hosts })
     }
 
     /// What share of the batch the items `part` have by the number that scales their only sum.
@@ -200,14 +233,15 @@ where
         gift: &Gift,
         numbers: &Numbers,
     ) -> Result<Option<f64>, Failure> {
+        let is_one = |number: &TensorData| number.num_elements() == 1;
         let scales = gift.given.iter().filter(|(of_whole, _, given)| {
-            given.share != 0 && numbers.values[of_whole].num_elements() == 1
+            given.share != 0 && numbers.values.get(of_whole).is_some_and(is_one)
         });
         let scales: Vec<_> = scales.collect();
         let [(of_whole, of_part, given)] = scales[..] else { return Ok(None) };
-        let recording = self.recorded_by(&with_values(), part.clone(), 1.0)?;
+        let recording = self.recorded_by(&with_values(), part.clone(), self.of.scale)?;
         let tensor = Computing::of(recording.trace()).tensor(*of_part);
-        let own = self.computed(&recording, &tensor.into_iter().collect::<Vec<_>>(), None)?;
+        let own = self.computed(&recording, tensor.as_slice(), (None, SOON))?;
         let number = |data: &TensorData| data.iter::<f64>().next();
         let numbers = own.first().and_then(number).zip(number(&numbers.values[of_whole]));
         Ok(numbers.map(|(part, whole)| (part / whole).powi(given.share)))
@@ -218,7 +252,7 @@ where
         &self,
         recording: &Recording<LC::Base, TrainItem<LC>>,
         wanted: &[TensorIndex],
-        rows: Option<&Rows<'_>>,
+        (rows, time): (Option<&Rows<'_>>, Duration),
     ) -> Result<Vec<TensorData>, Failure> {
         let trace = recording.trace();
         let needed = Leading::to(trace, wanted, &[]).bytes(trace);
@@ -235,7 +269,7 @@ where
             self.found.needed.set(self.found.needed.get().max(needed + to_record));
         }
         let mut value = self.values_for(recording, rows);
-        let deadline = Instant::now() + TIME;
+        let deadline = Instant::now() + time;
         compute_values(trace, wanted, &[], &mut value, deadline)
             .map_err(|error| Failure::Impossible(error.to_string()))
     }
@@ -250,9 +284,9 @@ where
         if !self.gives || *range == whole {
             return Ok(None);
         }
-        let gifts = [self.gift(&whole, range)?];
-        let share = range.len() as f64 / whole.len() as f64;
-        let numbers = self.numbers_of_rows(whole.clone(), &gifts, share, Some(rows))?;
+        // No loss is scaled here.
+        let gifts = [self.gift(&whole, range, None)?];
+        let numbers = self.numbers_of_rows(whole.clone(), &gifts, (None, SOON), Some(rows))?;
         let range = range.start - whole.start..range.end - whole.start;
         Ok(Some(Share { gifts, numbers, range, items: whole.len() }))
     }
@@ -267,9 +301,14 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// What takes the place of tensors of the part, recorded as `trace`.
-    pub(super) fn given(&self, trace: &Trace) -> Result<Vec<(TensorIndex, TensorData)>, Failure> {
-        let given = self.numbers.to_part(&self.gifts, trace, (&self.range, self.items));
+    /// What takes the place of tensors of the part.
+    pub(super) fn given<B: Backend, T>(
+        &self,
+        part: &Recording<B, T>,
+    ) -> Result<Vec<(TensorIndex, TensorData)>, Failure> {
+        let data = |tensor| part.value_of(tensor);
+        let of = (&self.range, self.items);
+        let given = self.numbers.to_part(&self.gifts, (part.trace(), &data), of);
         given.ok_or_else(|| Failure::Impossible("some items run another program".to_owned()))
     }
 }

@@ -104,7 +104,7 @@ where
         let is_of_batch =
             |input: &Input| rows.tensors.iter().any(|tensor| tensor.input.id == input.id);
         may_read(recording.inputs().iter().filter(|input| !is_of_batch(input)))?;
-        let given = share.map(|share| share.given(recording.trace())).transpose()?;
+        let given = share.map(|share| share.given(&recording)).transpose()?;
         let given = given.unwrap_or_default();
         let known: Vec<TensorIndex> = given.iter().map(|(tensor, _)| *tensor).collect();
         let mut own = self.values_for(&recording, Some(rows));

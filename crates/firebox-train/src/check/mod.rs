@@ -44,7 +44,7 @@ pub(crate) mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
 use self::given::Share;
-pub(crate) use self::given::{Gift, Numbers};
+pub(crate) use self::given::{Data, Gift, LATER, Numbers};
 pub(crate) use self::host::Host;
 pub(crate) use self::proof::{Proved, WEIGHS_ALIKE};
 use self::rows::{OfBatch, Rows};
@@ -510,6 +510,7 @@ where
             if place(&footprint) { footprint.growth() } else { Bytes::MAX }
         };
         let recorder = StepRecorder::new().fixed_draws().with_rows(rows.selected());
+        let recorder = if share.is_some() { recorder.keep_uploads() } else { recorder };
         let recorder = recorder.limit_reads(self.means.budget, needs);
         let mut recording = recorder.record::<LC::Base, _>(|| {
             let micro = self.of.splitter.range(self.of.batch, range.clone());
@@ -534,7 +535,7 @@ where
         }
         self.found.needed.set(self.found.needed.get().max(needed));
         self.means.kept.fetch_max(footprint.stays.get(), Relaxed);
-        let given = share.map(|share| share.given(recording.trace())).transpose()?;
+        let given = share.map(|share| share.given(&recording)).transpose()?;
         for (tensor, data) in given.into_iter().flatten() {
             recording.give(tensor, data);
         }

@@ -8,7 +8,7 @@ use firebox_lazy::{Recording, StepRecorder, host_bytes_of_rehearsal, mark};
 use firebox_proof::{CUT, HostData, Proof, prove};
 use firebox_trace::{Category, TensorIndex};
 
-use super::given::{Gift, Numbers};
+use super::given::{Gift, Numbers, SOON};
 use super::verdict::Coupling;
 use super::{Check, Failure, OF_STATISTICS, ToSplit};
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
@@ -68,10 +68,11 @@ where
 
     fn proved(&self, parts: &[Range<usize>], reduction: LossReduction) -> Result<Proved, Failure> {
         let all = 0..self.of.items;
-        let whole = self.recorded(all.clone())?;
+        let scale = self.of.scale;
+        let whole = self.recorded(all.clone(), scale)?;
         let (mut gifts, mut proved) = (Vec::new(), None);
         for part in parts {
-            match self.compared((&whole, reduction), &all, part)? {
+            match self.compared((&whole, reduction), &all, (part, scale))? {
                 Ok(gift) => gifts.push(gift),
                 Err(differs @ Proved::Differs { .. }) => return Ok(differs),
                 Err(other) => proved = Some(other),
@@ -83,12 +84,17 @@ where
         }
         let mut numbers = None;
         if gifts.iter().any(Gift::is_any) {
-            if self.of.ranks > 1 {
+            if self.of.ranks > 1 && gifts.iter().any(Gift::is_given) {
                 let why = "each rank would have to be given numbers of the batches of all";
                 return Ok(Proved::Undecided(why.to_owned()));
             }
             // Whether they can be computed at all.
-            numbers = Some(self.numbers(all, &gifts, 1.0)?);
+            let found = self.numbers(all, &gifts, scale, SOON)?;
+            if !gifts.iter().all(|gift| gift.is_of(&found)) {
+                let why = "the step is another one each time".to_owned();
+                return Err(Failure::Impossible(why));
+            }
+            numbers = Some(found);
         }
         let numbers = numbers.as_ref();
         let weighs = match reduction {
@@ -101,11 +107,16 @@ where
         }
     }
 
-    /// What the items `part` are given of the items `whole`.
-    pub(crate) fn gift(&self, whole: &Range<usize>, part: &Range<usize>) -> Result<Gift, Failure> {
-        let recording = self.recorded(whole.clone())?;
+    /// What the items `part` are given of the items `whole`, in steps whose loss has this scale.
+    pub(crate) fn gift(
+        &self,
+        whole: &Range<usize>,
+        part: &Range<usize>,
+        scale: Option<f64>,
+    ) -> Result<Gift, Failure> {
+        let recording = self.recorded(whole.clone(), scale)?;
         let undecided = |_| Failure::Impossible("some items run another program".to_owned());
-        self.compared((&recording, self.of.reduction), whole, part)?.map_err(undecided)
+        self.compared((&recording, self.of.reduction), whole, (part, scale))?.map_err(undecided)
     }
 
     /// Compares a recording of the items `all` with that of a part of them.
@@ -113,9 +124,9 @@ where
         &self,
         (whole, reduction): (&Recording<LC::Base, TrainItem<LC>>, LossReduction),
         all: &Range<usize>,
-        part: &Range<usize>,
+        (part, scale): (&Range<usize>, Option<f64>),
     ) -> Result<Result<Gift, Proved>, Failure> {
-        let recorded = self.recorded(part.clone())?;
+        let recorded = self.recorded(part.clone(), scale)?;
         let bytes = [whole, &recorded].map(|it| host_bytes_of_rehearsal(it.trace()));
         if self.means.memory.is_on_host() {
             let needed = (bytes[0] + bytes[1]) * VALUES;
@@ -147,22 +158,26 @@ where
             }
             (LossReduction::Sum, _, Some(given)) => given,
         };
-        let gift = Gift::of(whole.trace(), recorded.trace(), &given);
+        let gift = Gift::of((whole.trace(), recorded.trace()), &given, &adds.hosts);
         let defect = || Failure::Impossible("a number of the batch has no step".to_owned());
         Ok(Ok(gift.ok_or_else(defect)?))
     }
 
-    /// Records the step on these items. It never runs.
-    fn recorded(&self, range: Range<usize>) -> Result<Recording<LC::Base, TrainItem<LC>>, Failure> {
-        self.recorded_by(&StepRecorder::new().glance().keep_uploads(), range, 1.0)
+    /// Records the step on these items, with a loss of this scale. It never runs.
+    fn recorded(
+        &self,
+        range: Range<usize>,
+        scale: Option<f64>,
+    ) -> Result<Recording<LC::Base, TrainItem<LC>>, Failure> {
+        self.recorded_by(&StepRecorder::new().glance().keep_uploads(), range, scale)
     }
 
-    /// The same. `share` scales its loss, where losses are scaled by the share of the batch.
+    /// The same by this recorder.
     pub(super) fn recorded_by(
         &self,
         recorder: &StepRecorder,
         range: Range<usize>,
-        share: f64,
+        scale: Option<f64>,
     ) -> Result<Recording<LC::Base, TrainItem<LC>>, Failure> {
         self.unchanged(range.len() as f64 / self.of.items as f64, || {
             let recording = recorder.record::<LC::Base, _>(|| {
@@ -171,8 +186,8 @@ where
                 let model = self.learner.model();
                 label_parameters::<LC::Backend, _>(&model);
                 let step = || train_step(self.learner, &model, micro);
-                let TrainOutput { grads, item } = match self.of.scale {
-                    Some(scale) => with_scale(scale * share, step).0,
+                let TrainOutput { grads, item } = match scale {
+                    Some(scale) => with_scale(scale, step).0,
                     None => step(),
                 };
                 label_gradients::<LC::Backend, _>(&model, &grads, Category::Gradient);
@@ -213,7 +228,7 @@ where
         let Some(stated) = self.weights(parts.iter().cloned()) else { return Ok(None) };
         for ((part, gift), stated) in parts.iter().zip(gifts).zip(stated) {
             let stated = stated / weight;
-            let counted = match numbers.filter(|_| gift.is_any()) {
+            let counted = match numbers.filter(|_| gift.is_given()) {
                 Some(numbers) => self.scaled(part, gift, numbers)?,
                 None => Some(part.len() as f64 / items as f64),
             };
@@ -238,7 +253,12 @@ fn as_proof<B: burn::tensor::backend::Backend, T>(
 }
 
 /// What host data of a part is to that of all `items` items. Items come first.
-fn compared(whole: &TensorData, part: &TensorData, items: usize, of: &Range<usize>) -> HostData {
+pub(super) fn compared(
+    whole: &TensorData,
+    part: &TensorData,
+    items: usize,
+    of: &Range<usize>,
+) -> HostData {
     if whole.shape == part.shape {
         return if whole == part { HostData::Same } else { HostData::Other };
     }

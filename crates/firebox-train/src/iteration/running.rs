@@ -9,6 +9,7 @@ use burn::tensor::TensorData;
 use firebox_lazy::{LazyBackend, RecordError, SavedStates, restore};
 use firebox_trace::{Bytes, Difference, Items, TensorIndex, Trace};
 
+use crate::check::Data;
 use crate::device::DeviceMemory;
 use crate::device::panics::panic_message;
 use crate::error::{Phase, TrainError};
@@ -52,7 +53,8 @@ pub(crate) trait Give {
     /// Finds the numbers for the part `range`. Called before the part is recorded.
     fn prepare(&mut self, range: &Range<usize>) -> Result<(), TrainError>;
 
-    /// What takes the place of tensors of the part `range`, recorded as `trace`.
+    /// What takes the place of tensors of the part `range`, given its recording and its data of the
+    /// host.
     ///
     /// # Errors
     ///
@@ -60,11 +62,18 @@ pub(crate) trait Give {
     fn give(
         &mut self,
         range: &Range<usize>,
-        trace: &Trace,
+        part: (&Trace, Data<'_>),
     ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError>;
 
-    /// Finds out what such a part is given. False if that is known already.
-    fn learn(&mut self, range: &Range<usize>) -> Result<bool, TrainError>;
+    /// Whether something may be given to the part `range`, and its host data is compared.
+    fn gives(&self, range: &Range<usize>) -> bool;
+
+    /// The host memory that the numbers take, if that is what training uses.
+    fn bytes(&self) -> Bytes;
+
+    /// Finds out what such a part is given, or that nothing of the batch can be given, and returns
+    /// the memory of the device that this took. `None` if that is no longer possible.
+    fn learn(&mut self, range: &Range<usize>) -> Result<Option<Bytes>, TrainError>;
 }
 
 /// What only some loops do around a micro-step.
@@ -170,12 +179,11 @@ where
         step: &mut dyn FnMut(I) -> T,
         sink: &mut dyn FnMut(T, f64, usize) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        if let Some(give) = &mut self.around.give {
-            self.queue.alone(|| give.prepare(&range))?;
-        }
-        let (micro, weight) = self.queue.alone(|| self.cut(range.clone()))?;
-        match self.attempt(&range, micro, step) {
-            Ok(output) => sink(output, weight, range.len()),
+        let ran = self
+            .prepare(&range)
+            .and_then(|(micro, weight)| Ok((self.attempt(&range, micro, step)?, weight)));
+        match ran {
+            Ok((output, weight)) => sink(output, weight, range.len()),
             Err(TrainError::NoNumbers { .. }) if self.learns(&range)? => {
                 self.run(range, step, sink)
             }
@@ -224,10 +232,23 @@ where
         cut.unwrap_or_else(|panic| Err(self.panicked(asked, &*panic)))
     }
 
+    /// Finds what a part is given of its batch, and cuts it.
+    fn prepare(&mut self, range: &Range<usize>) -> Result<(I, f64), TrainError> {
+        let queue = self.queue;
+        queue.alone(|| {
+            let give = self.around.give.as_mut();
+            give.map_or(Ok(()), |give| give.prepare(range))?;
+            self.cut(range.clone())
+        })
+    }
+
     /// Finds out what a part like this one is given of its batch.
     fn learns(&mut self, range: &Range<usize>) -> Result<bool, TrainError> {
         let queue = self.queue;
-        self.around.give.as_mut().map_or(Ok(false), |give| queue.alone(|| give.learn(range)))
+        let give = self.around.give.as_mut();
+        let needed = give.map_or(Ok(None), |give| queue.alone(|| give.learn(range)))?;
+        needed.into_iter().for_each(|needed| self.planner.predict(needed));
+        Ok(needed.is_some())
     }
 
     fn panicked(&self, items: usize, panic: &(dyn std::any::Any + Send)) -> TrainError {
@@ -251,7 +272,11 @@ where
         let states = SavedStates::save();
         let device = self.queue.device.clone();
         let drain = move || B::Base::drain(&device);
-        let recorder = self.planner.step_recorder(self.held);
+        let give = self.around.give.as_ref();
+        let held = self.held + give.map_or(Bytes::ZERO, |give| give.bytes());
+        let recorder = self.planner.step_recorder(held);
+        let gives = give.is_some_and(|give| give.gives(range));
+        let recorder = if gives { recorder.keep_uploads() } else { recorder };
         let share = items as f64 / (self.prepared.shape.items * self.around.ranks) as f64;
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let mut recording =
@@ -261,13 +286,17 @@ where
                 phase: self.phase,
                 trace: recording.trace(),
                 shape: self.prepared.shape,
-                held: self.held,
+                held,
                 items,
                 rehearsed: self.rehearsed,
             })?;
             if let Some(give) = &mut self.around.give {
-                for (tensor, data) in give.give(range, recording.trace())? {
-                    assert!(recording.give(tensor, data), "{DEFECT}");
+                let data = |tensor| recording.value_of(tensor);
+                for (tensor, data) in give.give(range, (recording.trace(), &data))? {
+                    if !recording.give(tensor, data) {
+                        let why = "a part has run before it is given its numbers".to_owned();
+                        return Err(TrainError::NoNumbers { why });
+                    }
                 }
             }
             if let Some(program) = program {

@@ -436,7 +436,7 @@ where
                 pages,
             ),
         };
-        let mut giver = Giver::new(&known, &means, learner, &to_split);
+        let mut giver = Giver::new(&known, (&means, learner), &to_split, settings, pages);
         let around = Around {
             may_split: Some(&mut may_split),
             give: Some(&mut giver),
@@ -503,6 +503,7 @@ where
             )?;
         }
         micro_steps.finish(settings);
+        giver.end();
         self.records.log.add(items, micro_batches, None);
         if added == 0 {
             log::warn!("batch {} is left out: nothing in it counts in the loss", at.iteration);

@@ -14,8 +14,8 @@ use firebox_trace::{Bytes, Nonlinear, PoolPages, StructuralHash, TensorIndex, Tr
 use rustc_hash::FxHashMap;
 
 use crate::check::{
-    AROUND, Check, Coupling, Found, Gift, HIDDEN_WEIGHTS, Host, Means, Numbers, OF_STATISTICS,
-    Outcome, Proved, SplitCheck, ToSplit, WEIGHS_ALIKE,
+    AROUND, Check, Coupling, Data, Found, Gift, HIDDEN_WEIGHTS, Host, LATER, Means, Numbers,
+    OF_STATISTICS, Outcome, Proved, SplitCheck, ToSplit, WEIGHS_ALIKE,
 };
 use crate::components::{LazyComponents, TrainBatch};
 use crate::error::TrainError;
@@ -46,8 +46,8 @@ pub(super) struct Known {
     gives: bool,
     /// How losses are reduced, if a proof has found it.
     reduction: Option<LossReduction>,
-    /// Whether that was looked for.
-    has_looked: bool,
+    /// Where items meet, if that was proved.
+    items_meet: Option<String>,
     /// Whether proofs are no longer tried, because one was not found.
     unproved: bool,
     /// Whether the device compared a micro-batch with its halves, because the host could not. Later
@@ -231,6 +231,11 @@ impl Known {
         self.reduction
     }
 
+    /// Where items meet, if that keeps batches whole.
+    pub(super) fn items_meet(&self) -> Option<String> {
+        self.items_meet.clone()
+    }
+
     /// Notes that a batch begins, which may not be split.
     pub(super) fn begin(&mut self) {
         self.gives = false;
@@ -249,7 +254,7 @@ impl Known {
         (begin, items): (usize, usize),
         of: BatchWeight,
     ) -> Result<f64, TrainError> {
-        if !self.is_proved() || of.reduction == LossReduction::Sum {
+        if !(self.gives || self.is_proved()) || of.reduction == LossReduction::Sum {
             return Ok(stated);
         }
         let counted = items as f64 / of.items as f64;
@@ -269,6 +274,13 @@ impl Known {
             self.remember(gifts);
         }
         (self.asks, self.found) = (Asks::Next, SplitCheck::Proved);
+    }
+
+    /// Gives nothing from now on, and takes nothing as proved.
+    fn give_up(&mut self) {
+        self.proved.clear();
+        (self.gives, self.unproved) = (false, true);
+        (self.asks, self.found) = (Asks::Next, SplitCheck::NotNeeded);
     }
 
     fn remember(&mut self, gifts: Vec<Gift>) {
@@ -374,8 +386,9 @@ impl Means {
         })
     }
 
-    /// Finds out how losses are reduced, from a batch that is not split. Tries it once.
-    pub(super) fn look_for_reduction<LC, S>(
+    /// Finds out how losses are reduced, from a batch that is not split. From then on it is settled:
+    /// batches of one optimizer step are put together so.
+    pub(super) fn settle_reduction<LC, S>(
         &self,
         known: &mut Known,
         learner: &Learner<LC>,
@@ -384,13 +397,12 @@ impl Means {
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
-        if !std::mem::replace(&mut known.has_looked, true) {
-            let check = self.check(learner, to_split, (true, false));
-            if let Proved::Exact(_, reduction) = check.prove(&to_split.parts) {
-                known.reduction = Some(reduction);
-            }
-            known.took = known.took.max(check.found.needed.take());
-        }
+        let check = self.check(learner, to_split, (true, false));
+        known.reduction = match check.prove(&to_split.parts) {
+            Proved::Exact(_, reduction) => Some(reduction),
+            _ => Some(to_split.reduction),
+        };
+        known.took = known.took.max(check.found.needed.take());
     }
 
     /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
@@ -425,7 +437,8 @@ impl Means {
         let mut meet = None;
         if proves {
             let proved = check.prove(&to_split.parts);
-            known.took = known.took.max(check.found.needed.take());
+            let needed = check.found.needed.take();
+            known.took = known.took.max(needed);
             known.unproved = !matches!(proved, Proved::Exact(..));
             if known.unproved && known.is_proved() {
                 known.found = SplitCheck::NotNeeded;
@@ -444,10 +457,13 @@ impl Means {
                     check.gives = known.gives;
                     // Elsewhere, gradients are compared all the same.
                     if !cfg!(debug_assertions) {
-                        return Ok(Bytes::ZERO);
+                        // Numbers are found for each batch.
+                        let counts = known.gives && self.memory.is_on_host();
+                        return Ok(if counts { needed + self.held } else { Bytes::ZERO });
                     }
                 }
                 Proved::Differs { coupling, parameter, at } => {
+                    known.items_meet.clone_from(&at);
                     let outcome = Outcome::Differs { coupling, by: None, parameter, at };
                     known.learn(outcome, settings)?;
                     return Ok(Bytes::ZERO);
@@ -502,8 +518,11 @@ impl Means {
 pub(super) struct Giver<'a, 'k, LC: LazyComponents, S> {
     known: &'a RefCell<&'k mut Known>,
     check: Check<'a, LC, S>,
-    /// The numbers, and the share of the batch that scales the loss of the whole for them.
-    numbers: Option<(f64, Numbers)>,
+    settings: &'a Settings,
+    /// The pages of the batch, if they are prepared.
+    pages: Option<[PoolPages; 2]>,
+    /// The numbers, and the scale of the loss that they are of.
+    numbers: Option<(Option<f64>, Numbers)>,
     /// The part that was proved last.
     latest: Range<usize>,
 }
@@ -515,16 +534,28 @@ where
 {
     pub(super) fn new(
         known: &'a RefCell<&'k mut Known>,
-        means: &'a Means,
-        learner: &'a Learner<LC>,
+        (means, learner): (&'a Means, &'a Learner<LC>),
         to_split: &'a ToSplit<'a, TrainBatch<LC>, S>,
+        settings: &'a Settings,
+        pages: Option<[PoolPages; 2]>,
     ) -> Self {
         let check = means.check(learner, to_split, (false, true));
-        Self { known, check, numbers: None, latest: 0..0 }
+        Self { known, check, settings, pages, numbers: None, latest: 0..0 }
     }
 
-    fn gives(&self, range: &Range<usize>) -> bool {
-        self.known.borrow().gives && range.len() < self.check.of.items
+    /// The scale of the loss of a part. The whole has the same where its numbers are found.
+    fn scale(&self, range: &Range<usize>) -> Option<f64> {
+        let ToSplit { items, scale, reduction, .. } = *self.check.of;
+        match reduction {
+            LossReduction::Mean => scale.map(|scale| scale * range.len() as f64 / items as f64),
+            LossReduction::Sum => scale,
+        }
+    }
+
+    /// Ends a batch.
+    pub(super) fn end(self) {
+        let known = &mut self.known.borrow_mut();
+        known.took = known.took.max(self.check.found.needed.get());
     }
 }
 
@@ -533,20 +564,26 @@ where
     LC: LazyComponents,
     S: Splitter<TrainBatch<LC>>,
 {
+    fn gives(&self, range: &Range<usize>) -> bool {
+        self.known.borrow().gives && range.len() < self.check.of.items
+    }
+
+    fn bytes(&self) -> Bytes {
+        let numbers = self.numbers.as_ref().filter(|_| self.check.means.memory.is_on_host());
+        numbers.map_or(Bytes::ZERO, |(_, numbers)| numbers.bytes())
+    }
+
     fn prepare(&mut self, range: &Range<usize>) -> Result<(), TrainError> {
         if !self.gives(range) {
+            self.numbers = None;
             return Ok(());
         }
-        let ToSplit { items, scale, reduction, .. } = *self.check.of;
-        // A loss that is scaled by its share of the batch has other numbers.
-        let share = match scale.is_some() && reduction == LossReduction::Mean {
-            true => range.len() as f64 / items as f64,
-            false => 1.0,
-        };
-        self.numbers.take_if(|(of, _)| *of != share);
+        let scale = self.scale(range);
+        self.numbers.take_if(|(of, _)| *of != scale);
         if self.numbers.is_none() {
             let gifts = &self.known.borrow().gifts;
-            self.numbers = Some((share, self.check.numbers(0..items, gifts, share)?));
+            let numbers = self.check.numbers(0..self.check.of.items, gifts, scale, LATER)?;
+            self.numbers = Some((scale, numbers));
         }
         Ok(())
     }
@@ -554,26 +591,34 @@ where
     fn give(
         &mut self,
         range: &Range<usize>,
-        trace: &Trace,
+        part: (&Trace, Data<'_>),
     ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> {
-        let Some((_, numbers)) = self.numbers.as_ref().filter(|_| self.gives(range)) else {
-            return Ok(Vec::new());
-        };
-        let given =
-            numbers.to_part(&self.known.borrow().gifts, trace, (range, self.check.of.items));
+        let Some((_, numbers)) = &self.numbers else { return Ok(Vec::new()) };
+        let of = (range, self.check.of.items);
+        let given = numbers.to_part(&self.known.borrow().gifts, part, of);
         given.ok_or_else(|| TrainError::NoNumbers {
-            why: format!("a part of {} items runs another program than is proved", range.len()),
+            why: format!("a part of {} items is another program than is proved", range.len()),
         })
     }
 
-    fn learn(&mut self, range: &Range<usize>) -> Result<bool, TrainError> {
-        if self.latest == *range {
-            return Ok(false);
+    fn learn(&mut self, range: &Range<usize>) -> Result<Option<Bytes>, TrainError> {
+        let ToSplit { items, .. } = *self.check.of;
+        if self.latest != *range {
+            self.latest = range.clone();
+            if let Ok(gift) = self.check.gift(&(0..items), range, self.scale(range)) {
+                self.known.borrow_mut().remember(vec![gift]);
+                self.numbers = None;
+                return Ok(Some(Bytes::ZERO));
+            }
         }
-        self.latest = range.clone();
-        let gift = self.check.gift(&(0..self.check.of.items), range)?;
-        self.known.borrow_mut().remember(vec![gift]);
-        self.numbers = None;
-        Ok(true)
+        // Nothing of the batch has run: it goes on as one of which nothing is proved.
+        let known = &mut self.known.borrow_mut();
+        if range.start > 0 || !known.gives {
+            return Ok(None);
+        }
+        known.give_up();
+        let Self { settings, check, pages, .. } = self;
+        let of = (check.of, *settings);
+        check.means.ask_midway(known, check.learner, of, *pages).map(Some)
     }
 }

@@ -99,8 +99,8 @@ where
         let mut prepared = self.plan_batch(planner, batch, shape)?;
         self.known.begin();
         // A sum over the batches of a group is not their mean.
-        if self.asked.accumulation > 1 && items > 1 && !self.is_declared() {
-            self.find_reduction(planner, batch, (items, weight), prepared.held);
+        if self.asked.accumulation > 1 && !self.is_declared() {
+            self.settle_reduction(planner, batch, (items, weight), prepared.held);
         }
         // Several ranks split a batch, too.
         if !prepared.plan.is_whole() || self.team.is_some() && items > 1 {
@@ -170,8 +170,8 @@ where
         settings.reduction.or(self.known.reduction()).is_some() || self.team.is_some()
     }
 
-    /// Finds out how losses are reduced, if the step shows it.
-    fn find_reduction(
+    /// Settles how losses are reduced, as the step shows it.
+    fn settle_reduction(
         &mut self,
         planner: &Planner,
         batch: &TrainBatch<LC>,
@@ -192,7 +192,7 @@ where
             ranks: 1,
             scale: self.learning.loss_scale.map(|scale| scale.scale()),
         };
-        Means::of(planner, held).look_for_reduction(&mut self.known, &self.learner, &to_split);
+        Means::of(planner, held).settle_reduction(&mut self.known, &self.learner, &to_split);
     }
 
     /// Asks whether a batch that is about to be split may be. Returns the memory that it took.
@@ -363,8 +363,10 @@ where
         let plans = &mut self.strategy.outcome().plans;
         let model = self.learner.model();
         let settings = &self.strategy.settings;
-        let report =
-            settings.report::<LC::Backend, _>(&model, planner.budget(), (phase, planned), plans);
+        let is_kept = phase == Phase::Training && planner.is_never_split();
+        let met = self.known.items_meet().filter(|_| is_kept);
+        let of = (phase, planned, met);
+        let report = settings.report::<LC::Backend, _>(&model, planner.budget(), of, plans);
         if let Some(team) = self.team.as_mut().filter(|_| plans.is_empty()) {
             team.plans.push(format!("{}, {}: {}", report.device, report.budget, report.line()));
             if !report.running_state.is_empty() && team.is_root() {
