@@ -290,6 +290,11 @@ impl Planner {
         self.choices.sizing == Sizing::Whole
     }
 
+    /// Whether training batches stay whole because of their items.
+    pub(crate) fn stays_whole(&self) -> bool {
+        self.choices.stays_whole
+    }
+
     /// Plans every training batch whole from now on. False if the user has chosen the size of
     /// micro-batches, or nothing may be recomputed.
     pub(crate) fn keep_whole(&mut self) -> bool {

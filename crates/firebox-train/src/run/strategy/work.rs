@@ -363,7 +363,7 @@ where
         let plans = &mut self.strategy.outcome().plans;
         let model = self.learner.model();
         let settings = &self.strategy.settings;
-        let is_kept = phase == Phase::Training && planner.is_never_split();
+        let is_kept = phase == Phase::Training && planner.stays_whole();
         let met = self.known.items_meet().filter(|_| is_kept);
         let of = (phase, planned, met);
         let report = settings.report::<LC::Backend, _>(&model, planner.budget(), of, plans);
