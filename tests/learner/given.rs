@@ -19,7 +19,7 @@ use burn::train::{
 use firebox::train::ByMicroBatch;
 use firebox::{
     Bytes, Half, Lazy, Learner, LearnerBuilder, LossReduction, MicroBatch, Park, PlanReport,
-    RecomputePolicy, SplitCheck, scale_loss,
+    RecomputePolicy, SplitCheck, TrainError, clock, is_rehearsal, scale_loss,
 };
 use firebox_testing::task::{Given, random_state, weights};
 
@@ -80,9 +80,13 @@ enum Loss {
     Sum,
     /// A sum of items that are weighted by what their batch has.
     Shares,
+    /// A second term with a denominator of its own comes later.
+    Later,
+    /// A mean with numbers of the host, which change.
+    Uploads,
 }
 
-const LOSSES: [Loss; 7] = [
+const LOSSES: [Loss; 9] = [
     Loss::ByClass,
     Loss::Counted,
     Loss::Advantages,
@@ -90,6 +94,8 @@ const LOSSES: [Loss; 7] = [
     Loss::Inputs,
     Loss::Sum,
     Loss::Shares,
+    Loss::Later,
+    Loss::Uploads,
 ];
 
 #[derive(Module, Debug)]
@@ -100,6 +106,9 @@ struct Net<B: Backend> {
     last: Linear<B>,
     #[module(skip)]
     loss: Loss,
+    /// Whether it reads its loss where it learns.
+    #[module(skip)]
+    logs: bool,
 }
 
 impl<B: Backend> Net<B> {
@@ -113,6 +122,7 @@ impl<B: Backend> Net<B> {
             inner: (0..4).map(|_| layer(width, width)).collect(),
             last: layer(width, CLASSES),
             loss,
+            logs: false,
         }
     }
 
@@ -151,7 +161,18 @@ impl<B: Backend> Net<B> {
                 let shares = softmax(batch.targets.clone().mean_dim(1) * 3.0, 0);
                 (squares() * shares).sum()
             }
+            Loss::Later if clock().step < 3 => by_class(Some(CLASS_WEIGHTS.to_vec())),
+            Loss::Later => by_class(Some(CLASS_WEIGHTS.to_vec())) + counted(batch.counts.clone()),
+            Loss::Uploads => {
+                let scales = [0.5, 1.0, 1.0 + clock().step as f32];
+                let scales = Tensor::<B, 1>::from_floats(scales, &output.device());
+                (squares() * scales.unsqueeze()).mean()
+            }
         };
+        if self.logs && !is_rehearsal() {
+            let value: f32 = loss.clone().into_scalar().elem();
+            assert!(value.is_finite());
+        }
         RegressionOutput::new(loss, output, batch.targets)
     }
 }
@@ -299,4 +320,27 @@ fn half_floats_are_given_the_same() {
         let apart = (whole.loss - split.loss).abs() / whole.loss.abs();
         assert!(apart < 5e-3, "{loss:?}: {} and {}", whole.loss, split.loss);
     }
+}
+
+#[test]
+fn a_step_that_reads_its_loss_where_it_learns_is_compared_as_before() {
+    let _lock = random_state();
+    let train = |loss| {
+        let model = Net::<B> { logs: true, ..Net::new(loss, 16) };
+        let folder = tempfile::tempdir().expect("a folder");
+        let none = Given::loader::<<B as AutodiffBackend>::InnerBackend>(Vec::new());
+        let batches = Given::loader(vec![Rows::new(1, 17), Rows::new(2, 17)]);
+        let training = SupervisedTraining::new(folder.path(), batches, none)
+            .with_application_logger(None)
+            .renderer(CliMetricsRenderer::new())
+            .num_epochs(1);
+        let builder = Learner::builder().auto_batch().memory(Bytes::gib(1)).micro_batch(5).quiet();
+        let fitted = builder.build(model, AdamConfig::new().init(), 1e-2).fit(training);
+        fitted.map(|fitted| fitted.split_check).map_err(|error| error.into_parts().0)
+    };
+    // Its parts have run before they could be given anything.
+    let refused = train(Loss::ByClass).expect_err("no weight is stated");
+    assert!(matches!(refused, TrainError::Coupled { .. }), "{refused}");
+    let uploads = train(Loss::Uploads).map_err(|error| error.to_string());
+    assert_eq!(uploads, Ok(SplitCheck::Proved), "there is nothing to give");
 }
