@@ -99,9 +99,10 @@ pub use error::MicroBatchError;
 /// # Weight
 ///
 /// The weight of a batch is its number of items by default. `#[micro_batch(weight = path)]` on the
-/// struct names a function from `&Self` to `f64` instead. Use it for a loss that is a mean over
-/// something else, such as tokens that are not padding or class weights. The module [`weight`] has
-/// functions for both.
+/// struct names a function from `&Self` to `f64` instead, for a loss that is a mean over something
+/// else, such as tokens that are not padding or class weights. The module [`weight`] has functions
+/// for both. firebox's Learner needs it only where the recorded step does not show what the loss is
+/// divided by: it reads values, or several ranks share it.
 ///
 /// ```
 /// use firebox_batch::MicroBatch;

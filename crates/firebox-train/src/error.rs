@@ -172,7 +172,7 @@ pub enum TrainError {
     /// these cannot be found.
     #[error(
         "a batch cannot be split: its parts have to be given numbers of the whole, and {why}; state the weight that the loss \
-         divides by, with `.weight(..)`, or give the whole batch memory with `.memory(..)`"
+         divides by, with `#[micro_batch(weight = ..)]`, or give the whole batch memory with `.memory(..)`"
     )]
     NoNumbers {
         /// Why not.

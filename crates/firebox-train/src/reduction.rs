@@ -1,7 +1,7 @@
 //! How losses of items become the loss of a batch, and what that makes of the gradients of parts.
 
 /// How the loss of a batch is computed from the losses of its items. It determines how gradients of
-/// micro-batches add up.
+/// micro-batches add up. The Learner finds it in the recorded step, where that shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LossReduction {
     /// The loss is a mean over the items, or over what the batch's weight counts.
