@@ -214,11 +214,17 @@ impl<B: Backend> Session<B> {
     pub(crate) fn add(&mut self, shape: Shape, dtype: DType, origin: Origin) -> TensorIndex {
         let index = TensorIndex(self.trace.tensors.len() as u32);
         let ty = TensorType { shape, dtype };
-        let ty = self.described.types.get(&ty).cloned().unwrap_or_else(|| {
-            let new = Arc::new(ty);
-            self.described.types.insert(new.clone());
-            new
-        });
+        let ty = match self.described.types.get(&ty) {
+            Some(known) => known.clone(),
+            None => {
+                let new = Arc::new(ty);
+                // One call has few.
+                if self.loading.deferred.is_none() {
+                    self.described.types.insert(new.clone());
+                }
+                new
+            }
+        };
         push(&mut self.trace.tensors, TensorInfo::new(ty, origin));
         self.values.add();
         push(&mut self.born, None);
@@ -354,6 +360,10 @@ impl<B: Backend> Session<B> {
             return Some(found.clone()).filter(|(_, known)| is_whole(known));
         }
         let known = known::find(signature).filter(|known| is_whole(known))?;
+        if self.loading.deferred.is_some() {
+            // Nobody reads its trace.
+            return Some((DescriptionIndex(0), known));
+        }
         let description = self.share(known.description.clone());
         self.described.known_calls.insert(signature, (description, known.clone()));
         Some((description, known))

@@ -126,11 +126,12 @@ impl<B: Backend> Values<B> {
     }
 }
 
-/// Appends to a list that may be the largest part of a recording. The list grows by a quarter,
-/// because doubling takes three times its size.
+/// Appends to a list that may be the largest part of a recording, or have one element. A long list
+/// grows by a quarter, because doubling takes three times its size.
 pub(crate) fn push<T>(list: &mut Vec<T>, item: T) {
     if list.len() == list.capacity() {
-        list.reserve_exact((list.len() / 4).max(64));
+        let length = list.len();
+        list.reserve_exact((length / 4).max(length.clamp(4, 64)));
     }
     list.push(item);
 }

@@ -32,6 +32,8 @@ pub(crate) struct State {
     pub(crate) measures: bool,
     batch: Bytes,
     pub(crate) largest_batch: Bytes,
+    /// The threads that wait for a change.
+    pub(crate) sleepers: usize,
     pub(crate) workers: BTreeMap<u16, Worker>,
 }
 
@@ -56,6 +58,7 @@ impl State {
             measures: false,
             batch: Bytes::ZERO,
             largest_batch: Bytes::ZERO,
+            sleepers: 0,
             workers: BTreeMap::new(),
         }
     }

@@ -274,8 +274,14 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        state().remove(self.worker, self.bytes, current_worker().is_none());
-        CHANGED.notify_all();
+        let mut state = state();
+        state.remove(self.worker, self.bytes, current_worker().is_none());
+        let is_awaited = state.sleepers > 0;
+        drop(state);
+        // To wake nobody takes as long as to record a call.
+        if is_awaited {
+            CHANGED.notify_all();
+        }
     }
 }
 
@@ -303,8 +309,10 @@ fn pass(worker: u16) {
             Verdict::Wait => STANDSTILL,
             Verdict::WaitFor(time) => time,
         };
+        state.sleepers += 1;
         let woken = CHANGED.wait_timeout(state, time);
         state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        state.sleepers -= 1;
         let calls = progress::calls();
         if calls != seen.0 {
             seen = (calls, Instant::now());
