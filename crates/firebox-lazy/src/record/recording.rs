@@ -43,10 +43,10 @@ impl StepRecorder {
         if session::is_recording() {
             return Err(RecordError::Nested);
         }
-        session::install(Session::<B>::new(self));
+        session::install(Box::new(Session::<B>::new(self)));
         let program = || progress::recording(program);
         let result = rehearsing_as_before(|| catch_unwind(AssertUnwindSafe(program)));
-        let session = session::take::<B>();
+        let session = *session::take::<B>();
         // After a refused read the program computes with zeros. What it does then, even a panic,
         // means nothing.
         if let Some(refused) = session.limits.refused.clone() {

@@ -37,6 +37,8 @@ thread_local! {
     /// The number of the latest session that ran to its end on this thread.
     static LATEST: Cell<u64> = const { Cell::new(0) };
     static SESSION: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+    /// A session whose lists can be used again, for the next call of a loader thread.
+    static SPARE: Cell<Option<Box<dyn Any>>> = const { Cell::new(None) };
 }
 
 static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
@@ -88,16 +90,16 @@ pub(crate) fn tensor_freed<B: Backend>(session: u64, tensor: TensorIndex) {
 }
 
 /// Makes `session` the session of this thread until it is taken back.
-pub(crate) fn install<B: Backend>(session: Session<B>) {
+pub(crate) fn install<B: Backend>(session: Box<Session<B>>) {
     CURRENT.set(session.id);
-    SESSION.set(Some(Box::new(session)));
+    SESSION.set(Some(session));
 }
 
 /// Ends the session of this thread.
-pub(crate) fn take<B: Backend>() -> Session<B> {
+pub(crate) fn take<B: Backend>() -> Box<Session<B>> {
     CURRENT.set(0);
     let session = SESSION.take().expect("a session was installed on this thread");
-    *session.downcast::<Session<B>>().expect("the session keeps its backend")
+    session.downcast::<Session<B>>().expect("the session keeps its backend")
 }
 
 /// An instruction, and the step that it runs, if it is not an effect.
@@ -469,14 +471,43 @@ impl<B: Backend> Session<B> {
         }
     }
 
+    /// The session of one call of a loader thread. A spare one is used again, because most of what
+    /// such a call takes is room for lists.
+    pub(crate) fn deferring(options: &StepRecorder, call: Arc<Deferred<B>>) -> Box<Self> {
+        let spare = SPARE.take().and_then(|spare| spare.downcast::<Self>().ok());
+        let mut session = spare.unwrap_or_else(|| Box::new(Self::new(options)));
+        session.id = NEXT_SESSION.fetch_add(1, Ordering::Relaxed);
+        session.ticket = Ticket::new();
+        session.loading.deferred = Some(call);
+        session
+    }
+
+    /// Keeps the session of a call that is over for another one.
+    pub(crate) fn spare(mut self: Box<Self>) {
+        self.trace.tensors.clear();
+        self.trace.steps.clear();
+        self.trace.descriptions.clear();
+        self.described.known.clear();
+        self.described.known_calls.clear();
+        self.values.resize(0);
+        self.met.clear();
+        (self.limits, self.loading.deferred) = (Limits::default(), None);
+        (self.loading.uploaded, self.program.ran) = (Bytes::ZERO, 0);
+        SPARE.set(Some(self));
+    }
+
     /// Takes the steps out of the session, with the instruction that runs each, and the tensors
     /// that wait for values. Without the ends of tensors.
     pub(crate) fn take_program(&mut self) -> (Vec<Deed<B>>, Vec<Promised<B>>) {
-        let mut steps: Vec<Option<Step>> = self.trace.steps.drain(..).map(Some).collect();
         let mut deeds: Vec<Deed<B>> = Vec::with_capacity(self.program.instructions.len());
         // From the last one: an effect has the step that comes after it, which is another's.
+        let mut before = self.trace.steps.len();
         for (at, instruction) in self.program.instructions.drain(..).rev() {
-            let step = steps.get_mut(at.0 as usize).and_then(Option::take);
+            let at = at.0 as usize;
+            let step = (at < before).then(|| {
+                before = at;
+                std::mem::replace(&mut self.trace.steps[at], Step::Free(TensorIndex(0)))
+            });
             deeds.push((step, instruction));
         }
         deeds.reverse();

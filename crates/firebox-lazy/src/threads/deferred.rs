@@ -193,7 +193,7 @@ impl<B: Backend> Deferred<B> {
     }
 
     /// Ends the recording of the call. It now waits to be made.
-    fn close(&self, mut session: Session<B>) {
+    fn close(&self, mut session: Box<Session<B>>) {
         session.end(Stage::Recorded);
         let worker = current_worker().expect("this is a loader thread");
         let (program, outputs) = session.take_program();
@@ -205,6 +205,7 @@ impl<B: Backend> Deferred<B> {
             ticket: session.ticket.clone(),
             host: Some(Loaded::new(worker, session.loading.uploaded)),
         }));
+        session.spare();
     }
 
     fn take_inputs(&mut self) -> Vec<Input<B>> {
@@ -397,13 +398,6 @@ impl<B: Backend> Drop for Scope<B> {
 }
 
 impl<B: Backend> Session<B> {
-    /// A session for one deferred call.
-    fn deferring(options: &StepRecorder, call: Arc<Deferred<B>>) -> Self {
-        let mut session = Self::new(options);
-        session.loading.deferred = Some(call);
-        session
-    }
-
     /// The place of a result of the call. `None` if the session is not a deferred call.
     pub(crate) fn place_of(&self, index: TensorIndex) -> Option<Place<B>> {
         let call = self.loading.deferred.clone()?;

@@ -1,0 +1,76 @@
+//! How often recording asks the allocator for memory, as exact numbers: they do not depend on how
+//! busy the machine is. More of them is slower for small steps.
+
+#![cfg(feature = "flex")]
+
+use allocation_counter::measure;
+use burn::backend::Flex;
+use burn::tensor::Tensor;
+use firebox::Lazy;
+use firebox::trace::StepRecorder;
+
+/// The allocations of this thread while `f` runs.
+fn allocations<R>(f: impl FnOnce() -> R) -> (u64, R) {
+    let mut result = None;
+    let counted = measure(|| result = Some(f()));
+    (counted.count_total, result.expect("it has run"))
+}
+
+type T = Tensor<Lazy<Flex>, 1>;
+
+/// A chain of calls that the thread has recorded before: the allocations of recording it, and of
+/// running it.
+fn chain(calls: usize) -> [u64; 2] {
+    let x = T::from_floats([1.0, 2.0, 3.0], &Default::default());
+    let record = || {
+        let (recorded, recording) = allocations(|| {
+            StepRecorder::new().record::<Flex, _>(|| (0..calls).fold(x.clone(), |x, _| x.tanh()))
+        });
+        let (ran, result) = allocations(|| recording.expect("nothing else records").run());
+        drop(result);
+        [recorded, ran]
+    };
+    for _ in 0..3 {
+        record();
+    }
+    record()
+}
+
+#[test]
+fn a_known_call_takes_three_allocations() {
+    // Lists grow by a quarter.
+    let (few, many) = (chain(2_000), chain(10_000));
+    let each = [0, 1].map(|at| (many[at] - few[at]) as f64 / 8_000.0);
+    println!("{each:?} allocations a call to record and to run it");
+    assert!(each[0] < 3.01 && each[0] >= 3.0, "{each:?} to record");
+    assert!(each[1] < 2.01, "{each:?} to run");
+}
+
+#[test]
+fn a_recording_begins_with_few() {
+    let [recorded, ran] = chain(1);
+    println!("{recorded} and {ran} allocations for one call");
+    assert!(recorded <= 30 && ran <= 10, "{recorded} to record, {ran} to run");
+}
+
+#[test]
+fn a_call_of_a_loader_thread_takes_few() {
+    let loads = || {
+        let device = Default::default();
+        let x = T::from_floats([1.0, 2.0, 3.0], &device);
+        let calls = |count: usize| {
+            let (taken, result) = allocations(|| (0..count).fold(x.clone(), |x, _| x.tanh()));
+            drop(result);
+            taken
+        };
+        for _ in 0..3 {
+            calls(10);
+        }
+        [calls(100), calls(300)]
+    };
+    let thread = std::thread::Builder::new().name("dataloader-0".into()).spawn(loads);
+    let [few, many] = thread.expect("a thread").join().expect("it loads");
+    let each = (many - few) as f64 / 200.0;
+    println!("{each} allocations for a call of a loader thread");
+    assert!(each <= 20.0, "{each}");
+}
