@@ -244,9 +244,8 @@ where
 
     /// Finds out what a part like this one is given of its batch.
     fn learns(&mut self, range: &Range<usize>) -> Result<bool, TrainError> {
-        let queue = self.queue;
         let give = self.around.give.as_mut();
-        let needed = give.map_or(Ok(None), |give| queue.alone(|| give.learn(range)))?;
+        let needed = give.map_or(Ok(None), |give| give.learn(range))?;
         needed.into_iter().for_each(|needed| self.planner.predict(needed));
         Ok(needed.is_some())
     }
