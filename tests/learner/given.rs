@@ -341,6 +341,7 @@ fn a_step_that_reads_its_loss_where_it_learns_is_compared_as_before() {
     // Its parts have run before they could be given anything.
     let refused = train(Loss::ByClass).expect_err("no weight is stated");
     assert!(matches!(refused, TrainError::Coupled { .. }), "{refused}");
+    // Nothing is given, but host data is not compared in a program that was not proved.
     let uploads = train(Loss::Uploads).map_err(|error| error.to_string());
-    assert_eq!(uploads, Ok(SplitCheck::Proved), "there is nothing to give");
+    assert_eq!(uploads, Ok(SplitCheck::Agrees));
 }

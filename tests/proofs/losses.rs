@@ -206,6 +206,7 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("a mean that is a factor, too", "given, as a mean"),
     ("its own denominator beside it", "given, as a sum"),
     ("a count that is a summand, too", "undecided"),
+    ("a count that n divides, squared", "undecided"),
     ("sevenths of a count", "given, and once"),
     ("words that occur", "given, and once"),
     ("steps that follow from n", "given, and once"),
@@ -222,6 +223,10 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("running sum", "mixed"),
     ("first item as anchor", "mixed"),
     ("the next item", "mixed"),
+    ("turned around", "mixed"),
+    ("sorted against targets", "mixed"),
+    ("picked by others", "mixed"),
+    ("largest of all", "mixed"),
     ("mixed up reshape", "mixed"),
     ("balanced experts", "mixed"),
     ("squared gram", "mixed"),
@@ -483,6 +488,10 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
             let scaled = (squares() * mask()).sum() * count.clone();
             scaled * weights.clone().detach().sum() + count * weights.sum()
         }
+        "a count that n divides, squared" => {
+            let share = net.second.weight.val().sum() * mask().sum() / n as f32;
+            squares().mean() + share.clone() * share
+        }
         "rows that do not cancel" => {
             let of = batch.y.clone() - batch.y.clone().mean_dim(0) + 3.0;
             ((squares() * of.clone()).sum_dim(1) / of * logits().detach()).sum()
@@ -514,6 +523,18 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
             let views = views.expand([2, 2 * n]).reshape([2 * n, 2]);
             (net.second.forward(hidden()).slice([0..n, 0..4]).reshape([2 * n, 2]) * views).sum()
         }
+        "turned around" => {
+            let hidden = hidden();
+            (hidden.clone() * hidden.flip([0])).mean()
+        }
+        "sorted against targets" => {
+            (each().sort(0) * batch.y.clone().mean_dim(1).squeeze_dim(1)).mean()
+        }
+        "picked by others" => {
+            let hidden = hidden();
+            (hidden.clone() * hidden.select(0, batch.gate.clone())).mean()
+        }
+        "largest of all" => each().max() + squares().mean(),
         "mixed up reshape" => {
             let words = net.of_tokens(batch).swap_dims(0, 1).reshape([n, LONG, WIDE]);
             let seen = net.out.forward(words.mean_dim(1).squeeze_dim::<2>(1));

@@ -576,13 +576,14 @@ impl<'a> Follow<'a> {
         out: Both<'_>,
         by: By,
     ) {
-        // Autodiff divides by the elements that a mean is over, which is always right.
+        // Autodiff divides ones by the elements that a mean is over, which is always right.
         let is_of_shape = |number: ScalarIr, shape: &Shape| {
             let number = number.elem::<f64>();
             let sizes = shape.iter().copied().chain([shape.num_elements()]);
             sizes.into_iter().any(|size| (number * size as f64 - 1.0).abs() < 1e-6)
         };
-        let is_size = is_of_shape(a, &out.0.shape) && is_of_shape(b, &out.1.shape);
+        let is_even = value.axis().map_or(!value.is_sum(), |axis| axis.uniform);
+        let is_size = is_even && is_of_shape(a, &out.0.shape) && is_of_shape(b, &out.1.shape);
         let scaled = |term: Term, power: i32| Term {
             assumed: term.assumed || !is_size,
             ..term.scaled(Root::Items, power)
@@ -609,6 +610,9 @@ impl<'a> Follow<'a> {
             {
                 let power = if by == By::Product { power } else { -power };
                 let mut made = self.elementwise(out, &[value], By::Sum);
+                if let Kind::Sum { given: Some(given), .. } = &mut made.kind {
+                    given.insert(Root::Items);
+                }
                 if let Kind::ByItem(_, terms) | Kind::Sum { terms, .. } = &mut made.kind {
                     *terms = terms.iter().map(|term| scaled(term.clone(), power)).collect();
                 }

@@ -41,6 +41,9 @@ thread_local! {
     static SPARE: Cell<Option<Box<dyn Any>>> = const { Cell::new(None) };
 }
 
+/// So many calls of loader threads count as a recording, by which calls that are remembered age.
+const CALLS: u64 = 1024;
+
 static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
 
 /// Whether this thread is recording, on any backend. What it computes now runs later, or never.
@@ -479,6 +482,10 @@ impl<B: Backend> Session<B> {
         session.id = NEXT_SESSION.fetch_add(1, Ordering::Relaxed);
         session.ticket = Ticket::new();
         session.loading.deferred = Some(call);
+        // What a loader thread no longer asks for is forgotten.
+        if session.id.is_multiple_of(CALLS) {
+            known::begin();
+        }
         session
     }
 

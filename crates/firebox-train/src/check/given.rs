@@ -65,6 +65,8 @@ pub(crate) type Data<'a> = &'a dyn Fn(TensorIndex) -> Option<TensorData>;
 struct Computing<'a> {
     trace: &'a Trace,
     steps: Vec<&'a Step>,
+    /// How often values are read.
+    reads: usize,
 }
 
 impl<'a> Computing<'a> {
@@ -72,7 +74,8 @@ impl<'a> Computing<'a> {
         let is_cut = |step: &Step| step.is_mark(&Mark::from(CUT));
         let first = trace.steps.iter().position(is_cut).map_or(0, |at| at + 1);
         let computes = |step: &&Step| matches!(step, Step::Call(_) | Step::Upload { .. });
-        Self { trace, steps: trace.steps[first..].iter().filter(computes).collect() }
+        let reads = trace.steps.iter().filter(|step| matches!(step, Step::Read(_))).count();
+        Self { trace, steps: trace.steps[first..].iter().filter(computes).collect(), reads }
     }
 
     fn place(&self, tensor: TensorIndex) -> Option<Place> {
@@ -99,6 +102,7 @@ impl<'a> Computing<'a> {
                 (&tensor.shape, tensor.dtype).hash(&mut hasher);
             }
         }
+        self.reads.hash(&mut hasher);
         Program(hasher.finish())
     }
 }

@@ -537,7 +537,10 @@ where
         self.means.kept.fetch_max(footprint.stays.get(), Relaxed);
         let given = share.map(|share| share.given(&recording)).transpose()?;
         for (tensor, data) in given.into_iter().flatten() {
-            recording.give(tensor, data);
+            if !recording.give(tensor, data) {
+                let why = "a part has run before it is given its numbers".to_owned();
+                return Err(Failure::Impossible(why));
+            }
         }
         let (grads, weight) = recording.run();
         let mut values = Values { grads, gradient: Vec::new() };

@@ -236,6 +236,11 @@ impl Known {
         self.items_meet.clone()
     }
 
+    /// Settles how losses are reduced.
+    pub(super) fn settle(&mut self, reduction: LossReduction) {
+        self.reduction = Some(reduction);
+    }
+
     /// Notes that a batch begins, which may not be split.
     pub(super) fn begin(&mut self) {
         self.gives = false;
@@ -253,8 +258,12 @@ impl Known {
         stated: f64,
         (begin, items): (usize, usize),
         of: BatchWeight,
+        settings: &Settings,
     ) -> Result<f64, TrainError> {
         if !(self.gives || self.is_proved()) || of.reduction == LossReduction::Sum {
+            return Ok(stated);
+        }
+        if !self.gives && settings.accepted.contains(&Coupling::Weights) {
             return Ok(stated);
         }
         let counted = items as f64 / of.items as f64;
@@ -279,7 +288,7 @@ impl Known {
     /// Gives nothing from now on, and takes nothing as proved.
     fn give_up(&mut self) {
         self.proved.clear();
-        (self.gives, self.unproved) = (false, true);
+        (self.gives, self.unproved, self.asked) = (false, true, 0);
         (self.asks, self.found) = (Asks::Next, SplitCheck::NotNeeded);
     }
 
@@ -525,6 +534,8 @@ pub(super) struct Giver<'a, 'k, LC: LazyComponents, S> {
     numbers: Option<(Option<f64>, Numbers)>,
     /// The part that was proved last.
     latest: Range<usize>,
+    /// Whether a part has been given something.
+    has_given: bool,
 }
 
 impl<'a, 'k, LC, S> Giver<'a, 'k, LC, S>
@@ -540,7 +551,7 @@ where
         pages: Option<[PoolPages; 2]>,
     ) -> Self {
         let check = means.check(learner, to_split, (false, true));
-        Self { known, check, settings, pages, numbers: None, latest: 0..0 }
+        Self { known, check, settings, pages, numbers: None, latest: 0..0, has_given: false }
     }
 
     /// The scale of the loss of a part. The whole has the same where its numbers are found.
@@ -596,9 +607,11 @@ where
         let Some((_, numbers)) = &self.numbers else { return Ok(Vec::new()) };
         let of = (range, self.check.of.items);
         let given = numbers.to_part(&self.known.borrow().gifts, part, of);
-        given.ok_or_else(|| TrainError::NoNumbers {
+        let given = given.ok_or_else(|| TrainError::NoNumbers {
             why: format!("a part of {} items is another program than is proved", range.len()),
-        })
+        })?;
+        self.has_given |= !given.is_empty();
+        Ok(given)
     }
 
     fn learn(&mut self, range: &Range<usize>) -> Result<Option<Bytes>, TrainError> {
@@ -611,14 +624,20 @@ where
                 return Ok(Some(Bytes::ZERO));
             }
         }
-        // Nothing of the batch has run: it goes on as one of which nothing is proved.
+        // Nothing of the batch depends on numbers: it goes on as one of which nothing is proved.
         let known = &mut self.known.borrow_mut();
-        if range.start > 0 || !known.gives {
+        let Self { settings, check, pages, has_given, .. } = self;
+        let weighs_by_items = check.of.weight == items as f64;
+        if !known.gives || *has_given || range.start > 0 && !weighs_by_items {
             return Ok(None);
         }
+        let needs = known.gifts.iter().any(Gift::is_given);
         known.give_up();
-        let Self { settings, check, pages, .. } = self;
-        let of = (check.of, *settings);
-        check.means.ask_midway(known, check.learner, of, *pages).map(Some)
+        let parts = check.of.parts.clone();
+        let of = ToSplit { micro_batch: range.len(), parts, ..*check.of };
+        let needed = check.means.ask_midway(known, check.learner, (&of, *settings), *pages)?;
+        // What a proof says is not forgotten where nothing else is known.
+        let is_known = matches!(known.found, SplitCheck::Agrees | SplitCheck::Accepted(_));
+        Ok((is_known || !needs).then_some(needed))
     }
 }

@@ -178,6 +178,10 @@ where
         (items, weight): (usize, f64),
         held: Bytes,
     ) {
+        if items < 2 {
+            // Nothing can be seen of one item.
+            return self.known.settle(self.reduction());
+        }
         let half = items / 2;
         let to_split = ToSplit {
             batch,
