@@ -10,9 +10,7 @@ use firebox_trace::{OpIndex, Step, Trace};
 
 use crate::kind::{Bool, Float, Kind};
 use crate::record::recorder::Drain;
-use crate::record::running::give;
-use crate::record::session::Given;
-use crate::record::values::{Frame, Instruction, Values};
+use crate::record::values::{Frame, Given, Instruction, Values};
 use crate::threads::handover;
 
 /// What runs instead of the recorded steps.
@@ -48,7 +46,7 @@ impl Rewriting {
             if let (StepOrigin::Recorded(of) | StepOrigin::Repeated(of), false) =
                 (*origin, given.is_empty())
             {
-                give(given.get(&of).cloned().unwrap_or_default(), step, values);
+                values.give(step, given.get(&of).cloned().unwrap_or_default());
             }
         }
         // Effects may come after the last step.

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use burn_backend::{Backend, TensorData};
+use burn_backend::Backend;
 use firebox_recompute::Program;
 use firebox_trace::{OpIndex, Step};
 
 use crate::record::recording::Recording;
 use crate::record::rewriting::Rewriting;
 use crate::record::session::Session;
-use crate::record::values::{Frame, Values};
+use crate::record::values::Frame;
 use crate::threads::handover::{self, TrainingTurn};
 
 impl<B: Backend, T> Recording<B, T> {
@@ -32,19 +32,6 @@ impl<B: Backend, T> Recording<B, T> {
             session.program.rewriting = Some(Rewriting { program, drain: Arc::new(drain) });
         }
         can_run
-    }
-}
-
-/// Puts what is given in the place of what a step has made.
-pub(crate) fn give<B: Backend>(
-    given: Vec<(usize, TensorData)>,
-    step: &Step,
-    values: &mut Values<B>,
-) {
-    for (output, data) in given {
-        if let Some(made) = step.outputs().get(output) {
-            values.replace(*made, data);
-        }
     }
 }
 
@@ -75,7 +62,7 @@ impl<B: Backend> Session<B> {
             }
             if let (Some(step), false) = (step, self.program.given.is_empty()) {
                 let given = self.program.given.remove(&OpIndex(at as u32));
-                give(given.unwrap_or_default(), step, &mut self.values);
+                self.values.give(step, given.unwrap_or_default());
             }
             match step {
                 Some(Step::Free(tensor)) => {

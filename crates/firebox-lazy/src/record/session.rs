@@ -26,7 +26,7 @@ use crate::record::known::{self, Form, Known};
 use crate::record::parking::Parking;
 use crate::record::recorder::{RecordError, StepRecorder};
 use crate::record::rewriting::Rewriting;
-use crate::record::values::{Frame, Instruction, Values, push};
+use crate::record::values::{Frame, Given, Instruction, Values, push};
 use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
 use crate::threads::deferred::{Awaited, Deferred};
 use crate::threads::progress;
@@ -158,9 +158,6 @@ pub(crate) struct Steps<B: Backend> {
     /// What takes the place of what steps make.
     pub(crate) given: Given,
 }
-
-/// The numbers that take the place of results of recorded steps, by their position among these.
-pub(crate) type Given = FxHashMap<OpIndex, Vec<(usize, TensorData)>>;
 
 /// What is parked while a session runs, and what was parked before.
 #[derive(Default)]

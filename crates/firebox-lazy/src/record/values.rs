@@ -1,7 +1,8 @@
 //! The values a recorded program works on, and its instructions.
 
 use burn_backend::{Backend, TensorData};
-use firebox_trace::{Step, TensorIndex, Use};
+use firebox_trace::{OpIndex, Step, TensorIndex, Use};
+use rustc_hash::FxHashMap;
 
 use crate::kind::Value;
 use crate::record::draws::Generator;
@@ -63,6 +64,9 @@ impl<'a, B: Backend> Frame<'a, B> {
     }
 }
 
+/// The numbers that take the place of results of recorded steps, by their position among these.
+pub(crate) type Given = FxHashMap<OpIndex, Vec<(usize, TensorData)>>;
+
 /// The backend's tensors that the program works on, by their index in the trace.
 pub struct Values<B: Backend> {
     /// Boxed, because most are gone while the others are still in use.
@@ -113,12 +117,15 @@ impl<B: Backend> Values<B> {
         self.values[tensor.0 as usize].take()
     }
 
-    /// Puts these numbers in the place of the value of a tensor, which is freed before.
-    pub(crate) fn replace(&mut self, tensor: TensorIndex, data: TensorData) {
-        let Some(value) = self.remove(tensor) else { return };
-        let (device, make) = of_data(&value).expect("no quantized tensor is given");
-        drop(value);
-        self.store(tensor, make(data, &device));
+    /// Puts what is given in the place of what a step has made, which is freed before.
+    pub(crate) fn give(&mut self, step: &Step, given: Vec<(usize, TensorData)>) {
+        for (output, data) in given {
+            let Some(made) = step.outputs().get(output) else { continue };
+            let Some(value) = self.remove(*made) else { continue };
+            let (device, make) = of_data(&value).expect("no quantized tensor is given");
+            drop(value);
+            self.store(*made, make(data, &device));
+        }
     }
 
     pub(crate) fn store(&mut self, tensor: TensorIndex, value: Value<B>) {

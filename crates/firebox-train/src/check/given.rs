@@ -18,9 +18,7 @@ use firebox_proof::{CUT, Given, HostData};
 use firebox_trace::{Bytes, Mark, Step, TensorIndex, Trace};
 use rustc_hash::{FxHashMap, FxHasher};
 
-use super::host::MOST;
-use super::proof::compared;
-use super::{Check, Failure, Rows};
+use super::{Check, Failure, MOST, Rows};
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
 use crate::splitter::Splitter;
 
@@ -314,5 +312,23 @@ impl Share {
         let of = (&self.range, self.items);
         let given = self.numbers.to_part(&self.gifts, (part.trace(), &data), of);
         given.ok_or_else(|| Failure::Impossible("some items run another program".to_owned()))
+    }
+}
+
+/// What host data of a part is to that of all `items` items. Items come first.
+pub(super) fn compared(
+    whole: &TensorData,
+    part: &TensorData,
+    items: usize,
+    of: &Range<usize>,
+) -> HostData {
+    if whole.shape == part.shape {
+        return if whole == part { HostData::Same } else { HostData::Other };
+    }
+    let each = whole.bytes.len() / items;
+    let rows = whole.bytes.get(of.start * each..of.end * each);
+    match whole.bytes.len() == each * items && rows == Some(&part.bytes[..]) {
+        true => HostData::Rows,
+        false => HostData::Other,
     }
 }

@@ -18,7 +18,7 @@ use firebox_trace::{Bytes, TensorIndex};
 use super::given::Share;
 use super::sketch::{of_zeros, sketch};
 use super::verdict::Weighed;
-use super::{Check, Failure, Rows};
+use super::{Check, Failure, MOST, Rows};
 use crate::components::{LazyComponents, TrainBatch};
 use crate::planner::rehearsal::train_step;
 use crate::splitter::Splitter;
@@ -28,8 +28,6 @@ const TIME: Duration = Duration::from_secs(20);
 /// The most time of the first gradient of the first check. It is one of at least five, and would
 /// only be a delay if the others could not follow.
 const FIRST: Duration = Duration::from_secs(4);
-/// The most bytes of parameters that are brought to the host.
-pub(super) const MOST: Bytes = Bytes::gib(2);
 
 /// What all gradients of one check share.
 pub(crate) struct Host {

@@ -71,6 +71,9 @@ pub(crate) const OF_STATISTICS: &str =
 /// Why it is unknown whether weights are right.
 pub(crate) const HIDDEN_WEIGHTS: &str = "what the items weigh does not show in their gradients";
 
+/// The most bytes that are brought to the host, or computed there, when that is not the device.
+const MOST: Bytes = Bytes::gib(2);
+
 /// How much of a batch is read to choose items.
 const MOST_READ: Bytes = Bytes::mib(32);
 

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use burn::tensor::TensorData;
 use burn::train::TrainOutput;
 use firebox_lazy::{Recording, StepRecorder, host_bytes_of_rehearsal, mark};
 use firebox_proof::{CUT, HostData, Proof, prove};
 use firebox_trace::{Category, TensorIndex};
 
-use super::given::{Gift, Numbers, SOON};
+use super::given::{Gift, Numbers, SOON, compared};
 use super::verdict::Coupling;
 use super::{Check, Failure, OF_STATISTICS, ToSplit};
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
@@ -250,22 +249,4 @@ fn as_proof<B: burn::tensor::backend::Backend, T>(
     let inputs = recording.inputs().into_iter().map(|input| (input.id, input.tensor));
     let (inputs, outputs) = (inputs.collect(), recording.held());
     firebox_proof::Recording { trace: recording.trace(), items, inputs, outputs }
-}
-
-/// What host data of a part is to that of all `items` items. Items come first.
-pub(super) fn compared(
-    whole: &TensorData,
-    part: &TensorData,
-    items: usize,
-    of: &Range<usize>,
-) -> HostData {
-    if whole.shape == part.shape {
-        return if whole == part { HostData::Same } else { HostData::Other };
-    }
-    let each = whole.bytes.len() / items;
-    let rows = whole.bytes.get(of.start * each..of.end * each);
-    match whole.bytes.len() == each * items && rows == Some(&part.bytes[..]) {
-        true => HostData::Rows,
-        false => HostData::Other,
-    }
 }

@@ -395,7 +395,7 @@ impl Means {
         })
     }
 
-    /// Finds out how losses are reduced, from a batch that is not split. From then on it is settled:
+    /// Finds out how losses are reduced, from a batch that is not split. It is settled then:
     /// batches of one optimizer step are put together so.
     pub(super) fn settle_reduction<LC, S>(
         &self,
