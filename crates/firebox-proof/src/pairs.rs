@@ -174,7 +174,7 @@ impl<'a> Others<'a> {
             self.to_other.extend(made.iter().copied().zip(other.outputs().iter().copied()));
             return Some(Found::Step(other));
         }
-        let (SUM, [input], [made]) = (step.name(), &works_on[..], &made[..]) else {
+        let (SUM, [input], [made]) = (step.name(), &works_on[..], made) else {
             return self.sum(step);
         };
         // Of the own shape, with ones where the other has ones.
