@@ -226,6 +226,8 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("turned around", "mixed"),
     ("sorted against targets", "mixed"),
     ("picked by others", "mixed"),
+    ("scaled by what is sorted", "mixed"),
+    ("scaled by what is picked", "mixed"),
     ("largest of all", "mixed"),
     ("mixed up reshape", "mixed"),
     ("balanced experts", "mixed"),
@@ -533,6 +535,10 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
         "picked by others" => {
             let hidden = hidden();
             (hidden.clone() * hidden.select(0, batch.gate.clone())).mean()
+        }
+        "scaled by what is sorted" => (each() * each().detach().sort(0)).mean(),
+        "scaled by what is picked" => {
+            (each() * each().detach().select(0, batch.gate.clone())).mean()
         }
         "largest of all" => each().max() + squares().mean(),
         "mixed up reshape" => {
