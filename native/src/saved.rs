@@ -77,4 +77,3 @@ where
         irregular => TrainError::NotTraced { message: irregular.to_string() },
     })
 }
-
