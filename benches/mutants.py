@@ -3,7 +3,8 @@
 
 python3 benches/mutants.py [--cases 2000] [--of check|proofs] [--only NAME] [--target FOLDER]
 
-Works in a copy of the tree, so that nothing here changes. On two cores a mutant of the check takes about four minutes, one of
+Works in a copy of the tree, so that nothing here changes. Do not give it the target folder of another checkout: cargo takes
+packages of two checkouts for the same, and would use what was built of a mutant. On two cores a mutant of the check takes about four minutes, one of
 the proofs one.
 """
 

@@ -56,7 +56,7 @@ impl Recording<'_> {
 }
 
 /// What host data in one recording is to that of another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostData {
     /// The same.
     Same,

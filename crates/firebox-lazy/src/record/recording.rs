@@ -201,10 +201,7 @@ impl<B: Backend, T> Recording<B, T> {
         if session.program.ran > 0 || !is_dense || data.shape != info.shape {
             return false;
         }
-        let made: &[TensorIndex] = match &session.trace.steps[at.0 as usize] {
-            Step::Call(call) => &call.outputs,
-            _ => &[tensor],
-        };
+        let made = session.trace.steps[at.0 as usize].outputs();
         let Some(output) = made.iter().position(|made| *made == tensor) else { return false };
         let data = data.convert_dtype(info.dtype);
         session.program.given.entry(at).or_default().push((output, data));

@@ -137,9 +137,9 @@ where
     ) -> impl FnMut(TensorIndex) -> Option<TensorData> + 'r {
         let inputs: HashMap<TensorIndex, Input> =
             recording.inputs().into_iter().map(|input| (input.tensor, input)).collect();
-        let (host, rows) = (self.host.as_ref().filter(|_| rows.is_some()), rows);
         move |tensor| {
-            let (Some(host), Some(rows), Some(input)) = (host, rows, inputs.get(&tensor)) else {
+            let (Some(host), Some(rows), Some(input)) = (&self.host, rows, inputs.get(&tensor))
+            else {
                 return recording.value_of(tensor);
             };
             let Some(of_batch) = rows.tensors.iter().find(|it| it.input.id == input.id) else {
