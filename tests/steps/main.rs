@@ -2,6 +2,7 @@
 //! leave after an error.
 
 mod parked;
+mod proofs;
 mod statistics;
 
 use std::cell::Cell;

@@ -111,6 +111,16 @@ impl Split {
         self.runs().map(|run| run.count).sum()
     }
 
+    /// The items of the last micro-batch of each size.
+    pub fn last_of_sizes(&self) -> Vec<Range<usize>> {
+        let mut end = 0;
+        let last = self.runs().map(|run| {
+            end += run.count * run.size;
+            end - run.size..end
+        });
+        last.collect()
+    }
+
     /// Whether the micro-batches have two different sizes.
     pub fn is_uneven(&self) -> bool {
         self.rest.is_some()

@@ -44,14 +44,19 @@ pub struct Recording<'a> {
 }
 
 impl Recording<'_> {
-    /// The gradients of parameters, by path.
-    fn gradients(&self) -> BTreeMap<&str, TensorIndex> {
-        let tensors = (0..).map(TensorIndex).zip(&self.trace.tensors);
-        let labelled = tensors.filter_map(|(at, tensor)| {
-            let label = tensor.label.as_ref().filter(|it| it.category == Category::Gradient)?;
-            Some((&*label.name, at))
-        });
-        labelled.collect()
+    /// The gradients of parameters, by path: a parameter has one of each backward pass.
+    fn gradients(&self) -> BTreeMap<(&str, usize), TensorIndex> {
+        let (mut gradients, mut passes) = (BTreeMap::new(), BTreeMap::<&str, usize>::new());
+        for (at, tensor) in (0..).map(TensorIndex).zip(&self.trace.tensors) {
+            if let Some(label) =
+                tensor.label.as_ref().filter(|it| it.category == Category::Gradient)
+            {
+                let pass = passes.entry(&label.name).or_default();
+                gradients.insert((&*label.name, *pass), at);
+                *pass += 1;
+            }
+        }
+        gradients
     }
 }
 
@@ -173,8 +178,8 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Pr
     }
     let mut mixed: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
     let (mut terms, mut once, mut given_once) = (BTreeSet::new(), None, BTreeSet::new());
-    for (&path, gradient) in &gradients {
-        let is_same = follow.to_other.get(gradient) == others.get(path);
+    for (&(path, pass), gradient) in &gradients {
+        let is_same = follow.to_other.get(gradient) == others.get(&(path, pass));
         let Some(value) = follow.value(*gradient).filter(|_| is_same) else {
             return Proof::Undecided(format!("the gradient of `{path}` is made otherwise"));
         };

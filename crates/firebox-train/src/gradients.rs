@@ -1,6 +1,7 @@
 //! Computes the gradient of a batch from the gradients of its micro-batches. The training loop, and
 //! loops of the user's own, add each micro-step's gradient here and give the sum to the optimizer.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
@@ -13,6 +14,16 @@ use firebox_trace::{Bytes, Category};
 use crate::parameters::parameters;
 use crate::planner::labels::label_gradients;
 use crate::reduction::LossReduction;
+
+thread_local! {
+    /// How gradients were added in the rehearsal on this thread.
+    static ADDED_AS: RefCell<Vec<LossReduction>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How gradients were added on this thread since this was asked last, in rehearsals: each way once.
+pub(crate) fn added_as() -> Vec<LossReduction> {
+    ADDED_AS.take()
+}
 
 /// A weighted sum of gradients. 16-bit gradients are summed in 32 bit: in 16 bit, a sum over some
 /// hundred micro-batches loses what each adds.
@@ -155,6 +166,11 @@ impl<M> WeightedGradients<M> {
         let Some(scale) = self.reduction.scale(weight, self.reference) else { return };
         let scale = scale * factor;
         if is_rehearsal() {
+            ADDED_AS.with_borrow_mut(|added| {
+                if !added.contains(&self.reduction) {
+                    added.push(self.reduction);
+                }
+            });
             label_gradients(model, &grads, Category::Gradient);
         }
         self.sum.add(model, grads, scale);

@@ -6,6 +6,7 @@
 
 mod loading;
 mod micro_batches;
+mod proofs;
 mod validation;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,6 +18,7 @@ use firebox_lazy::{LazyBackend, Rehearsal, StepRecorder, mark, rehearse, restore
 use firebox_plan::{Split, StepLog, StepUse};
 use firebox_trace::{Bytes, Mark};
 
+use crate::check::{Coupling, Means, SplitCheck};
 use crate::clock::{Clock, set_clock};
 use crate::components::TrainingBackend;
 use crate::device::panics::Listener;
@@ -44,6 +46,7 @@ use crate::whole::Joining;
 
 pub use self::micro_batches::MicroBatches;
 use self::micro_batches::{Running, Since};
+use self::proofs::{Exact, Proofs, prove};
 pub use crate::iteration::loading::Batches;
 
 /// A step of a training loop: changes the model and the optimizers, and returns what the loop wants
@@ -110,8 +113,12 @@ type Step<'s, B, M, O, I, S, R> =
 /// [`batches`](Self::batches). Excludes what else the loop holds, such as a replay buffer on the
 /// device.
 ///
-/// Whether gradients of a split batch equal the whole batch's is not checked: only the
-/// [`Learner`](crate::Learner) knows how the step uses them.
+/// Before a batch is split, the recorded step shows whether the gradients that
+/// [`WeightedGradients`](crate::WeightedGradients) adds up are those of the whole batch. If its
+/// items are coupled, it is kept whole, or is an error. If parts need numbers of the whole, such as
+/// the sum of class weights, they are given those. What cannot be shown is a warning, and
+/// [`split_check`](Self::split_check) says it: gradients are not compared here, as the
+/// [`Learner`](crate::Learner) does.
 ///
 /// Use it on the thread that made it. Only one should live on a device at a time.
 pub struct StepPlanner<B, M, S>
@@ -124,6 +131,7 @@ where
     on: OnDevice<B::Base>,
     loading: Loading,
     position: Position,
+    proofs: Proofs,
     keeps_statistics: bool,
     /// Where the optimizers' state is between updates, if not on the device, and what was there
     /// before the first step.
@@ -205,6 +213,7 @@ where
             on,
             loading: Loading::begin(),
             position: Position { ended: 0, latest: None, has_stepped: false },
+            proofs: Proofs::default(),
             keeps_statistics: has_untrained::<B, _>(model),
             parking: parking.map(|parking| (parking, Bytes::ZERO)),
             records,
@@ -224,11 +233,11 @@ where
     ///
     /// # Errors
     ///
-    /// If the batch does not fit however it is cut, a part of the step panics, or the device fails,
-    /// and those of `step`. Parameters are then those of the last whole
+    /// If the batch does not fit however it is cut, its gradient is not the sum over its parts (see
+    /// [`split_although`](crate::LearnerBuilder::split_although)), a part of the step panics, or
+    /// the device fails, and those of `step`. Parameters are then those of the last whole
     /// [update](MicroBatches::update), unless the device [failed in it](During::OptimizerStep), and
-    /// so are running statistics. A batch of weight zero is
-    /// [`TrainError::Weight`].
+    /// so are running statistics. A batch of weight zero is [`TrainError::Weight`].
     pub fn step<O, I, R>(
         &mut self,
         model: &mut M,
@@ -268,6 +277,11 @@ where
         &self.records.plans
     }
 
+    /// Whether the gradients of split batches are those of the whole batches, as known so far.
+    pub fn split_check(&self) -> &SplitCheck {
+        self.proofs.found()
+    }
+
     /// The memory predicted and measured so far. Measured after the first batches of each plan.
     pub fn memory(&self) -> MemoryUse {
         self.records.memory
@@ -304,7 +318,7 @@ where
         }
         let step_number = self.position.ended + 1;
         set_clock(Clock { step: step_number, batch: step_number, ..Clock::BEGIN });
-        let prepared = self.prepare(model, optim, (batch, items, weight), step)?;
+        let (prepared, exact) = self.prepare(model, optim, (batch, items, weight), step)?;
         self.on.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
         let running = Running {
             planner: &mut self.planner,
@@ -313,6 +327,8 @@ where
             keeps_statistics: self.keeps_statistics,
             parking: self.parking.as_ref().map(|(parking, _)| parking),
             prepared,
+            exact,
+            proofs: &mut self.proofs,
         };
         let mut parts = MicroBatches::running(&self.splitter, (batch, items, weight), running);
         let result = catch_unwind(AssertUnwindSafe(|| step(model, optim, &mut parts)));
@@ -337,25 +353,70 @@ where
         Ok(result)
     }
 
-    /// Makes a batch ready to run.
+    /// Makes a batch ready to run, split as its plan says if that is exact.
     fn prepare<O, I, R>(
         &mut self,
         model: &M,
         optim: &O,
         (batch, items, weight): (&I, usize, f64),
         step: &mut Step<'_, B, M, O, I, S, R>,
+    ) -> Result<(Prepared, Option<Exact>), TrainError>
+    where
+        O: Clone,
+        S: Splitter<I>,
+    {
+        let (phase, batch) = (Phase::Training, (batch, items, weight));
+        let shape = Shape::of::<B, _, _>(phase, batch.0, items, &self.splitter, &mut self.planner);
+        let form = self.planner.form();
+        let mut prepared = self.plan(model, optim, (batch, shape), step)?;
+        let mut exact = None;
+        if !prepared.plan.is_whole() {
+            let parts = prepared.plan.split().last_of_sizes();
+            exact = match self.proofs.known(form, &parts) {
+                Some(exact) => exact,
+                None => {
+                    let means = Means::of(&self.planner, prepared.held);
+                    let of = ((model, optim), (&self.splitter, batch), (form, &parts[..]));
+                    let with = (&means, &self.settings);
+                    match prove(&mut self.proofs, of.0, of.1, of.2, step, with) {
+                        Ok(exact) => exact,
+                        Err(cause) => {
+                            prepared =
+                                self.keep_whole(model, optim, (batch, shape), step, cause)?;
+                            None
+                        }
+                    }
+                }
+            };
+        }
+        // Later the state is there.
+        let is_first = self.position.latest.is_none();
+        if let Some((parking, there)) = self.parking.as_ref().filter(|_| is_first) {
+            parking.has_room_for(self.planner.parked() - *there, 1)?;
+        }
+        self.position.latest = Some(shape);
+        self.begin::<B, _>(model, phase, &prepared)?;
+        Ok((prepared, exact))
+    }
+
+    /// Plans a batch, unless batches of its shape have a plan.
+    fn plan<O, I, R>(
+        &mut self,
+        model: &M,
+        optim: &O,
+        (batch, shape): ((&I, usize, f64), Shape),
+        step: &mut Step<'_, B, M, O, I, S, R>,
     ) -> Result<Prepared, TrainError>
     where
         O: Clone,
         S: Splitter<I>,
     {
-        let (splitter, phase) = (&self.splitter, Phase::Training);
-        let shape = Shape::of::<B, _, _>(phase, batch, items, splitter, &mut self.planner);
+        let splitter = &self.splitter;
         let again = self.position.latest == Some(shape);
-        let to_run = BatchToRun { phase, shape, again, joining: Joining::Asked };
+        let to_run = BatchToRun { phase: Phase::Training, shape, again, joining: Joining::Asked };
         let (pages, has_stepped) = (!self.planner.memory().is_on_host(), self.position.has_stepped);
         let queue = &self.on.queue;
-        let overhead = self.loading.overhead(items);
+        let overhead = self.loading.overhead(shape.items);
         let rehearse =
             |split: Split, (iterations, _): (Iterations, Joining), recorder: &StepRecorder| {
                 let course = RehearsalPlan {
@@ -366,21 +427,37 @@ where
                     exchanges: false,
                     parks: self.parking.is_some(),
                 };
-                let batch = (batch, items, weight);
                 let rehearsed =
                     rehearse_step(model, optim, (splitter, batch), split, course, step, recorder);
                 queue.after_rehearsal(recorder);
                 rehearsed
             };
-        let prepared = self.planner.prepare(&to_run, || overhead, rehearse)?;
-        // Later the state is there.
-        let is_first = self.position.latest.is_none();
-        if let Some((parking, there)) = self.parking.as_ref().filter(|_| is_first) {
-            parking.has_room_for(self.planner.parked() - *there, 1)?;
+        self.planner.prepare(&to_run, || overhead, rehearse)
+    }
+
+    /// Plans a batch whole whose items are coupled, as `cause` says.
+    fn keep_whole<O, I, R>(
+        &mut self,
+        model: &M,
+        optim: &O,
+        of: ((&I, usize, f64), Shape),
+        step: &mut Step<'_, B, M, O, I, S, R>,
+        cause: TrainError,
+    ) -> Result<Prepared, TrainError>
+    where
+        O: Clone,
+        S: Splitter<I>,
+    {
+        let is_coupled = matches!(cause, TrainError::Coupled { coupling: Coupling::Items, .. });
+        if !is_coupled || !self.planner.keep_whole() {
+            return Err(cause);
         }
-        self.position.latest = Some(shape);
-        self.begin::<B, _>(model, phase, &prepared)?;
-        Ok(prepared)
+        let text = "batches are kept whole: their items are coupled";
+        self.settings.say(log::Level::Info, text);
+        self.plan(model, optim, of, step).map_err(|error| {
+            self.settings.warn(&format!("a batch that must not be split: {error}"));
+            cause
+        })
     }
 
     /// Reports a new plan, lets loader threads prepare as much as it allows, and makes room for the
@@ -414,9 +491,10 @@ where
 
     /// Compares the first batches of each plan with its prediction.
     fn measure(&mut self) -> Result<(), TrainError> {
-        let Self { on, planner, settings, records, .. } = self;
+        let Self { on, planner, settings, records, proofs, .. } = self;
         if records.unmeasured > 0 {
             records.unmeasured -= 1;
+            records.memory.checking = proofs.took();
             measure::<B::Base>(on.device(), planner, settings, &mut records.memory)?;
         }
         Ok(())

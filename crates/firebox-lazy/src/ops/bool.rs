@@ -111,7 +111,7 @@ fn argwhere_now<B: Backend>(
     out_dtype: IntDType,
 ) -> LazyTensor<B, Int> {
     let primitive = session::read(tensor.clone()).unwrap_or_else(|| {
-        session::with::<B, _>(|session| session.unwind_refused());
+        session::with::<B, _>(|session| session.refuse_positions());
         unreachable!("it was refused")
     });
     let indices = burn_std::future::block_on(B::bool_argwhere(primitive, out_dtype));

@@ -9,6 +9,7 @@ use crate::kind::Kind;
 use crate::record::recorder::RecordError;
 use crate::record::rehearsing::read_is_refused;
 use crate::record::session::{Limits, Session};
+use crate::record::values::push;
 use crate::tensor::LazyTensor;
 use crate::threads::progress;
 
@@ -68,6 +69,13 @@ impl<B: Backend> Session<B> {
             self.unwind_if_impatient();
             return None;
         }
+        if self.options.zero_reads && self.limits.refusals < PATIENCE {
+            self.limits.refusals += 1;
+            read_is_refused();
+            let used = self.take(tensor);
+            push(&mut self.trace.steps, Step::Read(used));
+            return None;
+        }
         // Computing a footprint takes time during which the program is not standing still.
         let limit = self.options.read_limit.clone();
         let refused = limit.and_then(|limit| progress::running(|| limit.refuses(&self.trace)));
@@ -101,11 +109,18 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Unwinds if a read gave zeros.
-    pub(crate) fn unwind_refused(&self) {
+    /// Unwinds after a refused read.
+    fn unwind_refused(&self) {
         if let Some(error) = &self.limits.refused {
             Refused::unwind(error.clone());
         }
+    }
+
+    /// Unwinds a program that asks for a number of elements that is unknown.
+    pub(crate) fn refuse_positions(&mut self) {
+        self.unwind_refused();
+        self.refuse_read(Bytes::MAX, Bytes::ZERO);
+        self.unwind_refused();
     }
 
     /// Unwinds if the recording takes more host memory than allowed. A recording whose existing

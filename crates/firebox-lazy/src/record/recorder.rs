@@ -37,6 +37,8 @@ pub struct StepRecorder {
     pub(crate) keeps_uploads: bool,
     /// Whether to refuse every read.
     pub(crate) refuse_reads: bool,
+    /// Whether reads give zeros and nothing runs.
+    pub(crate) zero_reads: bool,
     /// Whether this is not a step. Calls remembered from steps then do not age.
     pub(crate) glances: bool,
     /// Whether only shapes are looked at: tensors that loader threads asked for are not computed.
@@ -158,6 +160,16 @@ impl StepRecorder {
     pub fn with_values(mut self) -> Self {
         self.looks = false;
         self
+    }
+
+    /// Gives zeros for every read, and goes on: to look at what a program does apart from what it
+    /// makes of values. A program that reads many times is refused, because it may be waiting for
+    /// another value.
+    ///
+    /// The recording must not be run.
+    pub fn zero_reads(mut self) -> Self {
+        (self.zero_reads, self.never_runs) = (true, true);
+        self.refuse_reads()
     }
 
     /// Whether every read is refused. Nothing runs before the recording does.

@@ -18,12 +18,12 @@ use firebox_proof::{CUT, Given, HostData};
 use firebox_trace::{Bytes, Mark, Step, TensorIndex, Trace};
 use rustc_hash::{FxHashMap, FxHasher};
 
-use super::{Check, Failure, MOST, Rows};
+use super::{Check, Failure, Found, MOST, Means, Rows};
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
 use crate::splitter::Splitter;
 
 /// How long the host may compute the numbers of a batch, for them to be given.
-pub(super) const SOON: Duration = Duration::from_secs(1);
+pub(crate) const SOON: Duration = Duration::from_secs(1);
 /// How long it may compute those of a later batch. It may have other work.
 pub(crate) const LATER: Duration = Duration::from_secs(20);
 
@@ -123,6 +123,12 @@ impl Gift {
         Some(Self { whole, part, given: places, hosts })
     }
 
+    /// What the recording of the whole has to compute.
+    pub(crate) fn wanted(&self, whole: &Trace) -> Vec<TensorIndex> {
+        let whole = Computing::of(whole);
+        self.given.iter().filter_map(|(place, ..)| whole.tensor(*place)).collect()
+    }
+
     /// Whether it is of this batch.
     pub(super) fn is_of(&self, numbers: &Numbers) -> bool {
         self.whole == numbers.program
@@ -140,6 +146,29 @@ impl Gift {
 }
 
 impl Numbers {
+    /// Those that `gifts` name of a batch with this recording. `compute` computes its tensors.
+    pub(crate) fn of<B: Backend, T>(
+        recording: &Recording<B, T>,
+        gifts: &[Gift],
+        compute: impl FnOnce(&[TensorIndex]) -> Result<Vec<TensorData>, Failure>,
+    ) -> Result<Self, Failure> {
+        let computing = Computing::of(recording.trace());
+        let program = computing.program();
+        let gifts = || gifts.iter().filter(|gift| gift.whole == program);
+        let mut places: Vec<Place> =
+            gifts().flat_map(|gift| gift.given.iter().map(|(whole, ..)| *whole)).collect();
+        places.sort_unstable();
+        places.dedup();
+        let wanted: Option<Vec<TensorIndex>> =
+            places.iter().map(|place| computing.tensor(*place)).collect();
+        let values = compute(&wanted.unwrap_or_default())?;
+        let hosts = gifts().flat_map(|gift| &gift.hosts).filter_map(|(place, ..)| {
+            Some((*place, recording.value_of(computing.tensor(*place)?)?))
+        });
+        let hosts = hosts.collect();
+        Ok(Self { program, values: places.into_iter().zip(values).collect(), hosts })
+    }
+
     /// The host memory that they take, next to what a part is given of them.
     pub(crate) fn bytes(&self) -> Bytes {
         let values = self.values.values().chain(self.hosts.values());
@@ -175,8 +204,37 @@ impl Numbers {
     }
 }
 
+impl Means {
+    /// Computes tensors of a trace on the host, given those that it begins with.
+    pub(crate) fn computed(
+        &self,
+        trace: &Trace,
+        wanted: &[TensorIndex],
+        value: &mut dyn FnMut(TensorIndex) -> Option<TensorData>,
+        found: &Found,
+        time: Duration,
+    ) -> Result<Vec<TensorData>, Failure> {
+        let needed = Leading::to(trace, wanted, &[]).bytes(trace);
+        let is_here = self.memory.is_on_host();
+        let to_record = if is_here { host_bytes_of_rehearsal(trace) } else { Bytes::ZERO };
+        let most = if is_here { self.budget } else { MOST };
+        if needed + to_record > most {
+            let needed = needed + to_record;
+            return Err(Failure::Impossible(format!(
+                "the numbers of the whole batch need {needed} of the host's memory, and {most} are allowed"
+            )));
+        }
+        if is_here {
+            found.needed.set(found.needed.get().max(needed + to_record));
+        }
+        let deadline = Instant::now() + time;
+        compute_values(trace, wanted, &[], value, deadline)
+            .map_err(|error| Failure::Impossible(error.to_string()))
+    }
+}
+
 /// Records steps whose batches have values.
-fn with_values() -> StepRecorder {
+pub(crate) fn with_values() -> StepRecorder {
     StepRecorder::new().glance().with_values().keep_uploads()
 }
 
@@ -210,22 +268,8 @@ where
             _ => with_values(),
         };
         let recording = self.recorded_by(&recorder, whole, scale)?;
-        let computing = Computing::of(recording.trace());
-        let program = computing.program();
-        let gifts = || gifts.iter().filter(|gift| gift.whole == program);
-        let mut places: Vec<Place> =
-            gifts().flat_map(|gift| gift.given.iter().map(|(whole, ..)| *whole)).collect();
-        places.sort_unstable();
-        places.dedup();
-        let wanted: Option<Vec<TensorIndex>> =
-            places.iter().map(|place| computing.tensor(*place)).collect();
-        let wanted = wanted.unwrap_or_default();
-        let values = self.computed(&recording, &wanted, (rows, time))?;
-        let hosts = gifts().flat_map(|gift| &gift.hosts).filter_map(|(place, ..)| {
-            Some((*place, recording.value_of(computing.tensor(*place)?)?))
-        });
-        let hosts = hosts.collect();
-        Ok(Numbers { program, values: places.into_iter().zip(values).collect(), hosts })
+        let compute = |wanted: &[TensorIndex]| self.computed(&recording, wanted, (rows, time));
+        Numbers::of(&recording, gifts, compute)
     }
 
     /// What share of the batch the items `part` have by the number that scales their only sum.
@@ -256,24 +300,8 @@ where
         wanted: &[TensorIndex],
         (rows, time): (Option<&Rows<'_>>, Duration),
     ) -> Result<Vec<TensorData>, Failure> {
-        let trace = recording.trace();
-        let needed = Leading::to(trace, wanted, &[]).bytes(trace);
-        let is_here = self.means.memory.is_on_host();
-        let to_record = if is_here { host_bytes_of_rehearsal(trace) } else { Bytes::ZERO };
-        let most = if is_here { self.means.budget } else { MOST };
-        if needed + to_record > most {
-            let needed = needed + to_record;
-            return Err(Failure::Impossible(format!(
-                "the numbers of the whole batch need {needed} of the host's memory, and {most} are allowed"
-            )));
-        }
-        if is_here {
-            self.found.needed.set(self.found.needed.get().max(needed + to_record));
-        }
-        let mut value = self.values_for(recording, rows);
-        let deadline = Instant::now() + time;
-        compute_values(trace, wanted, &[], &mut value, deadline)
-            .map_err(|error| Failure::Impossible(error.to_string()))
+        let value = &mut self.values_for(recording, rows);
+        self.means.computed(recording.trace(), wanted, value, &self.found, time)
     }
 
     /// What the chosen items in `range` are given of all chosen items. `None`: nothing.
@@ -316,7 +344,7 @@ impl Share {
 }
 
 /// What host data of a part is to that of all `items` items. Items come first.
-pub(super) fn compared(
+pub(crate) fn compared(
     whole: &TensorData,
     part: &TensorData,
     items: usize,

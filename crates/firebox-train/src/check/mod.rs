@@ -14,12 +14,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
 use burn::train::Learner;
-use firebox_lazy::{Input, RecordError, SavedStates, StepRecorder, rehearsing, restore};
+use firebox_lazy::{
+    Input, LazyBackend, RecordError, SavedStates, StepRecorder, rehearsing, restore,
+};
 use firebox_trace::{Bytes, Footprint, MemoryModel, Nonlinear, StructuralHash, Trace};
 
 use crate::components::{LazyComponents, TrainBatch};
@@ -44,9 +46,9 @@ pub(crate) mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
 use self::given::Share;
-pub(crate) use self::given::{Data, Gift, LATER, Numbers};
+pub(crate) use self::given::{Data, Gift, LATER, Numbers, SOON, compared, with_values};
 pub(crate) use self::host::Host;
-pub(crate) use self::proof::{Proved, WEIGHS_ALIKE};
+pub(crate) use self::proof::{Proved, compare, proved_weight};
 use self::rows::{OfBatch, Rows};
 use self::sketch::{of_zeros, sketch};
 pub use self::verdict::{Coupling, SplitCheck};
@@ -483,21 +485,7 @@ where
         share: f64,
         run: impl FnOnce() -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        let model = self.learner.model();
-        let snapshot = has_untrained::<LC::Backend, _>(&model).then(|| model.clone().into_record());
-        let states = SavedStates::save();
-        let run = catch_unwind(AssertUnwindSafe(|| rehearsing(|| with_share(share, run))));
-        states.restore();
-        if let Some(snapshot) = snapshot {
-            let restored = restore::<LC::Backend, _>(&model, snapshot);
-            let restored = restored.map_err(|error| Failure::Impossible(error.to_string()))?;
-            if !restored.is_empty() {
-                self.found.has_statistics.set(true);
-            }
-        }
-        // Those of a step that panicked.
-        forget_graphs_without::<LC::Backend, _>(&model, &GradientsParams::new());
-        run.unwrap_or_else(|panic| Err(Failure::Undefined(panic_message(&*panic))))
+        self.found.unchanged::<LC::Backend, _, _>(&self.learner.model(), share, run)
     }
 
     /// Runs the items on the batch's device, with their `share` of the numbers of all.
@@ -561,6 +549,35 @@ where
             most.fetch_max(if are_there { pages.get() } else { 0 }, Relaxed);
             are_there
         }
+    }
+}
+
+impl Found {
+    /// Runs a step of a model on a share of a batch. Restores the model and hidden states.
+    pub(crate) fn unchanged<B, M, R>(
+        &self,
+        model: &M,
+        share: f64,
+        run: impl FnOnce() -> Result<R, Failure>,
+    ) -> Result<R, Failure>
+    where
+        B: AutodiffBackend<InnerBackend: LazyBackend> + LazyBackend,
+        M: AutodiffModule<B>,
+    {
+        let snapshot = has_untrained::<B, _>(model).then(|| model.clone().into_record());
+        let states = SavedStates::save();
+        let run = catch_unwind(AssertUnwindSafe(|| rehearsing(|| with_share(share, run))));
+        states.restore();
+        if let Some(snapshot) = snapshot {
+            let restored = restore::<B, _>(model, snapshot);
+            let restored = restored.map_err(|error| Failure::Impossible(error.to_string()))?;
+            if !restored.is_empty() {
+                self.has_statistics.set(true);
+            }
+        }
+        // Those of a step that panicked.
+        forget_graphs_without::<B, _>(model, &GradientsParams::new());
+        run.unwrap_or_else(|panic| Err(Failure::Undefined(panic_message(&*panic))))
     }
 }
 

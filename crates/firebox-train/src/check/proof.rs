@@ -11,12 +11,14 @@ use super::given::{Gift, Numbers, SOON, compared};
 use super::verdict::Coupling;
 use super::{Check, Failure, OF_STATISTICS, ToSplit};
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
+use crate::error::TrainError;
 use crate::loss_scale::with_scale;
 use crate::planner::labels::{label_gradients, label_parameters};
 use crate::planner::rehearsal::train_step;
 use crate::reduction::LossReduction;
+use crate::settings::Settings;
 use crate::splitter::Splitter;
-use crate::weights;
+use crate::weights::{self, BatchWeight};
 
 /// What a proof says about a split.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +46,32 @@ pub(crate) enum Proved {
 const VALUES: u64 = 2;
 
 /// Shares of a batch that differ by no more are the same, rounded.
-pub(crate) const WEIGHS_ALIKE: f64 = 1e-3;
+const WEIGHS_ALIKE: f64 = 1e-3;
+
+/// What a part of these items weighs in a batch of which it is proved that each item weighs the
+/// same, once parts are given what scales them. It states `stated`.
+///
+/// # Errors
+///
+/// If it states another share of the batch, is given nothing, and the user has not accepted that.
+pub(crate) fn proved_weight(
+    of: BatchWeight,
+    stated: f64,
+    part: Range<usize>,
+    gives: bool,
+    settings: &Settings,
+) -> Result<f64, TrainError> {
+    let is_accepted = !gives && settings.accepted.contains(&Coupling::Weights);
+    if of.reduction == LossReduction::Sum || is_accepted {
+        return Ok(stated);
+    }
+    let counted = part.len() as f64 / of.items as f64;
+    let share = stated / of.total();
+    if !gives && (share - counted).abs() > WEIGHS_ALIKE {
+        return Err(TrainError::OtherWeights { items: part, stated: share, counted });
+    }
+    Ok(counted * of.total())
+}
 
 impl<LC, S> Check<'_, LC, S>
 where
@@ -139,27 +166,8 @@ where
             let data = whole.value_of(a).zip(recorded.value_of(b));
             data.map_or(HostData::Other, |(a, b)| compared(&a, &b, all.len(), &rows))
         };
-        let of_part = as_proof(&recorded, part.len());
-        let adds = match prove(&as_proof(whole, all.len()), &of_part, &host) {
-            Proof::Adds(adds) => adds,
-            proof => return Ok(Err(self.judge(proof))),
-        };
-        let differs = |coupling, parameter: Option<String>| {
-            let parameter = parameter.unwrap_or_else(|| "all parameters".to_owned());
-            Ok(Err(Proved::Differs { coupling, parameter, at: None }))
-        };
-        let given = match (reduction, adds.mean, adds.sum) {
-            (LossReduction::Mean, Some(given), _) => given,
-            (LossReduction::Mean, None, _) => return differs(Coupling::Sum, None),
-            (LossReduction::Sum, _, None) => return differs(Coupling::Mean, None),
-            (LossReduction::Sum, _, Some(_)) if adds.once.is_some() => {
-                return differs(Coupling::Penalty, adds.once);
-            }
-            (LossReduction::Sum, _, Some(given)) => given,
-        };
-        let gift = Gift::of((whole.trace(), recorded.trace()), &given, &adds.hosts);
-        let defect = || Failure::Impossible("a number of the batch has no step".to_owned());
-        Ok(Ok(gift.ok_or_else(defect)?))
+        let (of_whole, of_part) = (as_proof(whole, all.len()), as_proof(&recorded, part.len()));
+        compare([&of_whole, &of_part], &host, (reduction, self.means.normalizes))
     }
 
     /// Records the step on these items, with a loss of this scale. It never runs.
@@ -196,22 +204,6 @@ where
         })
     }
 
-    /// What a proof says that finds no sum.
-    fn judge(&self, proof: Proof) -> Proved {
-        match proof {
-            Proof::Adds(_) => unreachable!("it finds one"),
-            Proof::Undecided(why) => Proved::Undecided(why),
-            // Their users know, and have allowed it.
-            Proof::Mixed(_) if self.means.normalizes => Proved::Undecided(OF_STATISTICS.to_owned()),
-            Proof::Mixed(mixed) if mixed.certain => {
-                let at = Some(mixed.to_string());
-                let (coupling, parameter) = (Coupling::Items, mixed.parameter);
-                Proved::Differs { coupling, parameter, at }
-            }
-            Proof::Mixed(mixed) => Proved::Meet(mixed.to_string()),
-        }
-    }
-
     /// The first part that weighs otherwise in what was recorded than its batch says.
     fn weighed_otherwise(
         &self,
@@ -239,6 +231,52 @@ where
             }
         }
         Ok(None)
+    }
+}
+
+/// Compares the recording of a batch with that of a part of it: what the part is given, or why the
+/// gradient of the batch is not known to be the sum over such parts. `normalizes`: whether items
+/// may meet in running statistics.
+pub(crate) fn compare(
+    [whole, part]: [&firebox_proof::Recording<'_>; 2],
+    host: &dyn Fn(TensorIndex, TensorIndex) -> HostData,
+    (reduction, normalizes): (LossReduction, bool),
+) -> Result<Result<Gift, Proved>, Failure> {
+    let adds = match prove(whole, part, host) {
+        Proof::Adds(adds) => adds,
+        proof => return Ok(Err(judge(proof, normalizes))),
+    };
+    let differs = |coupling, parameter: Option<String>| {
+        let parameter = parameter.unwrap_or_else(|| "all parameters".to_owned());
+        Ok(Err(Proved::Differs { coupling, parameter, at: None }))
+    };
+    let given = match (reduction, adds.mean, adds.sum) {
+        (LossReduction::Mean, Some(given), _) => given,
+        (LossReduction::Mean, None, _) => return differs(Coupling::Sum, None),
+        (LossReduction::Sum, _, None) => return differs(Coupling::Mean, None),
+        (LossReduction::Sum, _, Some(_)) if adds.once.is_some() => {
+            return differs(Coupling::Penalty, adds.once);
+        }
+        (LossReduction::Sum, _, Some(given)) => given,
+    };
+    let gift = Gift::of((whole.trace, part.trace), &given, &adds.hosts);
+    let defect = || Failure::Impossible("a number of the batch has no step".to_owned());
+    Ok(Ok(gift.ok_or_else(defect)?))
+}
+
+/// What a proof says that finds no sum.
+fn judge(proof: Proof, normalizes: bool) -> Proved {
+    match proof {
+        Proof::Adds(_) => unreachable!("it finds one"),
+        Proof::Undecided(why) => Proved::Undecided(why),
+        // Their users know, and have allowed it.
+        Proof::Mixed(_) if normalizes => Proved::Undecided(OF_STATISTICS.to_owned()),
+        Proof::Mixed(mixed) if mixed.certain => {
+            let at = Some(mixed.to_string());
+            let (coupling, parameter) = (Coupling::Items, mixed.parameter);
+            Proved::Differs { coupling, parameter, at }
+        }
+        Proof::Mixed(mixed) => Proved::Meet(mixed.to_string()),
     }
 }
 

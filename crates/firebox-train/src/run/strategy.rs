@@ -473,7 +473,7 @@ where
                 &mut |output, part, items| {
                     let scale = watch.heard_nothing().and_then(|()| scaling.undo())?;
                     let (part, grads) = (weight.of_part(part, items), output.grads);
-                    let part = known.borrow().weighs(part, (done, items), weight, settings)?;
+                    let part = known.borrow().weighs(part, done..done + items, weight, settings)?;
                     micro_batches += 1;
                     parts += part;
                     let begin = done;

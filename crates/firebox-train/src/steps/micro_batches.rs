@@ -1,11 +1,17 @@
 //! The micro-batches of a step, in a rehearsal and when it runs.
 
+use std::cell::RefCell;
+use std::ops::Range;
+
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
-use firebox_lazy::LazyBackend;
+use firebox_lazy::{LazyBackend, StepRecorder, in_full_precision, mark};
 use firebox_plan::Accumulating;
+use firebox_proof::CUT;
 use firebox_trace::{Bytes, Trace};
 
+use super::proofs::{Exact, Giver, Proofs, Proving};
+use crate::check::{Found, Means, proved_weight};
 use crate::components::TrainingBackend;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
@@ -13,7 +19,7 @@ use crate::gradients::summed_bytes;
 use crate::iteration::on_device::OnDevice;
 use crate::iteration::outputs::Outputs;
 use crate::iteration::rehearsing::Rehearsing;
-use crate::iteration::running::{Around, MicroSteps};
+use crate::iteration::running::{Around, Give, MicroSteps};
 use crate::park::{Parking, update};
 use crate::planner::labels::label_parameters;
 use crate::planner::ledger::{Batch, Left};
@@ -22,7 +28,7 @@ use crate::reduction::LossReduction;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
 use crate::statistics::Pooled;
-use crate::weights;
+use crate::weights::{self, BatchWeight};
 
 /// The micro-batches of a batch, in one step. See [`StepPlanner::step`](crate::StepPlanner::step).
 ///
@@ -64,6 +70,8 @@ where
     B: LazyBackend<Base: DeviceMemory>,
 {
     Rehearsed(Rehearsing<'a>),
+    /// Recorded on the whole batch and on some parts of it.
+    Proved(Proving<'a>),
     Running(Box<Running<'a, B>>),
 }
 
@@ -75,6 +83,9 @@ pub(super) struct Running<'a, B: LazyBackend<Base: DeviceMemory>> {
     pub(super) keeps_statistics: bool,
     pub(super) parking: Option<&'a Parking>,
     pub(super) prepared: Prepared,
+    /// The split, if it is proved, and what is proved of it.
+    pub(super) exact: Option<Exact>,
+    pub(super) proofs: &'a mut Proofs,
 }
 
 impl<'a, B, M, I, S> MicroBatches<'a, B, M, I, S>
@@ -92,6 +103,16 @@ where
         Self { splitter, batch, items, weight, mode: Mode::Rehearsed(rehearsed), since }
     }
 
+    pub(super) fn proved(
+        splitter: &'a S,
+        (batch, items, weight): (&'a I, usize, f64),
+        parts: &'a [Range<usize>],
+    ) -> Self {
+        let since = Since::nothing();
+        let mode = Mode::Proved(Proving::new(parts));
+        Self { splitter, batch, items, weight, mode, since }
+    }
+
     pub(super) fn running(
         splitter: &'a S,
         (batch, items, weight): (&'a I, usize, f64),
@@ -99,6 +120,14 @@ where
     ) -> Self {
         let since = Since::nothing();
         Self { splitter, batch, items, weight, mode: Mode::Running(Box::new(running)), since }
+    }
+
+    /// How gradients were added up in each pass of a proof.
+    pub(super) fn reductions(self) -> Vec<Vec<LossReduction>> {
+        match self.mode {
+            Mode::Proved(proving) => proving.reductions,
+            Mode::Rehearsed(_) | Mode::Running(_) => Vec::new(),
+        }
     }
 
     /// Ends a step that ran.
@@ -150,6 +179,16 @@ where
                 );
                 Ok(())
             }
+            Mode::Proved(proving) => {
+                proving.each::<B, _, _>(
+                    (splitter, batch, items),
+                    &mut |micro| step(model, micro),
+                    &mut |output, part| {
+                        sink(model, output, weight * part as f64 / items as f64);
+                    },
+                );
+                Ok(())
+            }
             Mode::Running(running) => {
                 if running.keeps_statistics && self.since.start.is_none() {
                     self.since.start = Some(model.clone().into_record());
@@ -183,6 +222,11 @@ where
                 let result = work(model);
                 label_parameters(model);
                 drop(before);
+                result
+            })),
+            Mode::Proved(_) => Ok(in_full_precision(|| {
+                let result = work(model);
+                label_parameters(model);
                 result
             })),
             Mode::Running(running) => {
@@ -219,10 +263,31 @@ where
         M: AutodiffModule<B>,
         S: Splitter<I>,
     {
-        let Self { planner, settings, on, prepared, .. } = self;
+        let Self { planner, settings, on, prepared, exact, proofs, .. } = self;
         let OnDevice { queue, watch, .. } = &**on;
         let (items, reduction) = (prepared.shape.items, settings.reduction());
+        let step = RefCell::new(step);
+        let (means, found) = (Means::of(planner, prepared.held), Found::default());
+        let of_whole = |recorder: &StepRecorder| {
+            found.unchanged::<B, _, _>(model, 1.0, || {
+                let recording = recorder.record::<B::Base, _>(|| {
+                    let whole = splitter.range(batch, 0..items);
+                    mark::<B::Base>(CUT);
+                    step.borrow_mut()(model, whole)
+                })?;
+                Ok(recording)
+            })
+        };
+        let mut giver = exact.filter(|exact| exact.gives).map(|_| Giver {
+            gifts: proofs.gifts(),
+            whole: &of_whole,
+            items,
+            means: &means,
+            found: &found,
+            numbers: None,
+        });
         let around = Around {
+            give: giver.as_mut().map(|giver| giver as &mut dyn Give),
             sum: match prepared.plan.accumulating() {
                 Accumulating::No => summed_bytes::<B, _>(model),
                 _ => Bytes::ZERO,
@@ -233,10 +298,20 @@ where
         let of = (Phase::Training, model, self.keeps_statistics);
         let mut micro_steps =
             MicroSteps::new(planner, of, (splitter, batch), prepared, queue, around);
-        let (mut parts, mut micro_batches) = (0.0, 0);
+        let (mut parts, mut micro_batches, mut begin) = (0.0, 0, 0);
+        let of_batch = BatchWeight::new(whole, items, reduction)?;
+        let mut run = |micro| step.borrow_mut()(model, micro);
         for range in prepared.plan.ranges() {
-            micro_steps.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
+            micro_steps.run(range, &mut run, &mut |output, weight, of_part| {
                 watch.heard_nothing()?;
+                let part = begin..begin + of_part;
+                let weight = match exact.filter(|exact| exact.is_mean) {
+                    Some(Exact { gives, .. }) => {
+                        proved_weight(of_batch, weight, part, gives, settings)?
+                    }
+                    None => weight,
+                };
+                begin += of_part;
                 micro_batches += 1;
                 parts += weight;
                 if reduction.counts(weight) {
@@ -246,6 +321,7 @@ where
             })?;
         }
         micro_steps.finish(settings);
+        proofs.takes(found.needed.get());
         if reduction == LossReduction::Mean && weights::differ(parts, whole, items) {
             return Err(TrainError::UnequalWeights { parts, whole });
         }

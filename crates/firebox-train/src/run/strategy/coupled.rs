@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 
 use crate::check::{
     AROUND, Check, Coupling, Data, Found, Gift, HIDDEN_WEIGHTS, Host, LATER, Means, Numbers,
-    OF_STATISTICS, Outcome, Proved, SplitCheck, ToSplit, WEIGHS_ALIKE,
+    OF_STATISTICS, Outcome, Proved, SplitCheck, ToSplit, proved_weight,
 };
 use crate::components::{LazyComponents, TrainBatch};
 use crate::error::TrainError;
@@ -246,8 +246,7 @@ impl Known {
         self.gives = false;
     }
 
-    /// What a part of `items` items from item `begin` on weighs, of a batch of weight `of`. It
-    /// states `stated`.
+    /// What the part `range` of a batch of weight `of` weighs. It states `stated`.
     ///
     /// # Errors
     ///
@@ -256,23 +255,14 @@ impl Known {
     pub(super) fn weighs(
         &self,
         stated: f64,
-        (begin, items): (usize, usize),
+        range: Range<usize>,
         of: BatchWeight,
         settings: &Settings,
     ) -> Result<f64, TrainError> {
-        if !(self.gives || self.is_proved()) || of.reduction == LossReduction::Sum {
-            return Ok(stated);
+        match self.gives || self.is_proved() {
+            true => proved_weight(of, stated, range, self.gives, settings),
+            false => Ok(stated),
         }
-        if !self.gives && settings.accepted.contains(&Coupling::Weights) {
-            return Ok(stated);
-        }
-        let counted = items as f64 / of.items as f64;
-        let share = stated / of.total();
-        if !self.gives && (share - counted).abs() > WEIGHS_ALIKE {
-            let items = begin..begin + items;
-            return Err(TrainError::OtherWeights { items, stated: share, counted });
-        }
-        Ok(counted * of.total())
     }
 
     /// Notes that a split is proved.
@@ -314,7 +304,7 @@ impl SplitCheck {
 
 impl Means {
     /// Takes the memory that is free next to `held`.
-    pub(super) fn of(planner: &Planner, held: Bytes) -> Self {
+    pub(crate) fn of(planner: &Planner, held: Bytes) -> Self {
         Self {
             memory: planner.memory().clone(),
             budget: planner.budget() - held,

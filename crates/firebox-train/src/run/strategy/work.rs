@@ -1,7 +1,5 @@
 //! Prepares a batch to run: asks the planner how, reports a new plan, and makes room on the device.
 
-use std::ops::Range;
-
 use burn::train::InferenceStep;
 use firebox_lazy::StepRecorder;
 use firebox_plan::{Accumulating, Split};
@@ -216,14 +214,9 @@ where
             true => items.div_ceil(2),
             false => prepared.plan.split().largest().get(),
         };
-        let split = prepared.plan.split();
-        let (first, rest) = (split.first(), split.rest());
-        let end = first.count * first.size;
-        let parts: Vec<Range<usize>> = match prepared.plan.is_whole() {
+        let parts = match prepared.plan.is_whole() {
             true => vec![0..micro_batch, micro_batch..items],
-            false => std::iter::once(end - first.size..end)
-                .chain(rest.map(|rest| items - rest.size..items))
-                .collect(),
+            false => prepared.plan.split().last_of_sizes(),
         };
         let to_split = ToSplit {
             batch,
