@@ -212,19 +212,25 @@ struct Trained {
     report: PlanReport,
 }
 
+fn batches<B: Backend>() -> Vec<Rows<B>> {
+    vec![Rows::new(1, 17), Rows::new(2, 11), Rows::new(3, 17)]
+}
+
 /// Trains two epochs of batches, the second of which is smaller.
 macro_rules! train {
     ($backend:ty, $loss:expr, $accumulation:expr, $settings:expr) => {
         train!($backend, Net::<$backend>::new($loss, 16), $loss, $accumulation, $settings)
     };
-    ($backend:ty, $model:expr, $loss:expr, $accumulation:expr, $settings:expr) => {{
+    ($backend:ty, $model:expr, $loss:expr, $accumulation:expr, $settings:expr) => {
+        train!($backend, $model, $loss, $accumulation, batches(), $settings)
+    };
+    ($backend:ty, $model:expr, $loss:expr, $accumulation:expr, $batches:expr, $settings:expr) => {{
         let settings: &dyn Fn(Builder) -> Builder = $settings;
         let model = $model;
         let before = weights(&model);
         let folder = tempfile::tempdir().expect("a folder");
-        let batches = vec![Rows::new(1, 17), Rows::new(2, 11), Rows::new(3, 17)];
         let none = Given::loader::<<$backend as AutodiffBackend>::InnerBackend>(Vec::new());
-        let training = SupervisedTraining::new(folder.path(), Given::loader(batches), none)
+        let training = SupervisedTraining::new(folder.path(), Given::loader($batches), none)
             .metrics((LossMetric::new(),))
             .with_application_logger(None)
             .renderer(CliMetricsRenderer::new())
@@ -283,6 +289,34 @@ fn batches_that_are_accumulated_have_their_own_numbers() {
         let split = train!(B, loss, 2, &|builder| builder.micro_batch(5));
         assert_eq!(split.check, SplitCheck::Proved, "{loss:?}");
         assert_eq!(compare(&whole.learned, &split.learned), Ok(()), "{loss:?}");
+    }
+}
+
+/// Batches in a row that an optimizer step takes, as one.
+fn as_one() -> Vec<Rows<B>> {
+    let (one, other) = (Rows::new(1, 17), Rows::new(2, 11));
+    let cat = |one, other| Tensor::cat(vec![one, other], 0);
+    let both = Rows {
+        rows: cat(one.rows, other.rows),
+        targets: cat(one.targets, other.targets),
+        counts: cat(one.counts, other.counts),
+        classes: Tensor::cat(vec![one.classes, other.classes], 0),
+    };
+    vec![both, Rows::new(3, 17)]
+}
+
+#[test]
+fn a_group_of_batches_that_count_weighs_what_it_counts_together() {
+    let _lock = random_state();
+    for loss in [Loss::ByClass, Loss::Counted] {
+        let net = || Net::<B>::new(loss, 16);
+        let as_one = train!(B, net(), loss, 1, as_one(), &|builder| builder);
+        for items in [17, 5, 1] {
+            let settings = |builder: Builder| builder.micro_batch(items);
+            let group = train!(B, net(), loss, 2, batches(), &settings);
+            let same = compare(&as_one.learned, &group.learned);
+            assert_eq!(same, Ok(()), "{loss:?} in parts of {items}");
+        }
     }
 }
 

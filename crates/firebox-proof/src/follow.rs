@@ -1,6 +1,6 @@
 //! Follows the items through two recordings of a step, of two numbers of items.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use burn_ir::{NumericOperationIr, OperationIr, ScalarIr, TensorIr};
 use burn_std::Shape;
@@ -728,6 +728,50 @@ impl<'a> Follow<'a> {
             let made = self.opaque(*out, &values, "the operation is not known");
             self.set(*out, made);
         }
+    }
+
+    /// The sum over items, a single number, through which alone the batch determines these tensors
+    /// beside what belongs to each item. Those of several batches add up.
+    pub(crate) fn sum_behind(&self, tensors: Vec<TensorIndex>) -> Option<TensorIndex> {
+        let trace = self.traces[0];
+        let (mut sum, mut next, mut seen) = (None, tensors, HashSet::new());
+        while let Some(tensor) = next.pop() {
+            if !seen.insert(tensor) {
+                continue;
+            }
+            match &self.value(tensor)?.kind {
+                Kind::Sum { terms, .. } => {
+                    let is_plain = |term: &Term| term.roots().next().is_none() && !term.assumed;
+                    let is_one = trace.tensor(tensor).shape.num_elements() == 1;
+                    if !is_one
+                        || !terms.iter().all(is_plain)
+                        || sum.replace(tensor).is_some_and(|other| other != tensor)
+                    {
+                        return None;
+                    }
+                    continue;
+                }
+                Kind::Fixed(given) if given.is_empty() => continue,
+                Kind::ByItem(_, terms) if terms.iter().flat_map(Term::roots).next().is_none() => {
+                    continue;
+                }
+                Kind::ByItem(_, terms) if terms.iter().any(|term| !term.given.is_empty()) => {
+                    return None;
+                }
+                Kind::Fixed(_) | Kind::ByItem(..) => {}
+                Kind::Mixed(_) => return None,
+            }
+            let Origin::Made(at) = trace.tensor(tensor).origin else { return None };
+            let inputs = trace.steps[at.0 as usize].inputs().iter().map(|input| input.tensor);
+            let inputs: Vec<TensorIndex> = inputs.collect();
+            let has_items = |of: TensorIndex| self.value(of).is_none_or(|it| it.axis().is_some());
+            let meets = !has_items(tensor) && inputs.iter().any(|input| has_items(*input));
+            if inputs.is_empty() || meets {
+                return None;
+            }
+            next.extend(inputs);
+        }
+        sum
     }
 
     /// The path of the module whose parameters were used last before a step.

@@ -94,9 +94,22 @@ pub struct Adds {
     /// The path of a parameter whose gradient has a summand that occurs once for each batch, such
     /// as a penalty. In a sum it would be counted once for each part.
     pub once: Option<String>,
+    /// By what the gradients are divided where they add up like means, if that is one number.
+    pub counts: Option<Counts>,
     /// Data of the host that became tensors of the two, and what that of the part is to that of the
     /// whole. It must be so in other batches, too.
     pub hosts: Vec<(TensorIndex, TensorIndex, HostData)>,
+}
+
+/// What a loss divides by: a sum over the items of the whole batch, such as its real tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Counts {
+    /// The sum, a single number, in the recordings of the batch and of the part. If gradients are
+    /// proportional to its reciprocal, batches weigh so much beside each other.
+    pub sum: [TensorIndex; 2],
+    /// All numbers that gradients depend on, and the power of the sum that they are proportional to
+    /// then. It is to be checked, because a sum may have a floor.
+    pub scales: Vec<(TensorIndex, i32)>,
 }
 
 impl Adds {
@@ -299,10 +312,22 @@ fn added(
         term.scale.keys().filter(|root| shares.contains_key(root)).count() == 1
     };
     let shares = shares.filter(|shares| sums.iter().all(|term| has_one(term, shares)));
+    let is_all = |shares: &BTreeMap<Root, i32>| {
+        sums.len() == terms.len() && roots.iter().all(|root| shares.contains_key(root))
+    };
+    let counts = shares.as_ref().filter(|shares| is_all(shares)).and_then(|shares| {
+        let scales = shares.iter().map(|(root, share)| match root {
+            Root::Number(tensor) | Root::Tensor(tensor) => Some((*tensor, *share)),
+            Root::Items | Root::Inside(_) => None,
+        });
+        let scales: Vec<(TensorIndex, i32)> = scales.collect::<Option<_>>()?;
+        let sum = follow.sum_behind(scales.iter().map(|(tensor, _)| *tensor).collect())?;
+        Some(Counts { sum: [sum, *follow.to_other.get(&sum)?], scales })
+    });
     let mean = shares.map(|shares| given(&shares)).transpose()?;
     match mean.is_none() && sum.is_none() {
         true => Err("a sum over items stands beside what is no sum"),
-        false => Ok(Adds { mean, sum, once: once.clone(), hosts: follow.hosts.clone() }),
+        false => Ok(Adds { mean, sum, once: once.clone(), counts, hosts: follow.hosts.clone() }),
     }
 }
 

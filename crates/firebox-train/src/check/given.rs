@@ -14,7 +14,7 @@ use burn::tensor::TensorData;
 use burn::tensor::backend::Backend;
 use firebox_dry::{Leading, compute_values};
 use firebox_lazy::{Recording, StepRecorder, host_bytes_of_rehearsal};
-use firebox_proof::{CUT, Given, HostData};
+use firebox_proof::{Adds, CUT, Given, HostData};
 use firebox_trace::{Bytes, Mark, Step, TensorIndex, Trace};
 use rustc_hash::{FxHashMap, FxHasher};
 
@@ -44,6 +44,9 @@ pub(crate) struct Gift {
     given: Vec<(Place, Place, Given)>,
     /// The same of host data, and what that of the part is to that of the whole.
     hosts: Vec<(Place, Place, HostData)>,
+    /// By what the gradient is divided: a sum, in the whole and in the part, and the powers of it
+    /// that numbers of the whole are proportional to.
+    counts: Option<([Place; 2], Vec<(Place, i32)>)>,
 }
 
 /// The numbers of a batch.
@@ -54,6 +57,8 @@ pub(crate) struct Numbers {
     values: BTreeMap<Place, TensorData>,
     /// Data of the host.
     hosts: BTreeMap<Place, TensorData>,
+    /// What the batch weighs beside others, if that was asked and is one number.
+    pub(crate) weight: Option<f64>,
 }
 
 /// The values of tensors that were made from data of the host.
@@ -110,7 +115,7 @@ impl Gift {
     pub(super) fn of(
         (whole, part): (&Trace, &Trace),
         given: &[Given],
-        hosts: &[(TensorIndex, TensorIndex, HostData)],
+        Adds { hosts, counts, .. }: &Adds,
     ) -> Option<Self> {
         let (whole, part) = (Computing::of(whole), Computing::of(part));
         let places = given
@@ -119,8 +124,13 @@ impl Gift {
         let places: Vec<(Place, Place, Given)> = places.collect::<Option<_>>()?;
         let hosts = hosts.iter().map(|(a, b, is)| Some((whole.place(*a)?, part.place(*b)?, *is)));
         let hosts: Vec<(Place, Place, HostData)> = hosts.collect::<Option<_>>()?;
+        let counts = counts.as_ref().and_then(|counts| {
+            let scales = counts.scales.iter().map(|(scale, by)| Some((whole.place(*scale)?, *by)));
+            let sum = [whole.place(counts.sum[0])?, part.place(counts.sum[1])?];
+            Some((sum, scales.collect::<Option<_>>()?))
+        });
         let (whole, part) = (whole.program(), part.program());
-        Some(Self { whole, part, given: places, hosts })
+        Some(Self { whole, part, given: places, hosts, counts })
     }
 
     /// What the recording of the whole has to compute.
@@ -132,6 +142,11 @@ impl Gift {
     /// Whether it is of this batch.
     pub(super) fn is_of(&self, numbers: &Numbers) -> bool {
         self.whole == numbers.program
+    }
+
+    /// Whether the whole divides by a single number.
+    pub(crate) fn has_weight(&self) -> bool {
+        self.counts.is_some()
     }
 
     /// Whether there is something to give.
@@ -146,11 +161,12 @@ impl Gift {
 }
 
 impl Numbers {
-    /// Those that `gifts` name of a batch with this recording. `compute` computes its tensors.
+    /// Those that `gifts` name of a batch with this recording, and its weight if `weighs` is set.
+    /// `compute` computes tensors of it, given the values of some.
     pub(crate) fn of<B: Backend, T>(
         recording: &Recording<B, T>,
-        gifts: &[Gift],
-        compute: impl FnOnce(&[TensorIndex]) -> Result<Vec<TensorData>, Failure>,
+        (gifts, weighs): (&[Gift], bool),
+        mut compute: impl FnMut(&[TensorIndex], Known) -> Result<Vec<TensorData>, Failure>,
     ) -> Result<Self, Failure> {
         let computing = Computing::of(recording.trace());
         let program = computing.program();
@@ -161,12 +177,18 @@ impl Numbers {
         places.dedup();
         let wanted: Option<Vec<TensorIndex>> =
             places.iter().map(|place| computing.tensor(*place)).collect();
-        let values = compute(&wanted.unwrap_or_default())?;
+        let values = compute(&wanted.unwrap_or_default(), None)?;
+        let values: BTreeMap<Place, TensorData> = places.into_iter().zip(values).collect();
+        let counts = gifts().next().and_then(|gift| gift.counts.as_ref()).filter(|_| weighs);
+        let weight = match counts.and_then(|(sum, by)| Some((computing.tensor(sum[0])?, by))) {
+            Some((sum, scales)) => weight(&values, &computing, (sum, scales), &mut compute)?,
+            None => None,
+        };
         let hosts = gifts().flat_map(|gift| &gift.hosts).filter_map(|(place, ..)| {
             Some((*place, recording.value_of(computing.tensor(*place)?)?))
         });
         let hosts = hosts.collect();
-        Ok(Self { program, values: places.into_iter().zip(values).collect(), hosts })
+        Ok(Self { program, values, hosts, weight })
     }
 
     /// The host memory that they take, next to what a part is given of them.
@@ -209,12 +231,13 @@ impl Means {
     pub(crate) fn computed(
         &self,
         trace: &Trace,
-        wanted: &[TensorIndex],
+        (wanted, known): (&[TensorIndex], Known),
         value: &mut dyn FnMut(TensorIndex) -> Option<TensorData>,
         found: &Found,
         time: Duration,
     ) -> Result<Vec<TensorData>, Failure> {
-        let needed = Leading::to(trace, wanted, &[]).bytes(trace);
+        let is_known: Vec<TensorIndex> = known.iter().map(|(tensor, _)| *tensor).collect();
+        let needed = Leading::to(trace, wanted, &is_known).bytes(trace);
         let is_here = self.memory.is_on_host();
         let to_record = if is_here { host_bytes_of_rehearsal(trace) } else { Bytes::ZERO };
         let most = if is_here { self.budget } else { MOST };
@@ -228,9 +251,42 @@ impl Means {
             found.needed.set(found.needed.get().max(needed + to_record));
         }
         let deadline = Instant::now() + time;
-        compute_values(trace, wanted, &[], value, deadline)
+        let mut value = |tensor| match &known {
+            Some((of, data)) if *of == tensor => Some(data.clone()),
+            _ => value(tensor),
+        };
+        compute_values(trace, wanted, &is_known, &mut value, deadline)
             .map_err(|error| Failure::Impossible(error.to_string()))
     }
+}
+
+/// A tensor whose value is not to be computed, and its value.
+pub(crate) type Known = Option<(TensorIndex, TensorData)>;
+
+/// The sum by which a batch divides, if its numbers are proportional to these powers of it: with
+/// twice the sum, they are as many times what they are.
+fn weight(
+    values: &BTreeMap<Place, TensorData>,
+    computing: &Computing<'_>,
+    (sum, scales): (TensorIndex, &[(Place, i32)]),
+    compute: &mut impl FnMut(&[TensorIndex], Known) -> Result<Vec<TensorData>, Failure>,
+) -> Result<Option<f64>, Failure> {
+    let Some(own) = compute(&[sum], None)?.pop() else { return Ok(None) };
+    let Some(weight) = own.iter::<f64>().next().filter(|weight| *weight > 0.0) else {
+        // Nothing in the batch counts.
+        return Ok(own.iter::<f64>().next().filter(|weight| *weight == 0.0));
+    };
+    let twice = TensorData::new(vec![2.0 * weight], own.shape.clone()).convert_dtype(own.dtype);
+    let tensors: Option<Vec<TensorIndex>> =
+        scales.iter().map(|(place, _)| computing.tensor(*place)).collect();
+    let scaled = compute(&tensors.unwrap_or_default(), Some((sum, twice)))?;
+    let is_so = scales.iter().zip(&scaled).all(|((place, power), scaled)| {
+        let Some(number) = values.get(place) else { return false };
+        number.iter::<f64>().zip(scaled.iter::<f64>()).all(|(number, scaled)| {
+            (number * 2f64.powi(*power) - scaled).abs() <= 1e-4 * scaled.abs()
+        })
+    });
+    Ok(is_so.then_some(weight))
 }
 
 /// Records steps whose batches have values.
@@ -268,29 +324,20 @@ where
             _ => with_values(),
         };
         let recording = self.recorded_by(&recorder, whole, scale)?;
-        let compute = |wanted: &[TensorIndex]| self.computed(&recording, wanted, (rows, time));
-        Numbers::of(&recording, gifts, compute)
+        let weighs = rows.is_none() && self.of.weighs;
+        Numbers::of(&recording, (gifts, weighs), |wanted, known| {
+            let value = &mut self.values_for(&recording, rows);
+            self.means.computed(recording.trace(), (wanted, known), value, &self.found, time)
+        })
     }
 
-    /// What share of the batch the items `part` have by the number that scales their only sum.
-    pub(super) fn scaled(
-        &self,
-        part: &Range<usize>,
-        gift: &Gift,
-        numbers: &Numbers,
-    ) -> Result<Option<f64>, Failure> {
-        let is_one = |number: &TensorData| number.num_elements() == 1;
-        let scales = gift.given.iter().filter(|(of_whole, _, given)| {
-            given.share != 0 && numbers.values.get(of_whole).is_some_and(is_one)
-        });
-        let scales: Vec<_> = scales.collect();
-        let [(of_whole, of_part, given)] = scales[..] else { return Ok(None) };
+    /// The sum over the items `part` by which the gradient of a batch is divided.
+    pub(super) fn counted(&self, part: &Range<usize>, gift: &Gift) -> Result<Option<f64>, Failure> {
+        let Some((sum, _)) = &gift.counts else { return Ok(None) };
         let recording = self.recorded_by(&with_values(), part.clone(), self.of.scale)?;
-        let tensor = Computing::of(recording.trace()).tensor(*of_part);
+        let tensor = Computing::of(recording.trace()).tensor(sum[1]);
         let own = self.computed(&recording, tensor.as_slice(), (None, SOON))?;
-        let number = |data: &TensorData| data.iter::<f64>().next();
-        let numbers = own.first().and_then(number).zip(number(&numbers.values[of_whole]));
-        Ok(numbers.map(|(part, whole)| (part / whole).powi(given.share)))
+        Ok(own.first().and_then(|sum| sum.iter::<f64>().next()))
     }
 
     /// Computes tensors of a recording on the host.
@@ -301,7 +348,7 @@ where
         (rows, time): (Option<&Rows<'_>>, Duration),
     ) -> Result<Vec<TensorData>, Failure> {
         let value = &mut self.values_for(recording, rows);
-        self.means.computed(recording.trace(), wanted, value, &self.found, time)
+        self.means.computed(recording.trace(), (wanted, None), value, &self.found, time)
     }
 
     /// What the chosen items in `range` are given of all chosen items. `None`: nothing.

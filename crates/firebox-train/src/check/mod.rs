@@ -122,6 +122,8 @@ pub(crate) struct ToSplit<'a, I, S> {
     pub(crate) is_declared: bool,
     /// How many ranks share a step.
     pub(crate) ranks: usize,
+    /// Whether batches are put together, and the weight of this one beside others counts.
+    pub(crate) weighs: bool,
     /// What losses are scaled by.
     pub(crate) scale: Option<f64>,
 }

@@ -110,15 +110,17 @@ where
         }
         let mut numbers = None;
         if gifts.iter().any(Gift::is_any) {
-            if self.of.ranks > 1 && gifts.iter().any(Gift::is_given) {
-                let why = "each rank would have to be given numbers of the batches of all";
-                return Ok(Proved::Undecided(why.to_owned()));
-            }
             // Whether they can be computed at all.
             let found = self.numbers(all, &gifts, scale, SOON)?;
             if !gifts.iter().all(|gift| gift.is_of(&found)) {
                 let why = "the step is another one each time".to_owned();
                 return Err(Failure::Impossible(why));
+            }
+            let has_weight = found.weight.is_some() && gifts.iter().all(Gift::has_weight);
+            let is_given = gifts.iter().any(Gift::is_given);
+            if self.of.ranks > 1 && is_given && !(reduction == LossReduction::Mean && has_weight) {
+                let why = "each rank would have to be given numbers of the batches of all";
+                return Ok(Proved::Undecided(why.to_owned()));
             }
             numbers = Some(found);
         }
@@ -220,7 +222,9 @@ where
         for ((part, gift), stated) in parts.iter().zip(gifts).zip(stated) {
             let stated = stated / weight;
             let counted = match numbers.filter(|_| gift.is_given()) {
-                Some(numbers) => self.scaled(part, gift, numbers)?,
+                Some(numbers) => {
+                    self.counted(part, gift)?.zip(numbers.weight).map(|(part, all)| part / all)
+                }
                 None => Some(part.len() as f64 / items as f64),
             };
             // Several numbers are no weight.
@@ -250,16 +254,16 @@ pub(crate) fn compare(
         let parameter = parameter.unwrap_or_else(|| "all parameters".to_owned());
         Ok(Err(Proved::Differs { coupling, parameter, at: None }))
     };
-    let given = match (reduction, adds.mean, adds.sum) {
+    let given = match (reduction, &adds.mean, &adds.sum) {
         (LossReduction::Mean, Some(given), _) => given,
         (LossReduction::Mean, None, _) => return differs(Coupling::Sum, None),
         (LossReduction::Sum, _, None) => return differs(Coupling::Mean, None),
         (LossReduction::Sum, _, Some(_)) if adds.once.is_some() => {
-            return differs(Coupling::Penalty, adds.once);
+            return differs(Coupling::Penalty, adds.once.clone());
         }
         (LossReduction::Sum, _, Some(given)) => given,
     };
-    let gift = Gift::of((whole.trace, part.trace), &given, &adds.hosts);
+    let gift = Gift::of((whole.trace, part.trace), given, &adds);
     let defect = || Failure::Impossible("a number of the batch has no step".to_owned());
     Ok(Ok(gift.ok_or_else(defect)?))
 }

@@ -362,7 +362,8 @@ where
         // Whatever is found out about the loss.
         BatchWeight::new(stated, items, self.reduction())?;
         let prepared = self.prepare_training(planner, &batch, items, stated)?;
-        let weight = BatchWeight::new(stated, items, self.reduction())?;
+        let weight = self.known.weight().unwrap_or(stated);
+        let weight = BatchWeight::new(weight, items, self.reduction())?;
         if is_first {
             *accumulated = Accumulated::new(self.reduction());
         }
@@ -412,11 +413,13 @@ where
         let scaling = Scaling::with(self.learning.loss_scale).by_share(reduction, ranks);
         let mut is_asked = !plan.is_whole();
         let (model, learner) = (self.learner.model(), &self.learner);
+        // What the batch states.
+        let stated = self.known.weight().map_or(weight.stated, |_| items as f64);
         let known = RefCell::new(&mut self.known);
         let to_split = ToSplit {
             batch,
             items,
-            weight: weight.stated,
+            weight: stated,
             micro_batch,
             form: planner.form(),
             parts: vec![0..micro_batch, micro_batch..items],
@@ -424,6 +427,7 @@ where
             reduction,
             is_declared: true,
             ranks,
+            weighs: self.asked.accumulation > 1 || ranks > 1,
             scale: self.learning.loss_scale.map(|scale| scale.scale()),
         };
         let means = Means::of(planner, held + sum);

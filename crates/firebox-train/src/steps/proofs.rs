@@ -233,7 +233,7 @@ fn shown<B: Backend, T>(
                     // Whether they can be computed at all.
                     let wanted = gift.wanted(&whole.trace);
                     let value = &mut |tensor| recording.value_of(tensor);
-                    means.computed(&whole.trace, &wanted, value, found, SOON)?;
+                    means.computed(&whole.trace, (&wanted, None), value, found, SOON)?;
                     shown.gifts.push(gift);
                 }
                 Err(Proved::Differs { coupling, parameter, at }) => {
@@ -360,10 +360,10 @@ impl<B: Backend, T> Give for Giver<'_, B, T> {
         if self.gives(range) && self.numbers.is_none() {
             let recording = (self.whole)(&with_values())?;
             let value = &mut |tensor| recording.value_of(tensor);
-            let compute = |wanted: &[TensorIndex]| {
-                self.means.computed(recording.trace(), wanted, value, self.found, LATER)
-            };
-            self.numbers = Some(Numbers::of(&recording, self.gifts, compute)?);
+            let numbers = Numbers::of(&recording, (self.gifts, false), |wanted, known| {
+                self.means.computed(recording.trace(), (wanted, known), value, self.found, LATER)
+            });
+            self.numbers = Some(numbers?);
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ use crate::weights::{self, BatchWeight};
 const ATTEMPTS: usize = 8;
 
 /// What is known about whether batches may be split.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Known {
     /// How many batches were checked.
     asked: usize,
@@ -44,6 +44,13 @@ pub(super) struct Known {
     gifts: Vec<Gift>,
     /// Whether the parts of the batch that runs are given numbers of it.
     gives: bool,
+    /// Whether batches of these forms that are put together with others, and are whole, have a
+    /// weight that follows from the step.
+    together: FxHashMap<Option<StructuralHash>, bool>,
+    /// What the batch that runs weighs beside others, if that follows from the step, and numbers of
+    /// it that are known already.
+    weight: Option<f64>,
+    numbers: Option<(Option<f64>, Numbers)>,
     /// How losses are reduced, if a proof has found it.
     reduction: Option<LossReduction>,
     /// Where items meet, if that was proved.
@@ -236,14 +243,19 @@ impl Known {
         self.items_meet.clone()
     }
 
-    /// Settles how losses are reduced.
+    /// Settles how losses are reduced, if no proof has found it.
     pub(super) fn settle(&mut self, reduction: LossReduction) {
-        self.reduction = Some(reduction);
+        self.reduction.get_or_insert(reduction);
     }
 
     /// Notes that a batch begins, which may not be split.
     pub(super) fn begin(&mut self) {
-        self.gives = false;
+        (self.gives, self.weight, self.numbers) = (false, None, None);
+    }
+
+    /// What the batch that runs weighs beside others, if that follows from the step.
+    pub(super) fn weight(&self) -> Option<f64> {
+        self.weight
     }
 
     /// What the part `range` of a batch of weight `of` weighs. It states `stated`.
@@ -259,8 +271,9 @@ impl Known {
         of: BatchWeight,
         settings: &Settings,
     ) -> Result<f64, TrainError> {
-        match self.gives || self.is_proved() {
-            true => proved_weight(of, stated, range, self.gives, settings),
+        let follows = self.gives || self.weight.is_some();
+        match follows || self.is_proved() {
+            true => proved_weight(of, stated, range, follows, settings),
             false => Ok(stated),
         }
     }
@@ -385,9 +398,9 @@ impl Means {
         })
     }
 
-    /// Finds out how losses are reduced, from a batch that is not split. It is settled then:
-    /// batches of one optimizer step are put together so.
-    pub(super) fn settle_reduction<LC, S>(
+    /// Finds out how losses are reduced, and what batches weigh, from a batch that is not split.
+    /// The reduction is settled then: batches of one optimizer step are put together so.
+    pub(super) fn look_at_whole<LC, S>(
         &self,
         known: &mut Known,
         learner: &Learner<LC>,
@@ -396,12 +409,53 @@ impl Means {
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
+        if known.together.contains_key(&to_split.form) && to_split.form.is_some() {
+            return;
+        }
         let check = self.check(learner, to_split, (true, false));
-        known.reduction = match check.prove(&to_split.parts) {
-            Proved::Exact(_, reduction) => Some(reduction),
-            _ => Some(to_split.reduction),
-        };
+        let mut has_weight = false;
+        let mut reduction = to_split.reduction;
+        if let Proved::Exact(gifts, found) = check.prove(&to_split.parts) {
+            (reduction, has_weight) = (found, gifts.iter().any(Gift::has_weight));
+            known.remember(gifts);
+        }
+        known.settle(reduction);
+        known.together.insert(to_split.form, has_weight);
         known.took = known.took.max(check.found.needed.take());
+    }
+
+    /// Finds what a batch weighs beside others, if that follows from the step, and the batch does
+    /// not say it.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be found where ranks depend on it.
+    pub(super) fn weigh<LC, S>(
+        &self,
+        known: &mut Known,
+        learner: &Learner<LC>,
+        to_split: &ToSplit<'_, TrainBatch<LC>, S>,
+    ) -> Result<(), TrainError>
+    where
+        LC: LazyComponents,
+        S: Splitter<TrainBatch<LC>>,
+    {
+        let ToSplit { items, weight, reduction, scale, form, .. } = *to_split;
+        let is_stated = weights::differ(weight, items as f64, items);
+        let has_weight = known.gives || known.together.get(&form) == Some(&true);
+        if reduction == LossReduction::Sum || is_stated || !has_weight {
+            return Ok(());
+        }
+        let check = self.check(learner, to_split, (false, true));
+        let numbers = check.numbers(0..items, &known.gifts, scale, LATER)?;
+        known.took = known.took.max(check.found.needed.get());
+        known.weight = numbers.weight;
+        if to_split.ranks > 1 && known.gives && known.weight.is_none() {
+            let why = "they are not proportional to what the batch of one rank divides by";
+            return Err(TrainError::NoNumbers { why: why.to_owned() });
+        }
+        known.numbers = Some((scale, numbers));
+        Ok(())
     }
 
     /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the
@@ -541,7 +595,8 @@ where
         pages: Option<[PoolPages; 2]>,
     ) -> Self {
         let check = means.check(learner, to_split, (false, true));
-        Self { known, check, settings, pages, numbers: None, latest: 0..0, has_given: false }
+        let numbers = known.borrow_mut().numbers.take();
+        Self { known, check, settings, pages, numbers, latest: 0..0, has_given: false }
     }
 
     /// The scale of the loss of a part. The whole has the same where its numbers are found.

@@ -1,5 +1,7 @@
 //! Prepares a batch to run: asks the planner how, reports a new plan, and makes room on the device.
 
+use std::ops::Range;
+
 use burn::train::InferenceStep;
 use firebox_lazy::StepRecorder;
 use firebox_plan::{Accumulating, Split};
@@ -23,6 +25,7 @@ use crate::ranks::Team;
 use crate::run::splits::SplitsFile;
 use crate::saved;
 use crate::splitter::Splitter;
+use crate::weights;
 use crate::whole::Joining;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
@@ -97,8 +100,8 @@ where
         let mut prepared = self.plan_batch(planner, batch, shape)?;
         self.known.begin();
         // A sum over the batches of a group is not their mean.
-        if self.asked.accumulation > 1 && !self.is_declared() {
-            self.settle_reduction(planner, batch, (items, weight), prepared.held);
+        if self.asked.accumulation > 1 && (!self.is_declared() || prepared.plan.is_whole()) {
+            self.look_at_whole(planner, batch, (items, weight), prepared.held);
         }
         // Several ranks split a batch, too.
         if !prepared.plan.is_whole() || self.team.is_some() && items > 1 {
@@ -108,6 +111,11 @@ where
                     prepared = self.plan_whole(planner, batch, (shape, cause), prepared)?;
                 }
             }
+        }
+        if self.puts_together() {
+            let to_split = self.to_split(planner, batch, (items, weight), Vec::new());
+            let means = Means::of(planner, prepared.held);
+            means.weigh(&mut self.known, &self.learner, &to_split)?;
         }
         self.make_room(planner, &prepared)?;
         self.save_trace(batch)?;
@@ -168,8 +176,13 @@ where
         settings.reduction.or(self.known.reduction()).is_some() || self.team.is_some()
     }
 
-    /// Settles how losses are reduced, as the step shows it.
-    fn settle_reduction(
+    /// Whether an optimizer step takes more than one batch.
+    fn puts_together(&self) -> bool {
+        self.asked.accumulation > 1 || self.team.is_some()
+    }
+
+    /// Settles how losses are reduced and whether batches have a weight, as the step shows it.
+    fn look_at_whole(
         &mut self,
         planner: &Planner,
         batch: &TrainBatch<LC>,
@@ -180,21 +193,9 @@ where
             // Nothing can be seen of one item.
             return self.known.settle(self.reduction());
         }
-        let half = items / 2;
-        let to_split = ToSplit {
-            batch,
-            items,
-            weight,
-            micro_batch: half,
-            form: None,
-            parts: vec![0..half, half..items],
-            splitter: &self.strategy.train_splitter,
-            reduction: self.reduction(),
-            is_declared: false,
-            ranks: 1,
-            scale: self.learning.loss_scale.map(|scale| scale.scale()),
-        };
-        Means::of(planner, held).settle_reduction(&mut self.known, &self.learner, &to_split);
+        let halves = vec![0..items / 2, items / 2..items];
+        let to_split = self.to_split(planner, batch, (items, weight), halves);
+        Means::of(planner, held).look_at_whole(&mut self.known, &self.learner, &to_split);
     }
 
     /// Asks whether a batch that is about to be split may be. Returns the memory that it took.
@@ -209,28 +210,13 @@ where
             // The twin knows of no outputs where a check begins.
             sender(&mut self.processor, &self.on, &self.loading).done_with_all();
         }
-        let (settings, splitter) = (&self.strategy.settings, &self.strategy.train_splitter);
-        let micro_batch = match prepared.plan.is_whole() {
-            true => items.div_ceil(2),
-            false => prepared.plan.split().largest().get(),
-        };
+        let half = items.div_ceil(2);
         let parts = match prepared.plan.is_whole() {
-            true => vec![0..micro_batch, micro_batch..items],
+            true => vec![0..half, half..items],
             false => prepared.plan.split().last_of_sizes(),
         };
-        let to_split = ToSplit {
-            batch,
-            items,
-            weight,
-            micro_batch,
-            form: planner.form(),
-            parts,
-            splitter,
-            reduction: self.reduction(),
-            is_declared: self.is_declared(),
-            ranks: self.team.as_ref().map_or(1, |team| team.ranks.world()),
-            scale: self.learning.loss_scale.map(|scale| scale.scale()),
-        };
+        let to_split = self.to_split(planner, batch, (items, weight), parts);
+        let settings = &self.strategy.settings;
         Means::of(planner, prepared.held).ask(&mut self.known, &self.learner, (&to_split, settings))
     }
 
@@ -385,6 +371,42 @@ where
                 summed_bytes::<LC::Backend, _>(&self.learner.model())
             }
             _ => Bytes::ZERO,
+        }
+    }
+}
+
+impl<'a, LC, ST, SV> Run<'a, LC, ST, SV>
+where
+    LC: LazyComponents,
+    ST: Splitter<TrainBatch<LC>>,
+    SV: Splitter<ValidBatch<LC>>,
+{
+    /// A batch that is cut into parts like these.
+    fn to_split<'b>(
+        &self,
+        planner: &Planner,
+        batch: &'b TrainBatch<LC>,
+        (items, weight): (usize, f64),
+        parts: Vec<Range<usize>>,
+    ) -> ToSplit<'b, TrainBatch<LC>, ST>
+    where
+        'a: 'b,
+    {
+        let splitter: &'a ST = &self.strategy.train_splitter;
+        let micro_batch = parts.iter().map(Range::len).max().unwrap_or(items);
+        ToSplit {
+            batch,
+            items,
+            weight,
+            micro_batch,
+            form: planner.form(),
+            parts,
+            splitter,
+            reduction: self.reduction(),
+            is_declared: self.is_declared(),
+            ranks: self.team.as_ref().map_or(1, |team| team.ranks.world()),
+            weighs: self.puts_together() || weights::differ(weight, items as f64, items),
+            scale: self.learning.loss_scale.map(|scale| scale.scale()),
         }
     }
 }
