@@ -30,8 +30,19 @@ const SHARES: [&[&[u32]]; 4] = [
     &[&[1, 1], &[2, 4, 2], &[3, 1], &[2]],
 ];
 
+/// The same with more than one item for each rank: one shows nothing of its batch.
+const PAIRS: [&[&[u32]]; 4] = [
+    SHARES[0],
+    SHARES[1],
+    &[&[1, 3], &[1, 2, 1, 4], &[3, 1]],
+    &[&[1, 1], &[2, 4, 2], &[3, 1], &[1, 1]],
+];
+
 /// Whether the loss is a sum.
 static SUMS: AtomicBool = AtomicBool::new(false);
+
+/// Whether batches do not say what they weigh.
+static FOLLOWS: AtomicBool = AtomicBool::new(false);
 
 /// Whether the loss couples its items.
 static COUPLES: AtomicBool = AtomicBool::new(false);
@@ -52,7 +63,10 @@ struct Tokens<B: Backend> {
 }
 
 fn weight_of<B: Backend>(batch: &Tokens<B>) -> f64 {
-    batch.weights.clone().sum().into_scalar().elem()
+    match FOLLOWS.load(Relaxed) {
+        true => batch.weights.dims()[0] as f64,
+        false => batch.weights.clone().sum().into_scalar().elem(),
+    }
 }
 
 #[derive(Module, Debug)]
@@ -130,7 +144,8 @@ type Item = ([f32; 2], [f32; 2], f32);
 fn items(step: usize, rank: usize, world: usize) -> Vec<Item> {
     // Nothing of a rank counts in two steps: the mean over its batch is not a number.
     let counts = !(step / 2 == 1 && rank == 1 && world > 2);
-    let weights = SHARES[world - 1][rank].iter().map(|weight| weight * u32::from(counts));
+    let of_ranks = if FOLLOWS.load(Relaxed) { PAIRS } else { SHARES };
+    let weights = of_ranks[world - 1][rank].iter().map(|weight| weight * u32::from(counts));
     let wave = |n: usize| (n * 7919 % 17) as f32 - 8.0;
     let of = |(item, weight): (usize, u32)| {
         let n = ((step * 5 + rank) * 7 + item) * 4;
@@ -228,8 +243,9 @@ pub fn half(ranks: &Ranks) -> Said {
 }
 
 /// Trains on this rank's share together with the others, and alone on the batches of all.
-pub fn run(ranks: &Ranks, accumulation: usize, sums: bool) -> Said {
+pub fn run(ranks: &Ranks, accumulation: usize, (sums, follows): (bool, bool)) -> Said {
     SUMS.store(sums, Relaxed);
+    FOLLOWS.store(follows, Relaxed);
     let model = || Linear::<B>::new(&Default::default());
     let numbers = |model: Linear<Lazy<Flex>>| bits(weights::<Lazy<Flex>, _>(&model));
     let (rank, world) = (ranks.rank(), ranks.world());
@@ -265,14 +281,20 @@ pub fn tests() -> Vec<Trial> {
         })
     };
     let means = |world, accumulation| {
-        let job = Job::Exact { accumulation, sums: false };
+        let job = Job::Exact { accumulation, sums: false, follows: false };
         case(format!("accumulate_{accumulation}"), world, job)
     };
     // A third of the penalty is not exact.
-    let sums = |world| case("sum".to_owned(), world, Job::Exact { accumulation: 1, sums: true });
+    let of_sums = Job::Exact { accumulation: 1, sums: true, follows: false };
+    let sums = |world| case("sum".to_owned(), world, of_sums.clone());
+    let follows = |(world, accumulation)| {
+        let job = Job::Exact { accumulation, sums: false, follows: true };
+        case(format!("accumulate_{accumulation}_without_stated_weights"), world, job)
+    };
     let mut tests: Vec<Trial> =
         (1..=4).flat_map(|world| [means(world, 1), means(world, 2)]).collect();
     tests.extend([1, 2, 4].map(sums));
+    tests.extend([(2, 1), (3, 2), (4, 1)].map(follows));
     tests.push(case("of_16_bit".to_owned(), 3, Job::Half));
     tests
 }

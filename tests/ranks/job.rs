@@ -37,7 +37,8 @@ pub const WORDS: &str = "FIREBOX_RANKS_WORDS";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// A loss that is linear in the parameters, against one rank on the global batch.
-    Exact { accumulation: usize, sums: bool },
+    /// `follows`: weights follow from the step and are not stated.
+    Exact { accumulation: usize, sums: bool, follows: bool },
     /// Parameters of 16 bit.
     Half,
     /// A loss that is no sum over items, in a batch that fits whole.
@@ -156,7 +157,9 @@ impl Job {
     pub fn run(self) -> ExitCode {
         let ranks = Ranks::mpi().expect("MPI starts");
         let said = match self {
-            Self::Exact { accumulation, sums } => exact::run(&ranks, accumulation, sums),
+            Self::Exact { accumulation, sums, follows } => {
+                exact::run(&ranks, accumulation, (sums, follows))
+            }
             Self::Half => exact::half(&ranks),
             Self::Coupled => exact::coupled(&ranks),
             Self::Real(real) => real.run(&ranks),

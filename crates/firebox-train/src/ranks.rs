@@ -45,7 +45,9 @@ pub(crate) enum Word {
     Begin(Begin),
     /// It has gradients of batches with this weight in the loss, or, if that is nothing, of so many
     /// items. Of which parameters, in the order of the module's visit.
-    Step { weight: f64, items: f64, has: Vec<bool> },
+    /// `follows`: whether the weight follows from the step, and is not what batches state, if that
+    /// is another.
+    Step { weight: f64, items: f64, follows: Option<bool>, has: Vec<bool> },
     /// It has no more data in this epoch.
     Done,
     /// It has taken over the state of rank 0.

@@ -44,9 +44,18 @@ pub(crate) struct Gift {
     given: Vec<(Place, Place, Given)>,
     /// The same of host data, and what that of the part is to that of the whole.
     hosts: Vec<(Place, Place, HostData)>,
-    /// By what the gradient is divided: a sum, in the whole and in the part, and the powers of it
-    /// that numbers of the whole are proportional to.
-    counts: Option<([Place; 2], Vec<(Place, i32)>)>,
+    counts: Option<Counts>,
+}
+
+/// By what a gradient is divided.
+#[derive(Clone, Debug, PartialEq)]
+struct Counts {
+    /// A sum, in the whole and in the part.
+    sum: [Place; 2],
+    /// The steps of the whole up to it, for any number of items.
+    leading: Program,
+    /// Numbers of the whole, and the powers of the sum that they are proportional to.
+    scales: Vec<(Place, i32)>,
 }
 
 /// The numbers of a batch.
@@ -91,9 +100,18 @@ impl<'a> Computing<'a> {
     }
 
     fn program(&self) -> Program {
+        self.hash(self.steps.len(), true)
+    }
+
+    /// The steps up to one that makes this tensor, without their shapes.
+    fn leading(&self, (last, _): Place) -> Program {
+        self.hash(self.steps.len().min(last + 1), false)
+    }
+
+    fn hash(&self, steps: usize, has_shapes: bool) -> Program {
         let mut hasher = FxHasher::default();
         let mut numbers = FxHashMap::<TensorIndex, usize>::default();
-        for step in &self.steps {
+        for step in &self.steps[..steps] {
             step.name().hash(&mut hasher);
             for input in step.inputs() {
                 let next = numbers.len();
@@ -102,7 +120,8 @@ impl<'a> Computing<'a> {
             for made in step.outputs() {
                 numbers.insert(*made, numbers.len());
                 let tensor = self.trace.tensor(*made);
-                (&tensor.shape, tensor.dtype).hash(&mut hasher);
+                has_shapes.then_some(&tensor.shape).hash(&mut hasher);
+                tensor.dtype.hash(&mut hasher);
             }
         }
         self.reads.hash(&mut hasher);
@@ -127,7 +146,8 @@ impl Gift {
         let counts = counts.as_ref().and_then(|counts| {
             let scales = counts.scales.iter().map(|(scale, by)| Some((whole.place(*scale)?, *by)));
             let sum = [whole.place(counts.sum[0])?, part.place(counts.sum[1])?];
-            Some((sum, scales.collect::<Option<_>>()?))
+            let leading = whole.leading(sum[0]);
+            Some(Counts { sum, leading, scales: scales.collect::<Option<_>>()? })
         });
         let (whole, part) = (whole.program(), part.program());
         Some(Self { whole, part, given: places, hosts, counts })
@@ -180,8 +200,8 @@ impl Numbers {
         let values = compute(&wanted.unwrap_or_default(), None)?;
         let values: BTreeMap<Place, TensorData> = places.into_iter().zip(values).collect();
         let counts = gifts().next().and_then(|gift| gift.counts.as_ref()).filter(|_| weighs);
-        let weight = match counts.and_then(|(sum, by)| Some((computing.tensor(sum[0])?, by))) {
-            Some((sum, scales)) => weight(&values, &computing, (sum, scales), &mut compute)?,
+        let weight = match counts {
+            Some(counts) => weight(&values, &computing, counts, &mut compute)?,
             None => None,
         };
         let hosts = gifts().flat_map(|gift| &gift.hosts).filter_map(|(place, ..)| {
@@ -268,9 +288,10 @@ pub(crate) type Known = Option<(TensorIndex, TensorData)>;
 fn weight(
     values: &BTreeMap<Place, TensorData>,
     computing: &Computing<'_>,
-    (sum, scales): (TensorIndex, &[(Place, i32)]),
+    Counts { sum, scales, .. }: &Counts,
     compute: &mut impl FnMut(&[TensorIndex], Known) -> Result<Vec<TensorData>, Failure>,
 ) -> Result<Option<f64>, Failure> {
+    let Some(sum) = computing.tensor(sum[0]) else { return Ok(None) };
     let Some(own) = compute(&[sum], None)?.pop() else { return Ok(None) };
     let Some(weight) = own.iter::<f64>().next().filter(|weight| *weight > 0.0) else {
         // Nothing in the batch counts.
@@ -333,11 +354,25 @@ where
 
     /// The sum over the items `part` by which the gradient of a batch is divided.
     pub(super) fn counted(&self, part: &Range<usize>, gift: &Gift) -> Result<Option<f64>, Failure> {
-        let Some((sum, _)) = &gift.counts else { return Ok(None) };
+        let Some(Counts { sum, .. }) = &gift.counts else { return Ok(None) };
         let recording = self.recorded_by(&with_values(), part.clone(), self.of.scale)?;
         let tensor = Computing::of(recording.trace()).tensor(sum[1]);
         let own = self.computed(&recording, tensor.as_slice(), (None, SOON))?;
         Ok(own.first().and_then(|sum| sum.iter::<f64>().next()))
+    }
+
+    /// What a batch of a single item weighs beside others of which `gifts` are known: nothing can be
+    /// proved of it.
+    pub(crate) fn weight_of_one(&self, gifts: &[Gift]) -> Result<Option<f64>, Failure> {
+        let recording = self.recorded_by(&with_values(), 0..self.of.items, self.of.scale)?;
+        let computing = Computing::of(recording.trace());
+        let is_alike = |counts: &&Counts| computing.leading(counts.sum[0]) == counts.leading;
+        let counts = gifts.iter().filter_map(|gift| gift.counts.as_ref()).find(is_alike);
+        let Some(sum) = counts.and_then(|counts| computing.tensor(counts.sum[0])) else {
+            return Ok(None);
+        };
+        let sum = self.computed(&recording, &[sum], (None, LATER))?;
+        Ok(sum.first().and_then(|sum| sum.iter::<f64>().next()))
     }
 
     /// Computes tensors of a recording on the host.

@@ -38,17 +38,21 @@ pub(super) struct Known {
     asks: Asks,
     found: SplitCheck,
     later: Later,
-    /// The splits that are proved, and whether parts are given numbers of the whole then.
-    proved: FxHashMap<(Option<StructuralHash>, Vec<usize>), bool>,
+    /// The splits that are proved, whether parts are looked at then, and whether they are given
+    /// numbers of the whole.
+    proved: FxHashMap<(Option<StructuralHash>, Vec<usize>), (bool, bool)>,
     /// What parts are given, by how their recordings begin.
     gifts: Vec<Gift>,
-    /// Whether the parts of the batch that runs are given numbers of it.
+    /// Whether the parts of the batch that runs are compared with it or given numbers of it, and
+    /// whether they are given some.
     gives: bool,
+    shares: bool,
     /// Whether batches of these forms that are put together with others, and are whole, have a
     /// weight that follows from the step.
     together: FxHashMap<Option<StructuralHash>, bool>,
-    /// What the batch that runs weighs beside others, if that follows from the step, and numbers of
-    /// it that are known already.
+    /// What batches weigh beside others. The first one decides of which that is not the same.
+    units: Option<Units>,
+    /// What the batch that runs weighs then, and numbers of it that are known already.
     weight: Option<f64>,
     numbers: Option<(Option<f64>, Numbers)>,
     /// How losses are reduced, if a proof has found it.
@@ -62,6 +66,17 @@ pub(super) struct Known {
     on_device: bool,
     /// The most that a check needed of the host's memory, next to what was alive.
     took: Bytes,
+}
+
+/// What batches weigh that are put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Units {
+    /// What they state.
+    Stated,
+    /// Their items, because nothing else is known.
+    Items,
+    /// What the step divides by.
+    OfStep,
 }
 
 /// When batches are looked at again, once gradients have agreed: a coupling may depend on values,
@@ -250,7 +265,12 @@ impl Known {
 
     /// Notes that a batch begins, which may not be split.
     pub(super) fn begin(&mut self) {
-        (self.gives, self.weight, self.numbers) = (false, None, None);
+        (self.gives, self.shares, self.weight, self.numbers) = (false, false, None, None);
+    }
+
+    /// Whether batches weigh beside others what follows from the step, if that is not the same.
+    pub(super) fn follows(&self) -> Option<bool> {
+        Some(self.units? == Units::OfStep)
     }
 
     /// What the batch that runs weighs beside others, if that follows from the step.
@@ -281,7 +301,8 @@ impl Known {
     /// Notes that a split is proved.
     fn prove(&mut self, split: (Option<StructuralHash>, Vec<usize>), gifts: Vec<Gift>) {
         self.gives = gifts.iter().any(Gift::is_any);
-        self.proved.insert(split, self.gives);
+        self.shares = gifts.iter().any(Gift::is_given);
+        self.proved.insert(split, (self.gives, self.shares));
         if self.gives {
             self.remember(gifts);
         }
@@ -424,12 +445,13 @@ impl Means {
         known.took = known.took.max(check.found.needed.take());
     }
 
-    /// Finds what a batch weighs beside others, if that follows from the step, and the batch does
-    /// not say it.
+    /// Finds what a batch weighs beside others, if that follows from the step, and the first batch
+    /// did not say it.
     ///
     /// # Errors
     ///
-    /// If it cannot be found where ranks depend on it.
+    /// If it cannot be found, and did follow for earlier batches, or parts are given numbers that
+    /// ranks have to share.
     pub(super) fn weigh<LC, S>(
         &self,
         known: &mut Known,
@@ -441,20 +463,38 @@ impl Means {
         S: Splitter<TrainBatch<LC>>,
     {
         let ToSplit { items, weight, reduction, scale, form, .. } = *to_split;
-        let is_stated = weights::differ(weight, items as f64, items);
-        let has_weight = known.gives || known.together.get(&form) == Some(&true);
-        if reduction == LossReduction::Sum || is_stated || !has_weight {
+        let is = |weight: f64| !weights::differ(weight, items as f64, items);
+        if reduction == LossReduction::Sum || !is(weight) {
+            known.units.get_or_insert(Units::Stated);
+        }
+        if known.units == Some(Units::Stated) {
             return Ok(());
         }
+        let has_weight = known.gives || known.together.get(&form) == Some(&true);
         let check = self.check(learner, to_split, (false, true));
-        let numbers = check.numbers(0..items, &known.gifts, scale, LATER)?;
+        if has_weight {
+            let numbers = check.numbers(0..items, &known.gifts, scale, LATER)?;
+            known.weight = numbers.weight;
+            known.numbers = Some((scale, numbers));
+        } else if items == 1 {
+            known.weight = check.weight_of_one(&known.gifts)?;
+        }
         known.took = known.took.max(check.found.needed.get());
-        known.weight = numbers.weight;
-        if to_split.ranks > 1 && known.gives && known.weight.is_none() {
-            let why = "they are not proportional to what the batch of one rank divides by";
+        match known.weight {
+            // Weights of both kinds are the same.
+            Some(weight) if known.units.is_none() && is(weight) => return Ok(()),
+            Some(_) => known.units.get_or_insert(Units::OfStep),
+            None => known.units.get_or_insert(Units::Items),
+        };
+        let is_lost = known.units == Some(Units::OfStep) && known.weight.is_none();
+        if known.units == Some(Units::Items) {
+            known.weight = None;
+        }
+        // Ranks have numbers of their own.
+        if is_lost || to_split.ranks > 1 && known.shares && known.weight.is_none() {
+            let why = "what it weighs beside the others of its optimizer step does not follow from each of them";
             return Err(TrainError::NoNumbers { why: why.to_owned() });
         }
-        known.numbers = Some((scale, numbers));
         Ok(())
     }
 
@@ -478,7 +518,7 @@ impl Means {
         }
         let split = (form, to_split.parts.iter().map(Range::len).collect());
         if let Some(gives) = known.proved.get(&split).filter(|_| form.is_some()) {
-            known.gives = *gives;
+            (known.gives, known.shares) = *gives;
             return Ok(Bytes::ZERO);
         }
         let proves = !known.unproved && (known.asks(items, weight) || known.is_proved());

@@ -103,7 +103,8 @@ where
         self.on.watch.check()?;
         let has = has_gradient::<LC::Backend, _>(&self.learner.model(), accumulated.so_far());
         let Share { weight, items } = accumulated.share();
-        let words = self.agree(Word::Step { weight, items, has })?;
+        let follows = self.known.follows();
+        let words = self.agree(Word::Step { weight, items, follows, has })?;
         words.map(|words| step_of(&words, self.reduction())).transpose()
     }
 
@@ -203,8 +204,20 @@ fn step_of(words: &[Word], reduction: LossReduction) -> Result<Step, TrainError>
     let weight: f64 = words.iter().map(weight_of).sum();
     let weighs_nothing = reduction == LossReduction::Mean && weight == 0.0;
     let mut step = Step { total: weight, weighs_nothing, has: Vec::new() };
+    let mut units = None;
     for (rank, word) in words.iter().enumerate() {
-        let Word::Step { weight, items, has } = word else { continue };
+        let Word::Step { weight, items, has, follows } = word else { continue };
+        if follows.is_some()
+            && *weight != 0.0
+            && units.replace(*follows).is_some_and(|it| it != *follows)
+        {
+            let message = "what its batches weigh follows from the step, and not so on another rank: state the weight that \
+                 the loss divides by";
+            return Err(TrainError::Ranks(RankError::Unexpected {
+                rank,
+                message: message.to_owned(),
+            }));
+        }
         if weighs_nothing {
             step.total += items;
         }
