@@ -208,6 +208,8 @@ struct Trained {
     learned: Values,
     /// The mean loss of the epoch, as burn shows it.
     loss: f64,
+    /// That of a validation.
+    validation: f64,
     check: SplitCheck,
     report: PlanReport,
 }
@@ -229,8 +231,10 @@ macro_rules! train {
         let model = $model;
         let before = weights(&model);
         let folder = tempfile::tempdir().expect("a folder");
-        let none = Given::loader::<<$backend as AutodiffBackend>::InnerBackend>(Vec::new());
-        let training = SupervisedTraining::new(folder.path(), Given::loader($batches), none)
+        // Of another size than batches of training.
+        let valid = vec![Rows::<<$backend as AutodiffBackend>::InnerBackend>::new(4, 23)];
+        let valid = Given::loader(valid);
+        let training = SupervisedTraining::new(folder.path(), Given::loader($batches), valid)
             .metrics((LossMetric::new(),))
             .with_application_logger(None)
             .renderer(CliMetricsRenderer::new())
@@ -246,7 +250,9 @@ macro_rules! train {
         let fitted = learner.fit(training).expect("it fits");
         let summary = LearnerSummary::new(folder.path(), &["Loss"]).expect("logs are there");
         let loss = &summary.metrics.train[0].entries[0];
+        let validation = summary.metrics.valid[0].entries[0].value;
         Trained {
+            validation,
             learned: difference(&before, &weights(&fitted.model)),
             loss: loss.value,
             check: fitted.split_check,
@@ -272,6 +278,9 @@ fn every_split_learns_and_shows_what_the_whole_batch_does() {
                 whole.loss,
                 split.loss
             );
+            let shown = [whole.validation, split.validation];
+            let apart = (shown[0] - shown[1]).abs() / shown[0].abs();
+            assert!(apart < 1e-4, "{loss:?} validated in parts of {items}: {shown:?}");
         }
     }
 }

@@ -36,12 +36,12 @@ fn classes(states: bool) -> Classes<B> {
 }
 
 /// A model of two networks, of which each pass trains one.
-fn outputs(model: &Pair<B>, inputs: Tensor<B, 2>) -> Tensor<B, 2> {
+fn outputs<B: Backend>(model: &Pair<B>, inputs: Tensor<B, 2>) -> Tensor<B, 2> {
     model.second.forward(model.first.forward(inputs).tanh())
 }
 
 /// The mean of cross entropies by the weights of their classes.
-fn by_class(model: &Pair<B>, batch: &Classes<B>) -> Tensor<B, 1> {
+fn by_class<B: Backend>(model: &Pair<B>, batch: &Classes<B>) -> Tensor<B, 1> {
     let weights = Tensor::<B, 1>::from_floats([0.2, 1.0, 3.5], &Default::default());
     let weights = weights.select(0, batch.classes.clone());
     let of_item = log_softmax(outputs(model, batch.inputs.clone()), 1);
@@ -212,6 +212,30 @@ fn a_weight_that_the_step_does_not_have_is_an_error() {
         train(builder().micro_batch(8), [mean, mean], true).err().expect("it weighs otherwise");
     let TrainError::OtherWeights { items, stated, counted } = &error else { panic!("{error}") };
     assert!(*items == (0..8) && (counted - 8.0 / 37.0).abs() < 1e-6 && stated != counted);
+}
+
+#[test]
+fn a_validation_in_parts_shows_the_loss_of_its_batch() {
+    let model = Pair::<B>::new();
+    let Classes { inputs, classes, .. } = classes(false);
+    let (inputs, classes) = (inputs.inner(), classes.inner());
+    let batch = Classes::<Lazy<Flex>> { inputs, classes, states: false };
+    let loss = |model: &Pair<_>, batch| by_class::<Lazy<Flex>>(model, &batch);
+    let shown = |size: usize| {
+        let mut steps = builder().micro_batch(size).step_planner::<B, _>(&model).expect("ready");
+        let (mut sum, mut parts) = (0.0, 0);
+        let ran = steps.validate(&model.valid(), &batch, loss, |loss, weight| {
+            sum += f64::from(loss.into_scalar()) * weight / ITEMS as f64;
+            parts += 1;
+        });
+        ran.expect("it fits");
+        assert_eq!(parts, ITEMS.div_ceil(size));
+        sum
+    };
+    let whole = shown(ITEMS);
+    for size in [1, 5, 20] {
+        assert!((shown(size) - whole).abs() < 1e-5 * whole, "{size}");
+    }
 }
 
 #[test]

@@ -39,7 +39,8 @@ pub struct Recording<'a> {
     /// All tensors that existed before, with numbers that are the same in all recordings.
     pub inputs: Vec<(u64, TensorIndex)>,
     /// The results of the step besides gradients, such as its loss. Where parts are given numbers
-    /// of the batch, they are given what makes these add up, too, if that is possible.
+    /// of the batch, or there are no gradients, they are given what makes these add up, too, if
+    /// that is possible.
     pub outputs: Vec<TensorIndex>,
 }
 
@@ -170,7 +171,7 @@ pub fn prove(
     }
     let follow = |takes_rows| Follow::run([whole, part], host, takes_rows);
     let first = match follow(false) {
-        Ok(follow) => match judge(&follow, whole, part) {
+        Ok(follow) => match judge(&follow, whole, part, true) {
             Proof::Adds(adds) if adds.needs_nothing() => return Proof::Adds(adds),
             Proof::Mixed(mixed) => return Proof::Mixed(mixed),
             proof => proof,
@@ -178,15 +179,17 @@ pub fn prove(
         Err(why) => return Proof::Undecided(why),
     };
     // What numbers of the host are in is taken from the whole batch.
-    match follow(true).map(|follow| judge(&follow, whole, part)) {
+    match follow(true).map(|follow| judge(&follow, whole, part, false)) {
         Ok(Proof::Undecided(_)) | Err(_) => first,
         Ok(second) => second,
     }
 }
 
-fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Proof {
+/// `all`: whether all outputs must add up where there are no gradients.
+fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>, all: bool) -> Proof {
     let (gradients, others) = (whole.gradients(), part.gradients());
-    if !gradients.keys().eq(others.keys()) || gradients.is_empty() {
+    let has_any = !(gradients.is_empty() && whole.outputs.is_empty());
+    if !gradients.keys().eq(others.keys()) || !has_any {
         return Proof::Undecided("not all parameters have gradients on both".to_owned());
     }
     let mut mixed: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
@@ -240,7 +243,7 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Pr
         Ok(adds) => adds,
         Err(why) => return Proof::Undecided(why.to_owned()),
     };
-    if adds.needs_nothing() {
+    if adds.needs_nothing() && !gradients.is_empty() {
         return Proof::Adds(adds);
     }
     let of_output = |output: &TensorIndex| match follow.value(*output) {
@@ -251,14 +254,19 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>) -> Pr
     };
     let mut with = [terms.clone(), terms];
     for own in whole.outputs.iter().filter_map(of_output) {
+        let mut added_up = 0;
         for (at, with) in with.iter_mut().enumerate() {
-            let all = &*with | own;
-            let Ok(more) = added(follow, &all, (&once, &given_once)) else { continue };
+            let both = &*with | own;
+            let Ok(more) = added(follow, &both, (&once, &given_once)) else { continue };
             let (now, more) =
                 if at == 0 { (&mut adds.mean, more.mean) } else { (&mut adds.sum, more.sum) };
             if now.is_some() && more.is_some() {
-                (*now, *with) = (more, all);
+                (*now, *with) = (more, both);
+                added_up += 1;
             }
+        }
+        if gradients.is_empty() && all && added_up == 0 {
+            return Proof::Undecided("an output does not add up".to_owned());
         }
     }
     Proof::Adds(adds)

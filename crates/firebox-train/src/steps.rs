@@ -18,7 +18,7 @@ use firebox_lazy::{LazyBackend, Rehearsal, StepRecorder, mark, rehearse, restore
 use firebox_plan::{Split, StepLog, StepUse};
 use firebox_trace::{Bytes, Mark};
 
-use crate::check::{Coupling, Means, SplitCheck};
+use crate::check::{Coupling, Means, OfOutputs, SplitCheck};
 use crate::clock::{Clock, set_clock};
 use crate::components::TrainingBackend;
 use crate::device::panics::Listener;
@@ -132,6 +132,8 @@ where
     loading: Loading,
     position: Position,
     proofs: Proofs,
+    /// What parts of validation batches are given.
+    of_outputs: OfOutputs,
     keeps_statistics: bool,
     /// Where the optimizers' state is between updates, if not on the device, and what was there
     /// before the first step.
@@ -214,6 +216,7 @@ where
             loading: Loading::begin(),
             position: Position { ended: 0, latest: None, has_stepped: false },
             proofs: Proofs::default(),
+            of_outputs: OfOutputs::default(),
             keeps_statistics: has_untrained::<B, _>(model),
             parking: parking.map(|parking| (parking, Bytes::ZERO)),
             records,

@@ -361,7 +361,7 @@ where
         Ok(own.first().and_then(|sum| sum.iter::<f64>().next()))
     }
 
-    /// What a batch of a single item weighs beside others of which `gifts` are known: nothing can be
+    /// What a batch of a single item weighs beside others, which `gifts` are of. Nothing can be
     /// proved of it.
     pub(crate) fn weight_of_one(&self, gifts: &[Gift]) -> Result<Option<f64>, Failure> {
         let recording = self.recorded_by(&with_values(), 0..self.of.items, self.of.scale)?;

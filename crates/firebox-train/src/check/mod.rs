@@ -39,6 +39,7 @@ use crate::splitter::Splitter;
 mod choice;
 mod given;
 mod host;
+mod outputs;
 mod proof;
 mod rows;
 mod sketch;
@@ -48,6 +49,7 @@ use self::choice::{CANDIDATES, Candidates, Choice};
 use self::given::Share;
 pub(crate) use self::given::{Data, Gift, LATER, Numbers, SOON, compared, with_values};
 pub(crate) use self::host::Host;
+pub(crate) use self::outputs::{Giver, OfOutputs};
 pub(crate) use self::proof::{Proved, compare, proved_weight};
 use self::rows::{OfBatch, Rows};
 use self::sketch::{of_zeros, sketch};
@@ -567,9 +569,7 @@ impl Found {
         M: AutodiffModule<B>,
     {
         let snapshot = has_untrained::<B, _>(model).then(|| model.clone().into_record());
-        let states = SavedStates::save();
-        let run = catch_unwind(AssertUnwindSafe(|| rehearsing(|| with_share(share, run))));
-        states.restore();
+        let result = apart(share, run);
         if let Some(snapshot) = snapshot {
             let restored = restore::<B, _>(model, snapshot);
             let restored = restored.map_err(|error| Failure::Impossible(error.to_string()))?;
@@ -579,8 +579,16 @@ impl Found {
         }
         // Those of a step that panicked.
         forget_graphs_without::<B, _>(model, &GradientsParams::new());
-        run.unwrap_or_else(|panic| Err(Failure::Undefined(panic_message(&*panic))))
+        result
     }
+}
+
+/// Runs a step on a share of a batch, from which nothing is learned. Restores hidden states.
+pub(crate) fn apart<R>(share: f64, run: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
+    let states = SavedStates::save();
+    let run = catch_unwind(AssertUnwindSafe(|| rehearsing(|| with_share(share, run))));
+    states.restore();
+    run.unwrap_or_else(|panic| Err(Failure::Undefined(panic_message(&*panic))))
 }
 
 /// Combines agreement on a few items, of weight `each`, with the result for more items.

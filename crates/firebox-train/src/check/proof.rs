@@ -43,7 +43,7 @@ pub(crate) enum Proved {
 
 /// How often what was recorded counts: a proof has values of its own for the tensors of both
 /// recordings.
-const VALUES: u64 = 2;
+pub(super) const VALUES: u64 = 2;
 
 /// Shares of a batch that differ by no more are the same, rounded.
 const WEIGHS_ALIKE: f64 = 1e-3;
@@ -284,7 +284,7 @@ fn judge(proof: Proof, normalizes: bool) -> Proved {
     }
 }
 
-fn as_proof<B: burn::tensor::backend::Backend, T>(
+pub(super) fn as_proof<B: burn::tensor::backend::Backend, T>(
     recording: &Recording<B, T>,
     items: usize,
 ) -> firebox_proof::Recording<'_> {

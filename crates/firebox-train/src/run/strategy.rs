@@ -35,7 +35,7 @@ use firebox_plan::StepLog;
 use firebox_ranks::begin_epoch;
 use firebox_trace::Bytes;
 
-use crate::check::{Means, ToSplit};
+use crate::check::{Means, OfOutputs, ToSplit};
 use crate::clock::{ClockGuard, set_clock};
 use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::DeviceMemory;
@@ -171,6 +171,8 @@ struct Run<'a, LC: LazyComponents, ST, SV> {
     position: Position,
     records: Records,
     known: Known,
+    /// What parts of validation batches are given.
+    of_outputs: OfOutputs,
 }
 
 /// What the user asked burn's builder for.

@@ -10,8 +10,8 @@ use firebox_plan::Accumulating;
 use firebox_proof::CUT;
 use firebox_trace::{Bytes, Trace};
 
-use super::proofs::{Exact, Giver, Proofs, Proving};
-use crate::check::{Found, Means, proved_weight};
+use super::proofs::{Exact, Proofs, Proving};
+use crate::check::{Found, Giver, Means, proved_weight};
 use crate::components::TrainingBackend;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
@@ -268,24 +268,19 @@ where
         let (items, reduction) = (prepared.shape.items, settings.reduction());
         let step = RefCell::new(step);
         let (means, found) = (Means::of(planner, prepared.held), Found::default());
-        let of_whole = |recorder: &StepRecorder| {
+        let record = |recorder: &StepRecorder, range: Range<usize>| {
             found.unchanged::<B, _, _>(model, 1.0, || {
                 let recording = recorder.record::<B::Base, _>(|| {
-                    let whole = splitter.range(batch, 0..items);
+                    let whole = splitter.range(batch, range);
                     mark::<B::Base>(CUT);
                     step.borrow_mut()(model, whole)
                 })?;
                 Ok(recording)
             })
         };
-        let mut giver = exact.filter(|exact| exact.gives).map(|_| Giver {
-            gifts: proofs.gifts(),
-            whole: &of_whole,
-            items,
-            means: &means,
-            found: &found,
-            numbers: None,
-        });
+        let mut giver = exact
+            .filter(|exact| exact.gives)
+            .map(|_| Giver::new(proofs.gifts(), &record, items, (&means, &found)));
         let around = Around {
             give: giver.as_mut().map(|giver| giver as &mut dyn Give),
             sum: match prepared.plan.accumulating() {

@@ -1,5 +1,5 @@
 //! Proves from a rehearsal of a loop's step that the gradients of its batches are sums over their
-//! parts, and gives parts the numbers of the batch that their gradients depend on.
+//! parts, or says what parts have to be given of the batch.
 //!
 //! The step is recorded once: each pass over the micro-batches runs on the whole batch and then on
 //! the parts, from the same tensors. What [`WeightedGradients`](crate::WeightedGradients) adds up
@@ -8,22 +8,19 @@
 use std::ops::Range;
 
 use burn::module::AutodiffModule;
-use burn::tensor::TensorData;
 use burn::tensor::backend::Backend;
-use firebox_lazy::{LazyBackend, Recording, StepRecorder, host_bytes_of_rehearsal, mark};
+use firebox_lazy::{LazyBackend, Recording, host_bytes_of_rehearsal, mark};
 use firebox_proof::{CUT, HostData};
 use firebox_trace::{Bytes, Category, Mark, Origin, Step, StructuralHash, TensorIndex, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::MicroBatches;
 use crate::check::{
-    Data, Failure, Found, Gift, LATER, Means, Numbers, Proved, SOON, SplitCheck, compare, compared,
-    with_values,
+    Failure, Found, Gift, Means, Proved, SOON, SplitCheck, compare, compared, with_values,
 };
 use crate::components::TrainingBackend;
 use crate::error::TrainError;
 use crate::gradients::{added_as, with_own_leaves};
-use crate::iteration::running::Give;
 use crate::planner::labels::label_parameters;
 use crate::reduction::LossReduction;
 use crate::settings::Settings;
@@ -332,55 +329,5 @@ impl<'a> Proving<'a> {
             sink(output, count);
         }
         self.reductions.push(added_as());
-    }
-}
-
-/// Gives the parts of a batch numbers of it.
-pub(super) struct Giver<'a, B: Backend, T> {
-    pub(super) gifts: &'a [Gift],
-    /// Records the step on the whole batch.
-    pub(super) whole: &'a dyn Fn(&StepRecorder) -> Result<Recording<B, T>, Failure>,
-    pub(super) items: usize,
-    pub(super) means: &'a Means,
-    pub(super) found: &'a Found,
-    pub(super) numbers: Option<Numbers>,
-}
-
-impl<B: Backend, T> Give for Giver<'_, B, T> {
-    fn gives(&self, range: &Range<usize>) -> bool {
-        range.len() < self.items
-    }
-
-    fn bytes(&self) -> Bytes {
-        let numbers = self.numbers.as_ref().filter(|_| self.means.memory.is_on_host());
-        numbers.map_or(Bytes::ZERO, Numbers::bytes)
-    }
-
-    fn prepare(&mut self, range: &Range<usize>) -> Result<(), TrainError> {
-        if self.gives(range) && self.numbers.is_none() {
-            let recording = (self.whole)(&with_values())?;
-            let value = &mut |tensor| recording.value_of(tensor);
-            let numbers = Numbers::of(&recording, (self.gifts, false), |wanted, known| {
-                self.means.computed(recording.trace(), (wanted, known), value, self.found, LATER)
-            });
-            self.numbers = Some(numbers?);
-        }
-        Ok(())
-    }
-
-    fn give(
-        &mut self,
-        range: &Range<usize>,
-        part: (&Trace, Data<'_>),
-    ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> {
-        let Some(numbers) = &self.numbers else { return Ok(Vec::new()) };
-        let given = numbers.to_part(self.gifts, part, (range, self.items));
-        given.ok_or_else(|| TrainError::NoNumbers {
-            why: format!("a part of {} items is another program than is proved", range.len()),
-        })
-    }
-
-    fn learn(&mut self, _: &Range<usize>) -> Result<Option<Bytes>, TrainError> {
-        Ok(None)
     }
 }

@@ -1,19 +1,25 @@
 //! Validation in a training loop of the user's own.
 
+use std::cell::RefCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{AutodiffModule, Module};
-use firebox_lazy::StepRecorder;
+use firebox_lazy::{StepRecorder, mark};
 use firebox_plan::Split;
+use firebox_proof::CUT;
 
 use super::StepPlanner;
+use crate::check::{Found, Giver, Means, apart};
 use crate::components::TrainingBackend;
 use crate::error::{During, Phase, TrainError};
-use crate::iteration::running::{Around, MicroSteps};
+use crate::iteration::running::{Around, Give, MicroSteps};
+use crate::planner::labels::label_parameters;
 use crate::planner::rehearsal::{Iterations, rehearse_validation};
 use crate::planner::shape::Shape;
 use crate::planner::{BatchToRun, Prepared};
 use crate::splitter::Splitter;
+use crate::weights;
 use crate::whole::Joining;
 
 impl<B, M, S> StepPlanner<B, M, S>
@@ -25,10 +31,11 @@ where
     /// `sink` with the weight of its micro-batch in the loss. `model` is the model
     /// [without automatic differentiation](AutodiffModule::valid).
     ///
-    /// Batches of a shape that is new are planned first, in addition to the parameters and to what
-    /// the optimizers of the latest training plan keep. `step` is called in rehearsals as well,
-    /// `sink` is not. Planned is that `sink` holds the outputs of one micro-batch; what it computes
-    /// on the device, or collects there, comes on top.
+    /// Parts are given the numbers of their batch by which outputs are divided, where the recorded
+    /// `step` shows them. Batches of a shape that is new are planned first, in addition to the
+    /// parameters and to what the optimizers of the latest training plan keep. `step` is called in
+    /// rehearsals as well, `sink` is not. Planned is that `sink` holds the outputs of one
+    /// micro-batch; what it computes on the device, or collects there, comes on top.
     ///
     /// ```
     /// # use burn::backend::{Autodiff, Flex};
@@ -139,18 +146,45 @@ where
         S: Splitter<I>,
     {
         let (watch, reduction) = (&self.on.watch, self.settings.reduction());
+        let (splitter, items, step) = (&self.splitter, prepared.shape.items, RefCell::new(step));
+        let (means, found) = (Means::of(&self.planner, prepared.held), Found::default());
+        let record = |recorder: &StepRecorder, range: Range<usize>| {
+            apart(range.len() as f64 / items as f64, || {
+                let recording = recorder.record::<B::Base, _>(|| {
+                    let micro = splitter.range(batch, range);
+                    mark::<B::Base>(CUT);
+                    label_parameters::<B::InnerBackend, _>(model);
+                    step.borrow_mut()(model, micro)
+                })?;
+                Ok(recording)
+            })
+        };
+        // What a batch states is what its outputs are weighed by.
+        let states = || weights::differ(splitter.weight(batch), items as f64, items);
+        let gifts = match !prepared.plan.is_whole() && !states() {
+            true => {
+                let split = (items, &prepared.plan.split().last_of_sizes()[..]);
+                let (form, with) = (self.planner.form(), (&means, &found));
+                self.of_outputs.gifts(form, split, &record, reduction, with)
+            }
+            false => &[],
+        };
+        let (gives, mut giver) =
+            (!gifts.is_empty(), Giver::new(gifts, &record, items, (&means, &found)));
+        let give = gives.then_some(&mut giver as &mut dyn Give);
         let keeps_statistics = self.planner.has_running_state();
         let queue = &self.on.queue;
         let mut micro_steps = MicroSteps::<B::InnerBackend, _, _, _>::new(
             &mut self.planner,
             (Phase::Validation, model, keeps_statistics),
-            (&self.splitter, batch),
+            (splitter, batch),
             &prepared,
             queue,
-            Around::default(),
+            Around { give, ..Around::default() },
         );
         for range in prepared.plan.ranges() {
-            micro_steps.run(range, &mut |micro| step(model, micro), &mut |output, weight, _| {
+            let run = &mut |micro| step.borrow_mut()(model, micro);
+            micro_steps.run(range, run, &mut |output, weight, _| {
                 watch.heard_nothing()?;
                 if reduction.counts(weight) {
                     queue.alone(|| sink(output, weight));

@@ -12,6 +12,7 @@ use super::again::{restored_scheduler, skip_epochs};
 use super::coupled::Known;
 use super::update::Covered;
 use super::{Asked, AutoBatch, Learning, Loaders, Position, Records, Run};
+use crate::check::OfOutputs;
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::device::DeviceMemory;
 use crate::error::TrainError;
@@ -137,6 +138,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
             position: Position { epoch, batch: 0, steps: 0, latest: None },
             records: Records::default(),
             known: Known::default(),
+            of_outputs: OfOutputs::default(),
         }
     }
 }

@@ -1,16 +1,23 @@
 //! The validation of an epoch: forward passes only, while the optimizer's state stays in memory.
 
+use std::ops::Range;
+
 use burn::data::dataloader::{DataLoader, Progress};
 use burn::train::InferenceStep;
+use firebox_lazy::{StepRecorder, mark};
+use firebox_proof::CUT;
 
 use super::metrics::{Output, Parts, Place};
 use super::{Run, sender};
+use crate::check::{Found, Giver, Means, apart};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{Phase, TrainError};
-use crate::iteration::running::{Around, MicroSteps};
+use crate::iteration::running::{Around, Give, MicroSteps};
+use crate::planner::labels::label_parameters;
 use crate::planner::rehearsal::validation_model;
 use crate::planner::{Planner, Prepared};
 use crate::splitter::Splitter;
+use crate::weights;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
@@ -60,26 +67,51 @@ where
         prepared: Prepared,
         at: &Place,
     ) -> Result<(), TrainError> {
-        let settings = &self.strategy.settings;
+        let (settings, splitter) = (&self.strategy.settings, &self.strategy.valid_splitter);
         let keeps_statistics = planner.has_running_state();
+        let (reduction, items) = (self.reduction(), prepared.shape.items);
+        let join = settings.joins.of(prepared.joining);
+        let (means, found) = (Means::of(planner, prepared.held), Found::default());
+        let record = |recorder: &StepRecorder, range: Range<usize>| {
+            apart(range.len() as f64 / items as f64, || {
+                let recording = recorder.record::<LC::Base, _>(|| {
+                    let micro = splitter.range(batch, range);
+                    mark::<LC::Base>(CUT);
+                    label_parameters::<LC::Inner, _>(model);
+                    model.step(micro)
+                })?;
+                Ok(recording)
+            })
+        };
+        // What a batch states is what its outputs are joined by.
+        let states = || weights::differ(splitter.weight(batch), items as f64, items);
+        let gifts = match join.is_some() && !prepared.plan.is_whole() && !states() {
+            true => {
+                let split = (items, &prepared.plan.split().last_of_sizes()[..]);
+                let with = (&means, &found);
+                self.of_outputs.gifts(planner.form(), split, &record, reduction, with)
+            }
+            false => &[],
+        };
+        let (gives, mut giver) =
+            (!gifts.is_empty(), Giver::new(gifts, &record, items, (&means, &found)));
+        let give = gives.then_some(&mut giver as &mut dyn Give);
         let mut micro_steps = MicroSteps::<LC::Inner, _, _, _>::new(
             planner,
             (Phase::Validation, model, keeps_statistics),
-            (&self.strategy.valid_splitter, batch),
+            (splitter, batch),
             &prepared,
             &self.on.queue,
-            Around::default(),
+            Around { give, ..Around::default() },
         );
-        let reduction = self.reduction();
         let mut sender = sender(&mut self.processor, &self.on, &self.loading);
         let screen = settings.telling.screen.as_ref();
-        let join = settings.joins.of(prepared.joining);
         let mut parts = Parts::new();
         if join.is_some() && !prepared.plan.is_whole() {
             sender.done_with_all();
         }
         for range in prepared.plan.ranges() {
-            let done = (range.end, prepared.shape.items);
+            let done = (range.end, items);
             micro_steps.run(range, &mut |micro| model.step(micro), &mut |output, weight, _| {
                 // A micro-batch that counts nothing has no loss: its mean is not a number.
                 if !reduction.counts(weight) {

@@ -1,0 +1,144 @@
+//! Proves what the outputs of a step without gradients are, such as the loss of a validation, and
+//! gives parts of a batch the numbers of it that their outputs depend on.
+
+use std::ops::Range;
+
+use burn::tensor::TensorData;
+use burn::tensor::backend::Backend;
+use firebox_lazy::{Recording, StepRecorder, host_bytes_of_rehearsal};
+use firebox_proof::HostData;
+use firebox_trace::{Bytes, StructuralHash, TensorIndex, Trace};
+use rustc_hash::FxHashMap;
+
+use super::given::{Data, Gift, LATER, Numbers, SOON, compared, with_values};
+use super::proof::{VALUES, as_proof, compare};
+use super::{Failure, Found, Means};
+use crate::error::TrainError;
+use crate::iteration::running::Give;
+use crate::reduction::LossReduction;
+
+/// Records a step on some items of a batch. It never runs.
+pub(crate) type Record<'a, B, T> =
+    &'a dyn Fn(&StepRecorder, Range<usize>) -> Result<Recording<B, T>, Failure>;
+
+/// Gives the parts of a batch numbers of it.
+pub(crate) struct Giver<'a, B: Backend, T> {
+    gifts: &'a [Gift],
+    record: Record<'a, B, T>,
+    items: usize,
+    means: &'a Means,
+    found: &'a Found,
+    numbers: Option<Numbers>,
+}
+
+impl<'a, B: Backend, T> Giver<'a, B, T> {
+    /// Gives these to the parts of a batch of `items` items.
+    pub(crate) fn new(
+        gifts: &'a [Gift],
+        record: Record<'a, B, T>,
+        items: usize,
+        (means, found): (&'a Means, &'a Found),
+    ) -> Self {
+        Self { gifts, record, items, means, found, numbers: None }
+    }
+}
+
+/// What parts are given for outputs that add up to those of their batch, by its form and the sizes
+/// of the parts.
+#[derive(Debug, Default)]
+pub(crate) struct OfOutputs(FxHashMap<(StructuralHash, Vec<usize>), Vec<Gift>>);
+
+impl OfOutputs {
+    /// What parts like these `parts` of `items` items are given. Nothing if it is not known that
+    /// this makes their outputs those of the batch.
+    pub(crate) fn gifts<B: Backend, T>(
+        &mut self,
+        form: Option<StructuralHash>,
+        (items, parts): (usize, &[Range<usize>]),
+        record: Record<'_, B, T>,
+        reduction: LossReduction,
+        (means, found): (&Means, &Found),
+    ) -> &[Gift] {
+        let Some(form) = form else { return &[] };
+        let split = (form, parts.iter().map(Range::len).collect());
+        self.0.entry(split).or_insert_with(|| {
+            let gifts = of_outputs((items, parts), record, reduction, (means, found));
+            let gifts = gifts.unwrap_or_else(|failure| {
+                let (Failure::Undefined(why) | Failure::Impossible(why)) = failure;
+                log::info!("outputs of parts are shown as they are: {why}");
+                Vec::new()
+            });
+            if gifts.iter().any(Gift::is_given) { gifts } else { Vec::new() }
+        })
+    }
+}
+
+fn of_outputs<B: Backend, T>(
+    (items, parts): (usize, &[Range<usize>]),
+    record: Record<'_, B, T>,
+    reduction: LossReduction,
+    (means, found): (&Means, &Found),
+) -> Result<Vec<Gift>, Failure> {
+    let whole = record(&with_values(), 0..items)?;
+    let mut gifts = Vec::new();
+    for range in parts {
+        let part = record(&with_values(), range.clone())?;
+        let bytes = [&whole, &part].map(|it| host_bytes_of_rehearsal(it.trace()));
+        let needed = (bytes[0] + bytes[1]) * VALUES;
+        if means.memory.is_on_host() && needed > means.budget {
+            return Err(Failure::Impossible(format!("comparing recordings needs {needed}")));
+        }
+        let host = |a: TensorIndex, b: TensorIndex| {
+            let data = whole.value_of(a).zip(part.value_of(b));
+            data.map_or(HostData::Other, |(a, b)| compared(&a, &b, items, range))
+        };
+        let both = [&as_proof(&whole, items), &as_proof(&part, range.len())];
+        let Ok(gift) = compare(both, &host, (reduction, false))? else { return Ok(Vec::new()) };
+        gifts.push(gift);
+    }
+    // Whether they can be computed at all.
+    let value = &mut |tensor| whole.value_of(tensor);
+    Numbers::of(&whole, (&gifts, false), |wanted, known| {
+        means.computed(whole.trace(), (wanted, known), value, found, SOON)
+    })?;
+    Ok(gifts)
+}
+
+impl<B: Backend, T> Give for Giver<'_, B, T> {
+    fn gives(&self, range: &Range<usize>) -> bool {
+        range.len() < self.items
+    }
+
+    fn bytes(&self) -> Bytes {
+        let numbers = self.numbers.as_ref().filter(|_| self.means.memory.is_on_host());
+        numbers.map_or(Bytes::ZERO, Numbers::bytes)
+    }
+
+    fn prepare(&mut self, range: &Range<usize>) -> Result<(), TrainError> {
+        if self.gives(range) && self.numbers.is_none() {
+            let recording = (self.record)(&with_values(), 0..self.items)?;
+            let value = &mut |tensor| recording.value_of(tensor);
+            let numbers = Numbers::of(&recording, (self.gifts, false), |wanted, known| {
+                self.means.computed(recording.trace(), (wanted, known), value, self.found, LATER)
+            });
+            self.numbers = Some(numbers?);
+        }
+        Ok(())
+    }
+
+    fn give(
+        &mut self,
+        range: &Range<usize>,
+        part: (&Trace, Data<'_>),
+    ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> {
+        let Some(numbers) = &self.numbers else { return Ok(Vec::new()) };
+        let given = numbers.to_part(self.gifts, part, (range, self.items));
+        given.ok_or_else(|| TrainError::NoNumbers {
+            why: format!("a part of {} items is another program than is proved", range.len()),
+        })
+    }
+
+    fn learn(&mut self, _: &Range<usize>) -> Result<Option<Bytes>, TrainError> {
+        Ok(None)
+    }
+}
