@@ -212,6 +212,11 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("steps that follow from n", "given, and once"),
     ("a penalty that n divides", "undecided"),
     ("halves of views", "given, as a sum"),
+    ("in the middle of a product", "mean"),
+    ("several numbers in another order", "given"),
+    ("a detached output by a count", "given"),
+    ("rows above and below", "given, as a sum"),
+    ("a penalty that a count scales", "given, as a sum"),
     // Items that meet.
     ("contrast", "mixed"),
     ("root of a mean", "mixed"),
@@ -229,11 +234,22 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("scaled by what is sorted", "mixed"),
     ("scaled by what is picked", "mixed"),
     ("largest of all", "mixed"),
+    ("paired in another order", "mixed"),
     ("mixed up reshape", "mixed"),
     ("balanced experts", "mixed"),
     ("squared gram", "mixed"),
     ("softmax over items", "mixed"),
     ("scaled by its own value", "mixed"),
+];
+
+/// Losses that divide by one sum over what the batch counts, which batches weigh.
+pub const COUNTED: &[&str] = &[
+    "cross-entropy, weighted",
+    "real tokens",
+    "masked, at least one",
+    "focal",
+    "penalty beside real tokens",
+    "a detached output by a count",
 ];
 
 fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> {
@@ -519,6 +535,30 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
             let weights: Tensor<B, 1> = net.second.weight.val().flatten(0, 1);
             let some = weights.slice(0..6) / n as f32;
             (batch.x.clone() * some.clone().unsqueeze()).sum() + some.sum()
+        }
+        "in the middle of a product" => {
+            let rows = logits().slice([0..n, 0..4]).reshape([n, 2, 2]).swap_dims(0, 1);
+            let weights = net.second.weight.val().slice([0..4, 0..4]).reshape([2, 2, 4]);
+            rows.matmul(weights).square().mean()
+        }
+        "several numbers in another order" => {
+            let counts = batch.y.clone().abs().sum_dim(0);
+            let scaled = (squares() * counts.clone()).flip([1]) / counts;
+            (scaled * batch.y.clone()).mean()
+        }
+        "a detached output by a count" => {
+            (logits().detach() / mask().sum().reshape([1, 1]) * logits()).sum()
+        }
+        "rows above and below" => {
+            let shares = (mask() + 0.5) / mask().sum().reshape([1, 1]);
+            let of = |scaled: Tensor<B, 2>| (scaled * logits()).sum();
+            of(logits().detach() * shares.clone()) + of(logits().detach() / shares)
+        }
+        "a penalty that a count scales" => (squares().sum() + penalty()) * mask().sum(),
+        "paired in another order" => {
+            let seen = logits().slice([0..n, 0..3]);
+            let (one, other) = (seen.clone().reshape([3 * n]), seen.transpose().reshape([3 * n]));
+            (one * other).mean()
         }
         "halves of views" => {
             let views = Tensor::<B, 1, Int>::arange(0..2, &device).float().reshape([2, 1]);

@@ -86,7 +86,7 @@ fn recorded<M>(
 where
     M: TrainStep<Input: MicroBatch> + AutodiffModule<B>,
 {
-    let recorder = StepRecorder::new().glance().keep_uploads();
+    let recorder = StepRecorder::new().glance().with_values().keep_uploads();
     let snapshot = model.clone().into_record();
     let recording = catch_unwind(AssertUnwindSafe(|| {
         recorder.record::<Flex, _>(|| {
@@ -246,6 +246,59 @@ where
     (largest > 1e-6).then(|| (sum / largest, mean / largest))
 }
 
+/// How far the mean of the gradients of batches, by the sum that each divides by, is from that of
+/// all of them as one batch. `None` if they have no such sum, or a batch has no gradient.
+fn apart_as_batches<M>(
+    model: &M,
+    batch: &<M as TrainStep>::Input,
+    (parts, proofs): (&[Range<usize>], &[Proof]),
+) -> Option<f64>
+where
+    M: TrainStep<Input: MicroBatch> + AutodiffModule<B>,
+{
+    let whole = gradient(model, batch, 0..ITEMS, &[])?;
+    let computed = |recording: &Recording<Flex, ()>, wanted: &[_], known: Option<(_, f64)>| {
+        let later = Instant::now() + Duration::from_secs(60);
+        let is_known: Vec<_> = known.iter().map(|(tensor, _)| *tensor).collect();
+        let value = &mut |tensor| match known {
+            Some((of, number)) if of == tensor => {
+                let of = recording.trace().tensor(tensor);
+                Some(TensorData::new(vec![number], of.shape.clone()).convert_dtype(of.dtype))
+            }
+            _ => recording.value_of(tensor),
+        };
+        let computed = compute_values(recording.trace(), wanted, &is_known, value, later);
+        let computed = computed.expect("the host computes it").into_iter();
+        computed.map(|data| data.iter::<f64>().collect()).collect::<Vec<Vec<f64>>>()
+    };
+    let (mut sum, mut total) = (vec![0.0; whole.len()], 0.0);
+    let of_all = recorded(model, batch, 0..ITEMS).ok()?;
+    for (part, proof) in parts.iter().zip(proofs) {
+        let Proof::Adds(Adds { counts: Some(counts), .. }) = proof else { return None };
+        let (scales, powers): (Vec<_>, Vec<_>) = counts.scales.iter().copied().unzip();
+        let twice = 2.0 * computed(&of_all, &counts.sum[..1], None)[0][0];
+        let numbers = computed(&of_all, &scales, None);
+        let scaled = computed(&of_all, &scales, Some((counts.sum[0], twice)));
+        let is_so = numbers.iter().zip(&scaled).zip(powers).all(|((numbers, scaled), power)| {
+            let pairs = numbers.iter().zip(scaled);
+            pairs.into_iter().all(|(a, b)| (a * 2f64.powi(power) - b).abs() <= 1e-6 * b.abs())
+        });
+        if !is_so {
+            return None;
+        }
+        let recording = recorded(model, batch, part.clone()).ok()?;
+        let weight = computed(&recording, &counts.sum[1..], None)[0][0];
+        total += weight;
+        for (sum, number) in sum.iter_mut().zip(gradient(model, batch, part.clone(), &[])?) {
+            *sum += weight * number;
+        }
+    }
+    let largest = whole.iter().fold(0.0, |most: f64, number| most.max(number.abs()));
+    let apart = sum.iter().zip(&whole).map(|(a, b)| (a / total - b).abs()).fold(0.0, f64::max);
+    // A smaller gradient is what rounding leaves of none.
+    (largest > 1e-6).then_some(apart / largest)
+}
+
 /// A model and a batch in 64 bits.
 fn wide<M: Module<B>>(model: M) -> M {
     struct Wide;
@@ -326,7 +379,7 @@ fn net(device: &<B as burn::tensor::backend::BackendTypes>::Device) -> Net<B> {
 fn losses() {
     let device = in_64_bits();
     let model = net(&device);
-    let mut table = Vec::new();
+    let (mut table, mut counted) = (Vec::new(), Vec::new());
     for (name, expected) in LOSSES {
         let model = losses::Case { net: model.clone(), loss: name };
         let batch = Batch::new(ITEMS, &device);
@@ -334,12 +387,18 @@ fn losses() {
         let proof = least(&proofs);
         let end = judged(name, &proofs, apart(&model, &batch, (&PARTS, &proofs)));
         println!("{name:24} {:16} {end:?} {proof:?}", said(proof));
+        let as_batches = apart_as_batches(&model, &batch, (&PARTS, &proofs));
+        if let Some(apart) = as_batches {
+            assert!(apart < TOLERANCE, "{name} does not weigh what it counts: {apart:.1e}");
+            counted.push(*name);
+        }
         if said(proof) != *expected {
             table.push(format!("{name}: {} instead of {expected}: {proof:?}", said(proof)));
         }
         assert_ne!(end, End::FalselyMixed, "{name}");
     }
     assert!(table.is_empty(), "{table:#?}");
+    assert_eq!(counted, losses::COUNTED);
 }
 
 /// Parts of one item have no sums over dimensions of one.
@@ -414,7 +473,7 @@ fn random_programs() {
     let net = net(&device);
     let (from, cases) = (setting("PROOF_FROM", 1), setting("PROOF_CASES", 200));
     let mut ends = BTreeMap::<End, usize>::new();
-    let mut falsely = Vec::new();
+    let (mut falsely, mut counted) = (Vec::new(), 0);
     for seed in from..from + cases {
         let model = random::Program { net: net.clone(), seed };
         let batch = Batch::new(ITEMS, &device);
@@ -429,6 +488,13 @@ fn random_programs() {
             panic!("program {seed} is no {}: {:?}", said(proof), apart());
         };
         *ends.entry(end).or_default() += 1;
+        if let Some(apart) = apart_as_batches(&model, &batch, (&PARTS, &proofs)) {
+            if apart >= TOLERANCE {
+                show(recorded(&model, &batch, 0..ITEMS).expect("it was recorded").trace());
+                panic!("program {seed} does not weigh what it counts: {apart:.1e}, {proof:?}");
+            }
+            counted += 1;
+        }
         if let (End::Undecided, Proof::Undecided(why)) = (end, proof) {
             println!("program {seed}: {why}");
         }
@@ -437,7 +503,7 @@ fn random_programs() {
             falsely.push(seed);
         }
     }
-    println!("{ends:?}, falsely mixed: {falsely:?}");
+    println!("{ends:?}, {counted} with a weight, falsely mixed: {falsely:?}");
     let of = |end: End| ends.get(&end).copied().unwrap_or(0);
     assert!(of(End::Proved) * 10 > cases as usize, "{ends:?}");
     assert!(of(End::FalselyMixed) * 10 <= of(End::Mixed), "{ends:?}");

@@ -97,11 +97,13 @@ pub(crate) struct Follow<'a> {
     /// Those within a call, by their numbers in its description.
     locals: HashMap<u64, Value>,
     places: HashMap<u64, TensorIndex>,
-    step: usize,
+    pub(crate) step: usize,
     pub(crate) name: String,
     pub(crate) met: Vec<Meeting>,
     /// The first call with a number of the host that was taken for the number of items.
     pub(crate) assumed: Option<String>,
+    /// The steps with numbers of the host that are others in the part.
+    pub(crate) sized: HashSet<usize>,
     /// Host data that the parts have as the whole has it.
     pub(crate) hosts: Vec<(TensorIndex, TensorIndex, HostData)>,
     /// The first operation without a rule.
@@ -132,6 +134,7 @@ impl<'a> Follow<'a> {
             name: String::new(),
             met: Vec::new(),
             assumed: None,
+            sized: HashSet::new(),
             hosts: Vec::new(),
             without_rule: None,
         };
@@ -551,11 +554,14 @@ impl<'a> Follow<'a> {
     }
 
     /// What a number on the host stands for, and with which exponent. `None`: it is the same.
-    fn scalar(&self, a: ScalarIr, b: ScalarIr) -> Option<(Root, i32)> {
+    fn scalar(&mut self, a: ScalarIr, b: ScalarIr) -> Option<(Root, i32)> {
         let ([x, y], [n, m]) = ([a.elem::<f64>(), b.elem()], self.n.map(|n| n as f64));
         let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * a.abs().max(b.abs());
+        if a == b {
+            return None;
+        }
+        self.sized.insert(self.step);
         match () {
-            () if a == b => None,
             () if near(x / n, y / m) => Some((Root::Items, 1)),
             () if near(x * n, y * m) => Some((Root::Items, -1)),
             () => Some((Root::Inside(self.step as u32), 1)),
@@ -740,7 +746,7 @@ impl<'a> Follow<'a> {
                 continue;
             }
             match &self.value(tensor)?.kind {
-                Kind::Sum { terms, .. } => {
+                Kind::Sum { terms, once: false, .. } => {
                     let is_plain = |term: &Term| term.roots().next().is_none() && !term.assumed;
                     let is_one = trace.tensor(tensor).shape.num_elements() == 1;
                     if !is_one
@@ -758,7 +764,7 @@ impl<'a> Follow<'a> {
                 Kind::ByItem(_, terms) if terms.iter().any(|term| !term.given.is_empty()) => {
                     return None;
                 }
-                Kind::Fixed(_) | Kind::ByItem(..) => {}
+                Kind::Sum { .. } | Kind::Fixed(_) | Kind::ByItem(..) => {}
                 Kind::Mixed(_) => return None,
             }
             let Origin::Made(at) = trace.tensor(tensor).origin else { return None };
@@ -766,7 +772,7 @@ impl<'a> Follow<'a> {
             let inputs: Vec<TensorIndex> = inputs.collect();
             let has_items = |of: TensorIndex| self.value(of).is_none_or(|it| it.axis().is_some());
             let meets = !has_items(tensor) && inputs.iter().any(|input| has_items(*input));
-            if inputs.is_empty() || meets {
+            if inputs.is_empty() || meets || self.sized.contains(&(at.0 as usize)) {
                 return None;
             }
             next.extend(inputs);

@@ -267,6 +267,7 @@ impl Follow<'_> {
             Some(Axis { outer, ..axis })
         });
         if value.axis().is_none() && !is_same {
+            self.sized.insert(self.step);
             let made = self.opaque(
                 out,
                 &[&value, &Value::number(Some(Root::Items), false)],

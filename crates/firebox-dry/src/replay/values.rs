@@ -149,10 +149,12 @@ pub fn compute_values(
                 }
             }
             let is_known = |made: &&TensorIndex| leading.has(**made) && known.contains(made);
+            let mut has_known = false;
             for made in step.outputs().iter().filter(is_known) {
                 upload(&program.made(*made), *made)?;
+                has_known = true;
             }
-            if *leads {
+            if *leads || has_known {
                 look(&program, &mut |tensor| step.outputs().contains(tensor));
             }
         }
