@@ -543,8 +543,8 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
         }
         "several numbers in another order" => {
             let counts = batch.y.clone().abs().sum_dim(0);
-            let scaled = (squares() * counts.clone()).flip([1]) / counts;
-            (scaled * batch.y.clone()).mean()
+            let scaled = (logits().detach() * counts.clone()).flip([1]) / counts;
+            (scaled * logits()).mean()
         }
         "a detached output by a count" => {
             (logits().detach() / mask().sum().reshape([1, 1]) * logits()).sum()
@@ -556,9 +556,10 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
         }
         "a penalty that a count scales" => (squares().sum() + penalty()) * mask().sum(),
         "paired in another order" => {
-            let seen = logits().slice([0..n, 0..3]);
-            let (one, other) = (seen.clone().reshape([3 * n]), seen.transpose().reshape([3 * n]));
-            (one * other).mean()
+            let seen = logits().detach();
+            let of_items = seen.clone().slice([0..n, 0..3]).reshape([3 * n, 1]);
+            let in_rounds = seen.slice([0..n, 0..1]).repeat_dim(0, 3);
+            (of_items * in_rounds).mean() * net.second.weight.val().sum()
         }
         "halves of views" => {
             let views = Tensor::<B, 1, Int>::arange(0..2, &device).float().reshape([2, 1]);

@@ -268,17 +268,17 @@ where
             _ => recording.value_of(tensor),
         };
         let computed = compute_values(recording.trace(), wanted, &is_known, value, later);
-        let computed = computed.expect("the host computes it").into_iter();
-        computed.map(|data| data.iter::<f64>().collect()).collect::<Vec<Vec<f64>>>()
+        let numbers = |data: TensorData| data.iter::<f64>().collect::<Vec<f64>>();
+        Some(computed.ok()?.into_iter().map(numbers).collect::<Vec<_>>())
     };
     let (mut sum, mut total) = (vec![0.0; whole.len()], 0.0);
     let of_all = recorded(model, batch, 0..ITEMS).ok()?;
     for (part, proof) in parts.iter().zip(proofs) {
         let Proof::Adds(Adds { counts: Some(counts), .. }) = proof else { return None };
         let (scales, powers): (Vec<_>, Vec<_>) = counts.scales.iter().copied().unzip();
-        let twice = 2.0 * computed(&of_all, &counts.sum[..1], None)[0][0];
-        let numbers = computed(&of_all, &scales, None);
-        let scaled = computed(&of_all, &scales, Some((counts.sum[0], twice)));
+        let twice = 2.0 * computed(&of_all, &counts.sum[..1], None)?[0][0];
+        let numbers = computed(&of_all, &scales, None)?;
+        let scaled = computed(&of_all, &scales, Some((counts.sum[0], twice)))?;
         let is_so = numbers.iter().zip(&scaled).zip(powers).all(|((numbers, scaled), power)| {
             let pairs = numbers.iter().zip(scaled);
             pairs.into_iter().all(|(a, b)| (a * 2f64.powi(power) - b).abs() <= 1e-6 * b.abs())
@@ -287,7 +287,7 @@ where
             return None;
         }
         let recording = recorded(model, batch, part.clone()).ok()?;
-        let weight = computed(&recording, &counts.sum[1..], None)[0][0];
+        let weight = computed(&recording, &counts.sum[1..], None)?[0][0];
         total += weight;
         for (sum, number) in sum.iter_mut().zip(gradient(model, batch, part.clone(), &[])?) {
             *sum += weight * number;
