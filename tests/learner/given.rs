@@ -76,6 +76,8 @@ enum Loss {
     Tasks,
     /// A mean of what is left of inputs that are normalized over the batch.
     Inputs,
+    /// Two sums over what counts and what does not, divided by what counts, which is at least one.
+    Focal,
     /// A sum over the items.
     Sum,
     /// A sum of items that are weighted by what their batch has.
@@ -149,6 +151,11 @@ impl<B: Backend> Net<B> {
         let loss = match self.loss {
             Loss::ByClass => by_class(Some(CLASS_WEIGHTS.to_vec())),
             Loss::Counted => counted(batch.counts.clone()),
+            Loss::Focal => {
+                let none = batch.counts.clone().neg() + 1.0;
+                let sum = (squares() * batch.counts.clone()).sum() + (squares() * none * 0.1).sum();
+                sum / batch.counts.sum().clamp_min(1.0)
+            }
             Loss::Advantages => {
                 let of_items = batch.targets.clone().mean_dim(1);
                 let (variance, mean) = of_items.clone().var_mean(0);
@@ -166,7 +173,7 @@ impl<B: Backend> Net<B> {
                 let shares = softmax(batch.targets.clone().mean_dim(1) * 3.0, 0);
                 (squares() * shares).sum()
             }
-            Loss::Later if clock().step < 3 => by_class(Some(CLASS_WEIGHTS.to_vec())),
+            Loss::Later if clock().epoch < 2 => by_class(Some(CLASS_WEIGHTS.to_vec())),
             Loss::Later => by_class(Some(CLASS_WEIGHTS.to_vec())) + counted(batch.counts.clone()),
             Loss::Uploads => {
                 let scales = [0.5, 1.0, 1.0 + clock().step as f32];
@@ -312,13 +319,24 @@ fn both<B: Backend>(one: Rows<B>, other: Rows<B>) -> Rows<B> {
     }
 }
 
+/// A group in which nothing counts.
+fn none_of_all(empty: impl Fn(Rows<B>) -> Rows<B>) -> [Rows<B>; 2] {
+    [empty(Rows::new(8, 6)), empty(Rows::new(9, 10))]
+}
+
 #[test]
 fn a_group_of_batches_that_count_weighs_what_it_counts_together() {
     let _lock = random_state();
-    for loss in [Loss::ByClass, Loss::Counted] {
+    // Nothing counts in some.
+    let empty = |rows: Rows<B>| Rows { counts: rows.counts.zeros_like(), ..rows };
+    for loss in [Loss::ByClass, Loss::Counted, Loss::Focal] {
         let net = || Net::<B>::new(loss, 16);
         // One item shows nothing of its batch, but it is another of these.
-        let groups = || [[Rows::new(1, 17), Rows::new(2, 11)], [Rows::new(3, 17), Rows::new(6, 1)]];
+        let groups = || {
+            let first = [Rows::new(1, 17), Rows::new(2, 11)];
+            let none = [Rows::new(5, 12), empty(Rows::new(7, 9))];
+            [first, [Rows::new(3, 17), Rows::new(6, 1)], none, none_of_all(empty)]
+        };
         let as_one = groups().map(|[one, other]| both(one, other)).to_vec();
         let as_one = train!(B, net(), loss, 1, as_one, &|builder| builder);
         for items in [17, 5, 1] {

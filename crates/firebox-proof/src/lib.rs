@@ -246,6 +246,15 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>, all: 
     if adds.needs_nothing() && !gradients.is_empty() {
         return Proof::Adds(adds);
     }
+    // What depends on given numbers in another way would be less like the whole's than it is.
+    let is_other = |output: &TensorIndex| match follow.value(*output).map(|value| &value.kind) {
+        Some(Kind::Mixed(_)) => true,
+        Some(Kind::ByItem(_, terms)) => terms.iter().any(|term| term.roots().next().is_some()),
+        _ => false,
+    };
+    if gradients.is_empty() && whole.outputs.iter().any(is_other) {
+        return Proof::Undecided("an output depends on several items otherwise".to_owned());
+    }
     let of_output = |output: &TensorIndex| match follow.value(*output) {
         Some(Value { kind: Kind::Sum { terms, .. }, pure: false, .. }) => {
             Some(terms).filter(|terms| !terms.iter().any(|term| term.assumed))

@@ -113,6 +113,8 @@ pub struct WeightedGradients<M> {
     /// The weight that the sum is relative to.
     reference: f64,
     weight: f64,
+    /// The least that the mean is taken over.
+    least: f64,
 }
 
 impl<M> WeightedGradients<M> {
@@ -136,7 +138,7 @@ impl<M> WeightedGradients<M> {
     }
 
     pub(crate) fn new(reduction: LossReduction, reference: f64) -> Self {
-        Self { sum: GradientSum::new(), reduction, reference, weight: 0.0 }
+        Self { sum: GradientSum::new(), reduction, reference, weight: 0.0, least: 0.0 }
     }
 
     /// Adds the gradient of a micro-batch, of the mean or sum of its loss. A micro-batch that
@@ -184,10 +186,22 @@ impl<M> WeightedGradients<M> {
         self.weight
     }
 
+    /// Counts a batch as `counted` whose gradients are added by `divisor`, because it divides by
+    /// that: all batches together divide by what they count, and at least by what one divides by.
+    pub(crate) fn count(&mut self, counted: f64, divisor: f64) {
+        self.weight += counted - divisor;
+        self.least = self.least.max(divisor);
+    }
+
+    /// The least that the mean is taken over.
+    pub(crate) fn least(&self) -> f64 {
+        self.least
+    }
+
     /// The sum so far, not finished, and the factor that makes it the share of this sum in a
     /// gradient whose summands weigh `total` in all. Nothing is left.
     pub(crate) fn take(&mut self, total: f64) -> (GradientsParams, f64) {
-        self.weight = 0.0;
+        (self.weight, self.least) = (0.0, 0.0);
         let scale = match self.reduction {
             LossReduction::Mean => self.reference / total,
             LossReduction::Sum => 1.0,
@@ -209,9 +223,9 @@ impl<M> WeightedGradients<M> {
         // A rehearsal runs some of the micro-batches and stands for all.
         let rest = match is_rehearsal() {
             true => 1.0,
-            false => self.reduction.rest(self.reference, self.weight),
+            false => self.reduction.rest(self.reference, self.weight.max(self.least)),
         };
-        self.weight = 0.0;
+        (self.weight, self.least) = (0.0, 0.0);
         // Only `Half` gives gradients of another type.
         if rest == 1.0 && self.sum.is_single && B::narrow().is_none() {
             return self.sum.sum.take().unwrap_or_default();

@@ -46,8 +46,8 @@ pub(crate) enum Word {
     /// It has gradients of batches with this weight in the loss, or, if that is nothing, of so many
     /// items. Of which parameters, in the order of the module's visit.
     /// `follows`: whether the weight follows from the step, and is not what batches state, if that
-    /// is another.
-    Step { weight: f64, items: f64, follows: Option<bool>, has: Vec<bool> },
+    /// is another. `least`: the least weight that the mean is taken over.
+    Step { weight: f64, least: f64, items: f64, follows: Option<bool>, has: Vec<bool> },
     /// It has no more data in this epoch.
     Done,
     /// It has taken over the state of rank 0.

@@ -46,7 +46,7 @@ use crate::whole::Joining;
 
 pub use self::micro_batches::MicroBatches;
 use self::micro_batches::{Running, Since};
-use self::proofs::{Exact, Proofs, prove};
+use self::proofs::{Passes, Proofs, prove};
 pub use crate::iteration::loading::Batches;
 
 /// A step of a training loop: changes the model and the optimizers, and returns what the loop wants
@@ -231,7 +231,8 @@ where
     ///
     /// `step` is also called in each rehearsal, with clones of the model and of `optim`. It must do
     /// the same there. [`is_rehearsal`](firebox_lazy::is_rehearsal) tells it what not to repeat,
-    /// such as printing. What it reads in a rehearsal is computed. `optim` is what the step changes
+    /// such as printing. What it reads in a rehearsal is computed, but for one that only looks at
+    /// it, to prove a split: what is read there is zero. `optim` is what the step changes
     /// besides the model: an optimizer, several as a tuple, schedulers.
     ///
     /// # Errors
@@ -321,7 +322,7 @@ where
         }
         let step_number = self.position.ended + 1;
         set_clock(Clock { step: step_number, batch: step_number, ..Clock::BEGIN });
-        let (prepared, exact) = self.prepare(model, optim, (batch, items, weight), step)?;
+        let (prepared, passes) = self.prepare(model, optim, (batch, items, weight), step)?;
         self.on.watch.begin_batch(During::MicroSteps, items, &prepared.plan);
         let running = Running {
             planner: &mut self.planner,
@@ -330,7 +331,8 @@ where
             keeps_statistics: self.keeps_statistics,
             parking: self.parking.as_ref().map(|(parking, _)| parking),
             prepared,
-            exact,
+            passes,
+            begun: 0,
             proofs: &mut self.proofs,
         };
         let mut parts = MicroBatches::running(&self.splitter, (batch, items, weight), running);
@@ -346,6 +348,9 @@ where
         let result = result?;
         self.on.watch.heard_nothing()?;
         self.planner.has_run(Phase::Training);
+        if self.planner.takes_new_structure() && self.position.ended > 0 {
+            self.proofs.forget();
+        }
         self.position.ended += 1;
         self.records.log.add(items, micro_batches, None);
         let Self { on, planner, settings, records, .. } = self;
@@ -363,7 +368,7 @@ where
         optim: &O,
         (batch, items, weight): (&I, usize, f64),
         step: &mut Step<'_, B, M, O, I, S, R>,
-    ) -> Result<(Prepared, Option<Exact>), TrainError>
+    ) -> Result<(Prepared, Option<Passes>), TrainError>
     where
         O: Clone,
         S: Splitter<I>,
@@ -372,17 +377,17 @@ where
         let shape = Shape::of::<B, _, _>(phase, batch.0, items, &self.splitter, &mut self.planner);
         let form = self.planner.form();
         let mut prepared = self.plan(model, optim, (batch, shape), step)?;
-        let mut exact = None;
+        let mut passes = None;
         if !prepared.plan.is_whole() {
             let parts = prepared.plan.split().last_of_sizes();
-            exact = match self.proofs.known(form, &parts) {
-                Some(exact) => exact,
+            passes = match self.proofs.known(form, &parts) {
+                Some(passes) => Some(passes),
                 None => {
                     let means = Means::of(&self.planner, prepared.held);
                     let of = ((model, optim), (&self.splitter, batch), (form, &parts[..]));
                     let with = (&means, &self.settings);
                     match prove(&mut self.proofs, of.0, of.1, of.2, step, with) {
-                        Ok(exact) => exact,
+                        Ok(passes) => Some(passes),
                         Err(cause) => {
                             prepared =
                                 self.keep_whole(model, optim, (batch, shape), step, cause)?;
@@ -399,7 +404,7 @@ where
         }
         self.position.latest = Some(shape);
         self.begin::<B, _>(model, phase, &prepared)?;
-        Ok((prepared, exact))
+        Ok((prepared, passes))
     }
 
     /// Plans a batch, unless batches of its shape have a plan.

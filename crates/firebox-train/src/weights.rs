@@ -7,8 +7,10 @@ use crate::reduction::LossReduction;
 /// The weight of a batch in the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct BatchWeight {
-    /// What it says. In a mean it is zero if nothing in the batch counts.
+    /// What it says, or what it divides by. In a mean it is zero if nothing in the batch counts.
     pub(crate) stated: f64,
+    /// What it counts beside other batches, if that is another.
+    pub(crate) counted: Option<f64>,
     /// Its number of items.
     pub(crate) items: usize,
     pub(crate) reduction: LossReduction,
@@ -26,7 +28,7 @@ impl BatchWeight {
         let is_negative = reduction == LossReduction::Mean && stated < 0.0;
         match !stated.is_finite() || is_negative {
             true => Err(TrainError::Weight { weight: stated }),
-            false => Ok(Self { stated, items, reduction }),
+            false => Ok(Self { stated, counted: None, items, reduction }),
         }
     }
 

@@ -67,7 +67,7 @@ pub(crate) struct Numbers {
     /// Data of the host.
     hosts: BTreeMap<Place, TensorData>,
     /// What the batch weighs beside others, if that was asked and is one number.
-    pub(crate) weight: Option<f64>,
+    pub(crate) weight: Option<Weight>,
 }
 
 /// The values of tensors that were made from data of the host.
@@ -160,7 +160,7 @@ impl Gift {
     }
 
     /// Whether it is of this batch.
-    pub(super) fn is_of(&self, numbers: &Numbers) -> bool {
+    pub(crate) fn is_of(&self, numbers: &Numbers) -> bool {
         self.whole == numbers.program
     }
 
@@ -283,31 +283,78 @@ impl Means {
 /// A tensor whose value is not to be computed, and its value.
 pub(crate) type Known = Option<(TensorIndex, TensorData)>;
 
-/// The sum by which a batch divides, if its numbers are proportional to these powers of it: with
-/// twice the sum, they are as many times what they are.
+/// By what a batch divides its gradient, and what it counts beside other batches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Weight {
+    /// What it counts, and no less than the floor.
+    pub(crate) divisor: f64,
+    pub(crate) counted: f64,
+    /// The least that batches divide by.
+    pub(crate) floor: f64,
+}
+
+impl Weight {
+    /// Of a batch that counts so much.
+    pub(crate) fn of(counted: f64, floor: f64) -> Self {
+        Self { divisor: counted.max(floor), counted, floor }
+    }
+}
+
+/// Numbers that differ by no more, relative to one, are the same, rounded.
+const ROUNDED: f64 = 1e-4;
+
+/// What a batch weighs, if its numbers are proportional to these powers of its sum where that is
+/// large. What they are where it is nothing shows the floor.
 fn weight(
     values: &BTreeMap<Place, TensorData>,
     computing: &Computing<'_>,
     Counts { sum, scales, .. }: &Counts,
     compute: &mut impl FnMut(&[TensorIndex], Known) -> Result<Vec<TensorData>, Failure>,
-) -> Result<Option<f64>, Failure> {
+) -> Result<Option<Weight>, Failure> {
     let Some(sum) = computing.tensor(sum[0]) else { return Ok(None) };
     let Some(own) = compute(&[sum], None)?.pop() else { return Ok(None) };
-    let Some(weight) = own.iter::<f64>().next().filter(|weight| *weight > 0.0) else {
-        // Nothing in the batch counts.
-        return Ok(own.iter::<f64>().next().filter(|weight| *weight == 0.0));
-    };
-    let twice = TensorData::new(vec![2.0 * weight], own.shape.clone()).convert_dtype(own.dtype);
+    let counted = own.iter::<f64>().next().filter(|counted| *counted >= 0.0);
+    let Some(counted) = counted else { return Ok(None) };
     let tensors: Option<Vec<TensorIndex>> =
         scales.iter().map(|(place, _)| computing.tensor(*place)).collect();
-    let scaled = compute(&tensors.unwrap_or_default(), Some((sum, twice)))?;
-    let is_so = scales.iter().zip(&scaled).all(|((place, power), scaled)| {
-        let Some(number) = values.get(place) else { return false };
-        number.iter::<f64>().zip(scaled.iter::<f64>()).all(|(number, scaled)| {
-            (number * 2f64.powi(*power) - scaled).abs() <= 1e-4 * scaled.abs()
-        })
-    });
-    Ok(is_so.then_some(weight))
+    let tensors = tensors.unwrap_or_default();
+    let large = 1024.0 * counted.max(1.0);
+    let mut with = |counted: f64| {
+        let sum_is = TensorData::new(vec![counted], own.shape.clone()).convert_dtype(own.dtype);
+        compute(&tensors, Some((sum, sum_is)))
+    };
+    let (none, once, twice) = (with(0.0)?, with(large)?, with(2.0 * large)?);
+    let own = scales.iter().filter_map(|(place, _)| values.get(place));
+    let numbers = |data: &TensorData| data.iter::<f64>().collect::<Vec<f64>>();
+    let mut found: Option<[f64; 2]> = None;
+    for ((((own, none), once), twice), (_, power)) in
+        own.zip(&none).zip(&once).zip(&twice).zip(scales)
+    {
+        let [own, none, once, twice] = [own, none, once, twice].map(numbers);
+        for at in (0..once.len()).filter(|at| once[*at] != 0.0) {
+            let power = f64::from(*power);
+            if (once[at] * 2f64.powf(power) - twice[at]).abs() > ROUNDED * twice[at].abs() {
+                return Ok(None);
+            }
+            // By what it divides, and by what where nothing counts.
+            let divides = [own[at], none[at]].map(|of| large * (of / once[at]).powf(1.0 / power));
+            let is_other = |known: [f64; 2]| {
+                let alike = |a: f64, b: f64| (a - b).abs() <= ROUNDED * a || a.is_nan() || a == b;
+                !(alike(known[0], divides[0]) && alike(known[1], divides[1]))
+            };
+            if found.replace(divides).is_some_and(is_other) {
+                return Ok(None);
+            }
+        }
+    }
+    let Some([divisor, floor]) = found else {
+        return Ok((counted == 0.0).then_some(Weight::of(0.0, 0.0)));
+    };
+    let floor = if floor.is_finite() { floor } else { 0.0 };
+    let weight = Weight::of(counted, floor);
+    let is_so = (divisor - weight.divisor).abs() <= ROUNDED * weight.divisor;
+    // A sum over nothing divides by nothing.
+    Ok((is_so || weight.divisor == 0.0).then_some(weight))
 }
 
 /// Records steps whose batches have values.
@@ -361,9 +408,12 @@ where
         Ok(own.first().and_then(|sum| sum.iter::<f64>().next()))
     }
 
-    /// What a batch of a single item weighs beside others, which `gifts` are of. Nothing can be
+    /// What a batch of a single item counts beside others, which `gifts` are of. Nothing can be
     /// proved of it.
-    pub(crate) fn weight_of_one(&self, gifts: &[Gift]) -> Result<Option<f64>, Failure> {
+    pub(crate) fn count_of_one(&self, gifts: &[Gift]) -> Result<Option<f64>, Failure> {
+        if !gifts.iter().any(Gift::has_weight) {
+            return Ok(None);
+        }
         let recording = self.recorded_by(&with_values(), 0..self.of.items, self.of.scale)?;
         let computing = Computing::of(recording.trace());
         let is_alike = |counts: &&Counts| computing.leading(counts.sum[0]) == counts.leading;

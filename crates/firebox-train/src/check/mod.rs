@@ -47,7 +47,7 @@ pub(crate) mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
 use self::given::Share;
-pub(crate) use self::given::{Data, Gift, LATER, Numbers, SOON, compared, with_values};
+pub(crate) use self::given::{Data, Gift, LATER, Numbers, SOON, Weight, compared, with_values};
 pub(crate) use self::host::Host;
 pub(crate) use self::outputs::{Giver, OfOutputs};
 pub(crate) use self::proof::{Proved, compare, proved_weight};

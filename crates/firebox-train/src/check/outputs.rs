@@ -1,6 +1,7 @@
 //! Proves what the outputs of a step without gradients are, such as the loss of a validation, and
 //! gives parts of a batch the numbers of it that their outputs depend on.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use burn::tensor::TensorData;
@@ -29,6 +30,9 @@ pub(crate) struct Giver<'a, B: Backend, T> {
     means: &'a Means,
     found: &'a Found,
     numbers: Option<Numbers>,
+    has_given: bool,
+    /// Why nothing is given any more.
+    failed: &'a RefCell<Option<String>>,
 }
 
 impl<'a, B: Backend, T> Giver<'a, B, T> {
@@ -38,8 +42,28 @@ impl<'a, B: Backend, T> Giver<'a, B, T> {
         record: Record<'a, B, T>,
         items: usize,
         (means, found): (&'a Means, &'a Found),
+        failed: &'a RefCell<Option<String>>,
     ) -> Self {
-        Self { gifts, record, items, means, found, numbers: None }
+        let (numbers, has_given) = (None, false);
+        Self { gifts, record, items, means, found, numbers, has_given, failed }
+    }
+
+    fn numbers(&self) -> Result<Numbers, Failure> {
+        let recording = (self.record)(&with_values(), 0..self.items)?;
+        let value = &mut |tensor| recording.value_of(tensor);
+        let numbers = Numbers::of(&recording, (self.gifts, false), |wanted, known| {
+            self.means.computed(recording.trace(), (wanted, known), value, self.found, LATER)
+        })?;
+        match self.gifts.iter().any(|gift| gift.is_of(&numbers)) {
+            true => Ok(numbers),
+            false => Err(Failure::Impossible("the step is another program".to_owned())),
+        }
+    }
+
+    /// Gives nothing any more.
+    fn fail(&mut self, why: String) {
+        self.numbers = None;
+        *self.failed.borrow_mut() = Some(why);
     }
 }
 
@@ -106,7 +130,7 @@ fn of_outputs<B: Backend, T>(
 
 impl<B: Backend, T> Give for Giver<'_, B, T> {
     fn gives(&self, range: &Range<usize>) -> bool {
-        range.len() < self.items
+        range.len() < self.items && self.failed.borrow().is_none()
     }
 
     fn bytes(&self) -> Bytes {
@@ -116,12 +140,10 @@ impl<B: Backend, T> Give for Giver<'_, B, T> {
 
     fn prepare(&mut self, range: &Range<usize>) -> Result<(), TrainError> {
         if self.gives(range) && self.numbers.is_none() {
-            let recording = (self.record)(&with_values(), 0..self.items)?;
-            let value = &mut |tensor| recording.value_of(tensor);
-            let numbers = Numbers::of(&recording, (self.gifts, false), |wanted, known| {
-                self.means.computed(recording.trace(), (wanted, known), value, self.found, LATER)
-            });
-            self.numbers = Some(numbers?);
+            match self.numbers() {
+                Ok(numbers) => self.numbers = Some(numbers),
+                Err(Failure::Undefined(why) | Failure::Impossible(why)) => self.fail(why),
+            }
         }
         Ok(())
     }
@@ -132,13 +154,24 @@ impl<B: Backend, T> Give for Giver<'_, B, T> {
         part: (&Trace, Data<'_>),
     ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> {
         let Some(numbers) = &self.numbers else { return Ok(Vec::new()) };
-        let given = numbers.to_part(self.gifts, part, (range, self.items));
-        given.ok_or_else(|| TrainError::NoNumbers {
-            why: format!("a part of {} items is another program than is proved", range.len()),
-        })
+        match numbers.to_part(self.gifts, part, (range, self.items)) {
+            Some(given) => {
+                self.has_given |= !given.is_empty();
+                Ok(given)
+            }
+            None => {
+                let items = range.len();
+                let why = format!("a part of {items} items is another program than is proved");
+                Err(TrainError::NoNumbers { why })
+            }
+        }
     }
 
-    fn learn(&mut self, _: &Range<usize>) -> Result<Option<Bytes>, TrainError> {
-        Ok(None)
+    fn learn(&mut self, range: &Range<usize>) -> Result<Option<Bytes>, TrainError> {
+        if self.has_given {
+            return Ok(None);
+        }
+        self.fail(format!("a part of {} items is another program than is proved", range.len()));
+        Ok(Some(Bytes::ZERO))
     }
 }

@@ -223,7 +223,8 @@ where
             let stated = stated / weight;
             let counted = match numbers.filter(|_| gift.is_given()) {
                 Some(numbers) => {
-                    self.counted(part, gift)?.zip(numbers.weight).map(|(part, all)| part / all)
+                    let all = numbers.weight.map(|weight| weight.counted);
+                    self.counted(part, gift)?.zip(all).map(|(part, all)| part / all)
                 }
                 None => Some(part.len() as f64 / items as f64),
             };

@@ -35,7 +35,7 @@ use firebox_plan::StepLog;
 use firebox_ranks::begin_epoch;
 use firebox_trace::Bytes;
 
-use crate::check::{Means, OfOutputs, ToSplit};
+use crate::check::{Means, OfOutputs, ToSplit, Weight};
 use crate::clock::{ClockGuard, set_clock};
 use crate::components::{LazyComponents, TrainBatch, TrainItem, ValidBatch};
 use crate::device::DeviceMemory;
@@ -364,8 +364,13 @@ where
         // Whatever is found out about the loss.
         BatchWeight::new(stated, items, self.reduction())?;
         let prepared = self.prepare_training(planner, &batch, items, stated)?;
-        let weight = self.known.weight().unwrap_or(stated);
-        let weight = BatchWeight::new(weight, items, self.reduction())?;
+        let weight = match self.known.weight() {
+            Some(Weight { divisor, counted, .. }) => BatchWeight {
+                counted: Some(counted),
+                ..BatchWeight::new(divisor, items, self.reduction())?
+            },
+            None => BatchWeight::new(stated, items, self.reduction())?,
+        };
         if is_first {
             *accumulated = Accumulated::new(self.reduction());
         }

@@ -10,7 +10,7 @@ use firebox_plan::Accumulating;
 use firebox_proof::CUT;
 use firebox_trace::{Bytes, Trace};
 
-use super::proofs::{Exact, Proofs, Proving};
+use super::proofs::{Exact, Passes, Proofs, Proving};
 use crate::check::{Found, Giver, Means, proved_weight};
 use crate::components::TrainingBackend;
 use crate::device::DeviceMemory;
@@ -83,8 +83,9 @@ pub(super) struct Running<'a, B: LazyBackend<Base: DeviceMemory>> {
     pub(super) keeps_statistics: bool,
     pub(super) parking: Option<&'a Parking>,
     pub(super) prepared: Prepared,
-    /// The split, if it is proved, and what is proved of it.
-    pub(super) exact: Option<Exact>,
+    /// What is proved of each pass, and how many have begun.
+    pub(super) passes: Option<Passes>,
+    pub(super) begun: usize,
     pub(super) proofs: &'a mut Proofs,
 }
 
@@ -125,7 +126,7 @@ where
     /// How gradients were added up in each pass of a proof.
     pub(super) fn reductions(self) -> Vec<Vec<LossReduction>> {
         match self.mode {
-            Mode::Proved(proving) => proving.reductions,
+            Mode::Proved(proving) => proving.end(),
             Mode::Rehearsed(_) | Mode::Running(_) => Vec::new(),
         }
     }
@@ -151,7 +152,12 @@ where
     ///
     /// `step` is recorded, and runs once its memory is known to fit; what it returns has no values
     /// before that. `sink` comes after it and is where gradients are added up. What it reads is
-    /// computed in rehearsals too. A micro-batch that weighs nothing in a mean is not given to it.
+    /// computed in rehearsals too, but is zero where the step is only looked at, to prove a split. A
+    /// micro-batch that weighs nothing in a mean is not given to it.
+    ///
+    /// Where parts are given numbers of their batch, `step` is also called on the whole batch, which
+    /// is recorded and never runs. [`is_rehearsal`](firebox_lazy::is_rehearsal) tells it what not to
+    /// repeat.
     ///
     /// # Errors
     ///
@@ -263,7 +269,7 @@ where
         M: AutodiffModule<B>,
         S: Splitter<I>,
     {
-        let Self { planner, settings, on, prepared, exact, proofs, .. } = self;
+        let Self { planner, settings, on, prepared, passes, proofs, .. } = self;
         let OnDevice { queue, watch, .. } = &**on;
         let (items, reduction) = (prepared.shape.items, settings.reduction());
         let step = RefCell::new(step);
@@ -278,9 +284,16 @@ where
                 Ok(recording)
             })
         };
+        let exact = passes.as_ref().and_then(|passes| passes.get(self.begun).copied());
+        self.begun += 1;
+        let failed = RefCell::new(match (&passes, exact) {
+            (Some(_), None) => Some("it has more passes than when it was proved".to_owned()),
+            _ => None,
+        });
+        let exact = exact.flatten();
         let mut giver = exact
             .filter(|exact| exact.gives)
-            .map(|_| Giver::new(proofs.gifts(), &record, items, (&means, &found)));
+            .map(|_| Giver::new(proofs.gifts(), &record, items, (&means, &found), &failed));
         let around = Around {
             give: giver.as_mut().map(|giver| giver as &mut dyn Give),
             sum: match prepared.plan.accumulating() {
@@ -300,11 +313,12 @@ where
             micro_steps.run(range, &mut run, &mut |output, weight, of_part| {
                 watch.heard_nothing()?;
                 let part = begin..begin + of_part;
-                let weight = match exact.filter(|exact| exact.is_mean) {
-                    Some(Exact { gives, .. }) => {
-                        proved_weight(of_batch, weight, part, gives, settings)?
+                let weight = match exact {
+                    Some(Exact { gives, reduction }) if failed.borrow().is_none() => {
+                        let of = BatchWeight { reduction, ..of_batch };
+                        proved_weight(of, weight, part, gives, settings)?
                     }
-                    None => weight,
+                    _ => weight,
                 };
                 begin += of_part;
                 micro_batches += 1;
@@ -317,6 +331,10 @@ where
         }
         micro_steps.finish(settings);
         proofs.takes(found.needed.get());
+        if let Some(why) = failed.take() {
+            proofs.is_unknown(why, settings);
+            proofs.forget();
+        }
         if reduction == LossReduction::Mean && weights::differ(parts, whole, items) {
             return Err(TrainError::UnequalWeights { parts, whole });
         }

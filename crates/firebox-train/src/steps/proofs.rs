@@ -6,17 +6,20 @@
 //! are the gradients.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
 use firebox_lazy::{LazyBackend, Recording, host_bytes_of_rehearsal, mark};
 use firebox_proof::{CUT, HostData};
-use firebox_trace::{Bytes, Category, Mark, Origin, Step, StructuralHash, TensorIndex, Trace};
+use firebox_trace::{
+    Bytes, Category, Label, Mark, Origin, Step, StructuralHash, TensorIndex, Trace,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::MicroBatches;
 use crate::check::{
-    Failure, Found, Gift, Means, Proved, SOON, SplitCheck, compare, compared, with_values,
+    Coupling, Failure, Found, Gift, Means, Proved, SOON, SplitCheck, compare, compared, with_values,
 };
 use crate::components::TrainingBackend;
 use crate::error::TrainError;
@@ -36,30 +39,35 @@ const VALUES: u64 = 3;
 /// What is proved of the batches of a loop.
 #[derive(Debug, Default)]
 pub(super) struct Proofs {
-    splits: FxHashMap<(Option<StructuralHash>, Vec<usize>), Option<Exact>>,
+    splits: FxHashMap<(StructuralHash, Vec<usize>), Passes>,
     gifts: Vec<Gift>,
     found: SplitCheck,
     /// The most that a proof took of the host's memory.
     took: Bytes,
+    /// How often a step was proved again because it had become another program.
+    again: usize,
 }
 
-/// A split whose parts add up to the batch.
+/// How often a step that becomes another program is proved again.
+const ATTEMPTS: usize = 8;
+
+/// What is proved of each pass over the parts of a batch. Nothing of those without gradients.
+pub(super) type Passes = Rc<[Option<Exact>]>;
+
+/// A pass whose gradients add up to those of the batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exact {
     /// Whether parts are given numbers of the batch.
     pub(super) gives: bool,
-    /// Whether they add up like means, by their numbers of items.
-    pub(super) is_mean: bool,
+    pub(super) reduction: LossReduction,
 }
 
-/// What a step shows of the gradients of a split.
-#[derive(Default)]
-struct Shown {
-    gifts: Vec<Gift>,
-    /// Whether losses are sums, or means.
-    reductions: Vec<LossReduction>,
-    differs: Option<TrainError>,
-    undecided: Option<String>,
+/// What a recorded step shows of a pass.
+enum Shown {
+    NoGradient,
+    Exact(Vec<Gift>, LossReduction),
+    Differs(Coupling, TrainError),
+    Undecided(String),
 }
 
 impl Proofs {
@@ -79,18 +87,33 @@ impl Proofs {
         &self.gifts
     }
 
-    /// What is known of a split into parts of these sizes of batches of this form: nothing, or that
-    /// nothing can be proved.
+    /// What is known of a split into parts of these sizes of batches of this form.
     pub(super) fn known(
         &self,
         form: Option<StructuralHash>,
         parts: &[Range<usize>],
-    ) -> Option<Option<Exact>> {
-        let split = (form?, parts.iter().map(Range::len).collect());
-        self.splits.get(&(Some(split.0), split.1)).copied()
+    ) -> Option<Passes> {
+        self.splits.get(&(form?, parts.iter().map(Range::len).collect())).cloned()
     }
 
-    /// Notes what a step shows of a split.
+    /// Notes that a step was another program than those that are proved. They are proved again, if
+    /// that is not so time and again.
+    pub(super) fn forget(&mut self) {
+        if self.again < ATTEMPTS {
+            self.again += 1;
+            self.splits.clear();
+        }
+    }
+
+    /// Notes that something is not known of a split that runs, and tells the user once.
+    pub(super) fn is_unknown(&mut self, why: String, settings: &Settings) {
+        if !matches!(self.found, SplitCheck::Unknown(_)) {
+            settings.warn(&format!("whether batches may be split is not known: {why}"));
+        }
+        self.found = SplitCheck::Unknown(why);
+    }
+
+    /// Notes what a step shows of the passes over a split.
     ///
     /// # Errors
     ///
@@ -98,45 +121,49 @@ impl Proofs {
     fn learn(
         &mut self,
         split: (Option<StructuralHash>, Vec<usize>),
-        shown: Shown,
+        shown: Vec<Shown>,
         settings: &Settings,
-    ) -> Result<Option<Exact>, TrainError> {
-        let Shown { gifts, reductions, differs, undecided } = shown;
-        let accepted = match &differs {
-            Some(TrainError::Coupled { coupling, .. }) if settings.accepted.contains(coupling) => {
-                Some(*coupling)
-            }
-            _ => None,
-        };
-        let exact = match (differs, undecided) {
-            (Some(cause), _) => {
-                let Some(coupling) = accepted else { return Err(cause) };
-                if self.found != SplitCheck::Accepted(coupling) {
-                    log::warn!("{cause}");
+    ) -> Result<Passes, TrainError> {
+        let (mut passes, mut accepted, mut undecided) = (Vec::new(), None, None);
+        for shown in shown {
+            passes.push(None);
+            match shown {
+                Shown::NoGradient => {}
+                Shown::Exact(gifts, reduction) => {
+                    let gives = gifts.iter().any(Gift::is_any);
+                    passes.pop();
+                    passes.push(Some(Exact { gives, reduction }));
+                    for gift in gifts {
+                        if !self.gifts.contains(&gift) {
+                            self.gifts.push(gift);
+                        }
+                    }
                 }
-                self.found = SplitCheck::Accepted(coupling);
-                None
-            }
-            (None, Some(why)) => {
-                if !matches!(self.found, SplitCheck::Unknown(_)) {
-                    settings.warn(&format!("whether batches may be split is not known: {why}"));
+                Shown::Differs(coupling, cause) => {
+                    if !settings.accepted.contains(&coupling) {
+                        return Err(cause);
+                    }
+                    if self.found != SplitCheck::Accepted(coupling) {
+                        log::warn!("{cause}");
+                    }
+                    accepted = Some(coupling);
                 }
-                self.found = SplitCheck::Unknown(why);
-                None
+                Shown::Undecided(why) => undecided = Some(why),
             }
-            (None, None) => {
-                if matches!(self.found, SplitCheck::NotNeeded) {
-                    self.found = SplitCheck::Proved;
-                }
-                let gives = gifts.iter().any(Gift::is_any);
-                let is_new = |gift: &Gift| !self.gifts.contains(gift);
-                let new: Vec<Gift> = gifts.into_iter().filter(is_new).collect();
-                self.gifts.extend(new);
-                Some(Exact { gives, is_mean: !reductions.contains(&LossReduction::Sum) })
+        }
+        match (undecided, accepted) {
+            (Some(why), _) => self.is_unknown(why, settings),
+            (None, Some(coupling)) => self.found = SplitCheck::Accepted(coupling),
+            (None, None) if matches!(self.found, SplitCheck::NotNeeded) => {
+                self.found = SplitCheck::Proved;
             }
-        };
-        self.splits.insert(split, exact);
-        Ok(exact)
+            (None, None) => {}
+        }
+        let passes: Passes = passes.into();
+        if let (Some(form), parts) = split {
+            self.splits.insert((form, parts), passes.clone());
+        }
+        Ok(passes)
     }
 }
 
@@ -153,7 +180,7 @@ pub(super) fn prove<B, M, O, I, S, R>(
     (form, parts): (Option<StructuralHash>, &[Range<usize>]),
     step: &mut super::Step<'_, B, M, O, I, S, R>,
     (means, settings): (&Means, &Settings),
-) -> Result<Option<Exact>, TrainError>
+) -> Result<Passes, TrainError>
 where
     B: TrainingBackend,
     M: AutodiffModule<B>,
@@ -181,23 +208,26 @@ where
             Err(error) => Err(Failure::Impossible(error.to_string())),
         }
     });
+    let with = (means, &found);
     let shown = recording
-        .and_then(|recording| shown(&recording, (batch.1, parts), &reductions, (means, &found)));
-    let shown = shown.unwrap_or_else(|failure| {
-        let (Failure::Undefined(why) | Failure::Impossible(why)) = failure;
-        Shown { undecided: Some(why), ..Shown::default() }
-    });
+        .and_then(|recording| shown(&recording, (batch.1, parts), &reductions, with))
+        .unwrap_or_else(|failure| vec![undecided(failure)]);
     proofs.takes(found.needed.get());
     proofs.learn((form, parts.iter().map(Range::len).collect()), shown, settings)
 }
 
-/// What the passes of a recorded step show of a batch of `items` items.
+fn undecided(failure: Failure) -> Shown {
+    let (Failure::Undefined(why) | Failure::Impossible(why)) = failure;
+    Shown::Undecided(why)
+}
+
+/// What a recorded step shows of each pass over a batch of `items` items.
 fn shown<B: Backend, T>(
     recording: &Recording<B, T>,
     (items, parts): (usize, &[Range<usize>]),
     reductions: &[Vec<LossReduction>],
     (means, found): (&Means, &Found),
-) -> Result<Shown, Failure> {
+) -> Result<Vec<Shown>, Failure> {
     let trace = recording.trace();
     let needed = host_bytes_of_rehearsal(trace) * VALUES;
     if means.memory.is_on_host() {
@@ -206,51 +236,78 @@ fn shown<B: Backend, T>(
         }
         found.needed.set(needed);
     }
-    let mut shown = Shown::default();
     let ranges = passes(trace);
-    for (pass, reductions) in ranges.chunks(1 + parts.len()).zip(reductions) {
-        let whole = Part::of(trace, pass[0].clone());
-        if !whole.has_gradients() {
-            continue;
-        }
-        let [reduction] = reductions[..] else {
-            let why = "some of its gradients are added up as means, and some as sums";
-            return Err(Failure::Impossible(why.to_owned()));
+    let passes: Vec<&[Range<usize>]> = ranges.chunks(1 + parts.len()).collect();
+    if reductions.iter().all(Vec::is_empty) {
+        let why = "its gradients are not added to `WeightedGradients`";
+        return Err(Failure::Impossible(why.to_owned()));
+    }
+    let of_pass = |(at, reductions): (usize, &Vec<LossReduction>)| {
+        let next = passes.get(at + 1).map_or(trace.steps.len(), |next| next[0].start);
+        let pass = (passes[at], next);
+        of_pass(recording, (items, parts), pass, reductions, (means, found))
+            .unwrap_or_else(undecided)
+    };
+    Ok(reductions.iter().enumerate().map(of_pass).collect())
+}
+
+/// What is shown of a pass: the steps of the whole batch and of the parts, before `next` the ones
+/// that add its gradients up.
+fn of_pass<B: Backend, T>(
+    recording: &Recording<B, T>,
+    (items, parts): (usize, &[Range<usize>]),
+    (steps, next): (&[Range<usize>], usize),
+    reductions: &[LossReduction],
+    (means, found): (&Means, &Found),
+) -> Result<Shown, Failure> {
+    let impossible = |why: &str| Err(Failure::Impossible(why.to_owned()));
+    let reduction = match reductions {
+        [] => return Ok(Shown::NoGradient),
+        [reduction] => *reduction,
+        _ => return impossible("some gradients are added up as means, and some as sums"),
+    };
+    let trace = recording.trace();
+    let is_changed = (0..).map(TensorIndex).zip(&trace.tensors).any(|(_, tensor)| {
+        let is_gradient = |label: &Label| label.category == Category::Gradient;
+        let Origin::Made(at) = tensor.origin else { return false };
+        let at = at.0 as usize;
+        let is_behind = (steps[0].start..next).contains(&at);
+        let is_within = steps.iter().any(|steps| steps.contains(&at));
+        tensor.label.as_deref().is_some_and(is_gradient) && is_behind && !is_within
+    });
+    if is_changed {
+        return impossible("its gradients are changed before they are added up");
+    }
+    let whole = Part::of(trace, steps[0].clone());
+    let mut gifts = Vec::new();
+    for (range, steps) in parts.iter().zip(&steps[1..]) {
+        let part = Part::of(trace, steps.clone());
+        let host = |a: TensorIndex, b: TensorIndex| {
+            let data = recording.value_of(a).zip(recording.value_of(b));
+            data.map_or(HostData::Other, |(a, b)| compared(&a, &b, items, range))
         };
-        shown.reductions.push(reduction);
-        for (range, steps) in parts.iter().zip(&pass[1..]) {
-            let part = Part::of(trace, steps.clone());
-            let host = |a: TensorIndex, b: TensorIndex| {
-                let data = recording.value_of(a).zip(recording.value_of(b));
-                data.map_or(HostData::Other, |(a, b)| compared(&a, &b, items, range))
-            };
-            let both = [&whole.recording(items), &part.recording(range.len())];
-            match compare(both, &host, (reduction, means.normalizes))? {
-                Ok(gift) => {
-                    // Whether they can be computed at all.
-                    let wanted = gift.wanted(&whole.trace);
-                    let value = &mut |tensor| recording.value_of(tensor);
-                    means.computed(&whole.trace, (&wanted, None), value, found, SOON)?;
-                    shown.gifts.push(gift);
-                }
-                Err(Proved::Differs { coupling, parameter, at }) => {
-                    shown.differs = Some(TrainError::Coupled { coupling, by: None, parameter, at });
-                    return Ok(shown);
-                }
-                Err(Proved::Meet(at)) => {
-                    shown.undecided = Some(format!("items meet in {at}, and may come apart again"));
-                }
-                Err(Proved::Undecided(why)) => shown.undecided = Some(why),
-                Err(Proved::Exact(..) | Proved::Weighs { .. }) => {
-                    unreachable!("that is no result of a comparison")
-                }
+        let both = [&whole.recording(items), &part.recording(range.len())];
+        let gift = match compare(both, &host, (reduction, means.normalizes))? {
+            Ok(gift) => gift,
+            Err(Proved::Differs { coupling, parameter, at }) => {
+                let cause = TrainError::Coupled { coupling, by: None, parameter, at };
+                return Ok(Shown::Differs(coupling, cause));
             }
-        }
+            Err(Proved::Meet(at)) => {
+                return impossible(&format!("items meet in {at}, and may come apart again"));
+            }
+            Err(Proved::Undecided(why)) => return impossible(&why),
+            Err(Proved::Exact(..) | Proved::Weighs { .. }) => {
+                unreachable!("that is no result of a comparison")
+            }
+        };
+        // Whether they can be computed at all.
+        let wanted = gift.wanted(&whole.trace);
+        let value = &mut |tensor| recording.value_of(tensor);
+        means.computed(&whole.trace, (&wanted, None), value, found, SOON)?;
+        gifts.push(gift);
     }
-    if shown.reductions.is_empty() {
-        shown.undecided = Some("its gradients are not added to `WeightedGradients`".to_owned());
-    }
-    Ok(shown)
+    Ok(Shown::Exact(gifts, reduction))
 }
 
 /// The steps of each part that was recorded.
@@ -286,11 +343,6 @@ impl Part {
         Self { trace: part, outputs }
     }
 
-    fn has_gradients(&self) -> bool {
-        let labels = self.trace.tensors.iter().filter_map(|tensor| tensor.label.as_ref());
-        labels.into_iter().any(|label| label.category == Category::Gradient)
-    }
-
     fn recording(&self, items: usize) -> firebox_proof::Recording<'_> {
         let inputs = self.trace.existing().map(|tensor| (u64::from(tensor.0), tensor)).collect();
         let outputs = self.outputs.clone();
@@ -301,13 +353,28 @@ impl Part {
 /// The passes of a step that is recorded for a proof.
 pub(super) struct Proving<'a> {
     parts: &'a [Range<usize>],
-    /// How gradients were added up in each pass.
-    pub(super) reductions: Vec<Vec<LossReduction>>,
+    /// How gradients were added up behind each pass.
+    reductions: Vec<Vec<LossReduction>>,
+    passes: usize,
 }
 
 impl<'a> Proving<'a> {
     pub(super) fn new(parts: &'a [Range<usize>]) -> Self {
-        Self { parts, reductions: Vec::new() }
+        let _ = added_as();
+        Self { parts, reductions: Vec::new(), passes: 0 }
+    }
+
+    /// How gradients were added up behind each pass.
+    pub(super) fn end(mut self) -> Vec<Vec<LossReduction>> {
+        self.end_pass();
+        self.reductions
+    }
+
+    fn end_pass(&mut self) {
+        let added = added_as();
+        if self.passes > 0 {
+            self.reductions.push(added);
+        }
     }
 
     /// Records `step` on all items and on each part.
@@ -317,7 +384,8 @@ impl<'a> Proving<'a> {
         step: &mut dyn FnMut(I) -> T,
         sink: &mut dyn FnMut(T, usize),
     ) {
-        let _ = added_as();
+        self.end_pass();
+        self.passes += 1;
         for range in std::iter::once(0..items).chain(self.parts.iter().cloned()) {
             let share = range.len() as f64 / items as f64;
             let count = range.len();
@@ -328,6 +396,5 @@ impl<'a> Proving<'a> {
             mark::<B::Base>(END);
             sink(output, count);
         }
-        self.reductions.push(added_as());
     }
 }

@@ -169,8 +169,8 @@ where
             }
             false => &[],
         };
-        let (gives, mut giver) =
-            (!gifts.is_empty(), Giver::new(gifts, &record, items, (&means, &found)));
+        let (gives, failed) = (!gifts.is_empty(), RefCell::new(None));
+        let mut giver = Giver::new(gifts, &record, items, (&means, &found), &failed);
         let give = gives.then_some(&mut giver as &mut dyn Give);
         let keeps_statistics = self.planner.has_running_state();
         let queue = &self.on.queue;
@@ -184,13 +184,20 @@ where
         );
         for range in prepared.plan.ranges() {
             let run = &mut |micro| step.borrow_mut()(model, micro);
-            micro_steps.run(range, run, &mut |output, weight, _| {
+            micro_steps.run(range, run, &mut |output, weight, items| {
+                let weight = match gives && failed.borrow().is_none() {
+                    true => items as f64,
+                    false => weight,
+                };
                 watch.heard_nothing()?;
                 if reduction.counts(weight) {
                     queue.alone(|| sink(output, weight));
                 }
                 Ok(())
             })?;
+        }
+        if let Some(why) = failed.take() {
+            log::warn!("outputs of parts are shown as they are: {why}");
         }
         Ok(())
     }

@@ -19,6 +19,8 @@ pub(super) struct Accumulated<M> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Share {
     pub(super) weight: f64,
+    /// The least that the mean is taken over.
+    pub(super) least: f64,
     /// Where `weight` is zero: the items behind them.
     pub(super) items: f64,
 }
@@ -41,6 +43,9 @@ impl<M> Accumulated<M> {
             self.gradients = WeightedGradients::new(self.reduction, weight.total());
         }
         self.weighs_nothing = weight.is_nothing();
+        if let Some(counted) = weight.counted {
+            self.gradients.count(counted, weight.total());
+        }
         Some(&mut self.gradients)
     }
 
@@ -55,10 +60,10 @@ impl<M> Accumulated<M> {
 
     /// What they weigh in a step of several ranks.
     pub(super) fn share(&self) -> Share {
-        let weight = self.gradients.weight();
+        let (weight, least) = (self.gradients.weight(), self.gradients.least());
         match self.weighs_nothing {
-            true => Share { weight: 0.0, items: weight },
-            false => Share { weight, items: 0.0 },
+            true => Share { weight: 0.0, least: 0.0, items: weight },
+            false => Share { weight, least, items: 0.0 },
         }
     }
 

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 
 use crate::check::{
     AROUND, Check, Coupling, Data, Found, Gift, HIDDEN_WEIGHTS, Host, LATER, Means, Numbers,
-    OF_STATISTICS, Outcome, Proved, SplitCheck, ToSplit, proved_weight,
+    OF_STATISTICS, Outcome, Proved, SplitCheck, ToSplit, Weight, proved_weight,
 };
 use crate::components::{LazyComponents, TrainBatch};
 use crate::error::TrainError;
@@ -53,7 +53,14 @@ pub(super) struct Known {
     /// What batches weigh beside others. The first one decides of which that is not the same.
     units: Option<Units>,
     /// What the batch that runs weighs then, and numbers of it that are known already.
-    weight: Option<f64>,
+    weight: Option<Weight>,
+    /// What an item of the latest one weighed, and the least that it would have divided by.
+    each: f64,
+    floor: f64,
+    /// How often a step that had become another program was proved again.
+    again: usize,
+    /// What the user was told of weights.
+    told: Vec<&'static str>,
     numbers: Option<(Option<f64>, Numbers)>,
     /// How losses are reduced, if a proof has found it.
     reduction: Option<LossReduction>,
@@ -263,6 +270,14 @@ impl Known {
         self.reduction.get_or_insert(reduction);
     }
 
+    /// Tells the user something, once.
+    fn tell(&mut self, settings: &Settings, level: log::Level, text: &'static str) {
+        if !self.told.contains(&text) {
+            self.told.push(text);
+            settings.say(level, text);
+        }
+    }
+
     /// Notes that a batch begins, which may not be split.
     pub(super) fn begin(&mut self) {
         (self.gives, self.shares, self.weight, self.numbers) = (false, false, None, None);
@@ -274,7 +289,7 @@ impl Known {
     }
 
     /// What the batch that runs weighs beside others, if that follows from the step.
-    pub(super) fn weight(&self) -> Option<f64> {
+    pub(super) fn weight(&self) -> Option<Weight> {
         self.weight
     }
 
@@ -447,18 +462,13 @@ impl Means {
 
     /// Finds what a batch weighs beside others, if that follows from the step, and the first batch
     /// did not say it.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be found, and did follow for earlier batches, or parts are given numbers that
-    /// ranks have to share.
     pub(super) fn weigh<LC, S>(
         &self,
         known: &mut Known,
         learner: &Learner<LC>,
         to_split: &ToSplit<'_, TrainBatch<LC>, S>,
-    ) -> Result<(), TrainError>
-    where
+        settings: &Settings,
+    ) where
         LC: LazyComponents,
         S: Splitter<TrainBatch<LC>>,
     {
@@ -468,34 +478,69 @@ impl Means {
             known.units.get_or_insert(Units::Stated);
         }
         if known.units == Some(Units::Stated) {
-            return Ok(());
+            return;
         }
-        let has_weight = known.gives || known.together.get(&form) == Some(&true);
         let check = self.check(learner, to_split, (false, true));
-        if has_weight {
-            let numbers = check.numbers(0..items, &known.gifts, scale, LATER)?;
-            known.weight = numbers.weight;
-            known.numbers = Some((scale, numbers));
-        } else if items == 1 {
-            known.weight = check.weight_of_one(&known.gifts)?;
-        }
-        known.took = known.took.max(check.found.needed.get());
-        match known.weight {
-            // Weights of both kinds are the same.
-            Some(weight) if known.units.is_none() && is(weight) => return Ok(()),
-            Some(_) => known.units.get_or_insert(Units::OfStep),
-            None => known.units.get_or_insert(Units::Items),
+        known.weight = match known.units {
+            Some(Units::Items) => None,
+            _ if items == 1 => {
+                let counted = check.count_of_one(&known.gifts).ok().flatten();
+                counted.map(|counted| Weight::of(counted, known.floor))
+            }
+            _ => self.weight_of_step(known, &check, (form, items, scale)),
         };
-        let is_lost = known.units == Some(Units::OfStep) && known.weight.is_none();
-        if known.units == Some(Units::Items) {
-            known.weight = None;
+        known.took = known.took.max(check.found.needed.get());
+        if let Some(Weight { divisor, counted, floor }) = known.weight {
+            // Weights of both kinds are the same.
+            if known.units.is_none() && is(counted) && divisor == counted {
+                return;
+            }
+            known.units = Some(Units::OfStep);
+            (known.each, known.floor) = (counted / items as f64, floor);
+        } else if known.units == Some(Units::OfStep) {
+            let text = "what a batch weighs beside the others of its optimizer step does not follow from the step: it weighs as \
+                 much an item as the one before it";
+            known.tell(settings, log::Level::Warn, text);
+            known.weight = Some(Weight::of(known.each * items as f64, 0.0));
+        } else {
+            known.units = Some(Units::Items);
+            if known.shares || items == 1 {
+                let text = "batches weigh by their items beside the others of their optimizer step: if the loss divides by \
+                     what a batch counts, state that as its weight";
+                let level = if known.shares { log::Level::Warn } else { log::Level::Info };
+                known.tell(settings, level, text);
+            }
         }
-        // Ranks have numbers of their own.
-        if is_lost || to_split.ranks > 1 && known.shares && known.weight.is_none() {
-            let why = "what it weighs beside the others of its optimizer step does not follow from each of them";
-            return Err(TrainError::NoNumbers { why: why.to_owned() });
+    }
+
+    /// What a batch of several items weighs beside others, as its step shows it.
+    fn weight_of_step<LC, S>(
+        &self,
+        known: &mut Known,
+        check: &Check<'_, LC, S>,
+        (form, items, scale): (Option<StructuralHash>, usize, Option<f64>),
+    ) -> Option<Weight>
+    where
+        LC: LazyComponents,
+        S: Splitter<TrainBatch<LC>>,
+    {
+        if !(known.gives || known.together.get(&form) == Some(&true)) {
+            return None;
         }
-        Ok(())
+        let numbers = |known: &Known| check.numbers(0..items, &known.gifts, scale, LATER).ok();
+        let mut found = numbers(known)?;
+        let is_known = |known: &Known, found| known.gifts.iter().any(|gift| gift.is_of(found));
+        // A step that has become another program is proved again, if that is not so time and again.
+        if !is_known(known, &found) && known.again < ATTEMPTS {
+            known.again += 1;
+            if let Proved::Exact(gifts, _) = check.prove(&[0..items / 2, items / 2..items]) {
+                known.remember(gifts);
+                found = numbers(known)?;
+            }
+        }
+        let weight = found.weight;
+        known.numbers = Some((scale, found));
+        weight
     }
 
     /// Compares gradients, unless it is already `known` whether the batch may be split. Returns the

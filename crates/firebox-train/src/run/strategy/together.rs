@@ -102,9 +102,9 @@ where
         // A failure of the device belongs to this rank, before the others give their gradients.
         self.on.watch.check()?;
         let has = has_gradient::<LC::Backend, _>(&self.learner.model(), accumulated.so_far());
-        let Share { weight, items } = accumulated.share();
+        let Share { weight, least, items } = accumulated.share();
         let follows = self.known.follows();
-        let words = self.agree(Word::Step { weight, items, follows, has })?;
+        let words = self.agree(Word::Step { weight, least, items, follows, has })?;
         words.map(|words| step_of(&words, self.reduction())).transpose()
     }
 
@@ -201,12 +201,17 @@ fn step_of(words: &[Word], reduction: LossReduction) -> Result<Step, TrainError>
         Word::Step { weight, .. } => *weight,
         _ => 0.0,
     };
-    let weight: f64 = words.iter().map(weight_of).sum();
+    let least_of = |word: &Word| match word {
+        Word::Step { least, .. } => *least,
+        _ => 0.0,
+    };
+    let least = words.iter().map(least_of).fold(0.0, f64::max);
+    let weight = words.iter().map(weight_of).sum::<f64>().max(least);
     let weighs_nothing = reduction == LossReduction::Mean && weight == 0.0;
     let mut step = Step { total: weight, weighs_nothing, has: Vec::new() };
     let mut units = None;
     for (rank, word) in words.iter().enumerate() {
-        let Word::Step { weight, items, has, follows } = word else { continue };
+        let Word::Step { weight, items, has, follows, .. } = word else { continue };
         if follows.is_some()
             && *weight != 0.0
             && units.replace(*follows).is_some_and(|it| it != *follows)

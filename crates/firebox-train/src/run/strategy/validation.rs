@@ -1,5 +1,6 @@
 //! The validation of an epoch: forward passes only, while the optimizer's state stays in memory.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use burn::data::dataloader::{DataLoader, Progress};
@@ -93,8 +94,8 @@ where
             }
             false => &[],
         };
-        let (gives, mut giver) =
-            (!gifts.is_empty(), Giver::new(gifts, &record, items, (&means, &found)));
+        let (gives, failed) = (!gifts.is_empty(), RefCell::new(None));
+        let mut giver = Giver::new(gifts, &record, items, (&means, &found), &failed);
         let give = gives.then_some(&mut giver as &mut dyn Give);
         let mut micro_steps = MicroSteps::<LC::Inner, _, _, _>::new(
             planner,
@@ -112,20 +113,31 @@ where
         }
         for range in prepared.plan.ranges() {
             let done = (range.end, items);
-            micro_steps.run(range, &mut |micro| model.step(micro), &mut |output, weight, _| {
-                // A micro-batch that counts nothing has no loss: its mean is not a number.
-                if !reduction.counts(weight) {
-                    return Ok(());
-                }
-                let output = Output::of_latest(output, done);
-                if join.is_some() {
-                    at.show(screen, Phase::Validation, done);
-                    parts.add(output, weight);
-                } else {
-                    sender.validated(at, output);
-                }
-                Ok(())
-            })?;
+            micro_steps.run(
+                range,
+                &mut |micro| model.step(micro),
+                &mut |output, weight, items| {
+                    let weight = match gives && failed.borrow().is_none() {
+                        true => items as f64,
+                        false => weight,
+                    };
+                    // A micro-batch that counts nothing has no loss: its mean is not a number.
+                    if !reduction.counts(weight) {
+                        return Ok(());
+                    }
+                    let output = Output::of_latest(output, done);
+                    if join.is_some() {
+                        at.show(screen, Phase::Validation, done);
+                        parts.add(output, weight);
+                    } else {
+                        sender.validated(at, output);
+                    }
+                    Ok(())
+                },
+            )?;
+        }
+        if let Some(why) = failed.take() {
+            log::warn!("outputs of parts are shown as they are: {why}");
         }
         if let Some(join) = join {
             let queue = &self.on.queue;

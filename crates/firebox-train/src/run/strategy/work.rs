@@ -115,7 +115,8 @@ where
         if self.puts_together() {
             let to_split = self.to_split(planner, batch, (items, weight), Vec::new());
             let means = Means::of(planner, prepared.held);
-            means.weigh(&mut self.known, &self.learner, &to_split)?;
+            let settings = &self.strategy.settings;
+            means.weigh(&mut self.known, &self.learner, &to_split, settings);
         }
         self.make_room(planner, &prepared)?;
         self.save_trace(batch)?;
