@@ -10,7 +10,7 @@ mod random;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use burn::backend::{Autodiff, Flex};
@@ -364,10 +364,15 @@ fn in_64_bits() -> <B as burn::tensor::backend::BackendTypes>::Device {
     device
 }
 
+/// One test at a time: burn-autodiff may lose a part of a graph that one thread records while a
+/// backward pass of another ends.
+fn alone() -> impl Drop {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The same numbers in all tests.
 fn net(device: &<B as burn::tensor::backend::BackendTypes>::Device) -> Net<B> {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock();
     <B as Backend>::seed(device, 7);
     let net = wide(Net::<B>::new(device));
     firebox::initialize::<B, _>(&net);
@@ -377,6 +382,7 @@ fn net(device: &<B as burn::tensor::backend::BackendTypes>::Device) -> Net<B> {
 /// The losses of burn-nn and others: what is said of each, and that it is right.
 #[test]
 fn losses() {
+    let _alone = alone();
     let device = in_64_bits();
     let model = net(&device);
     let (mut table, mut counted) = (Vec::new(), Vec::new());
@@ -404,6 +410,7 @@ fn losses() {
 /// Parts of one item have no sums over dimensions of one.
 #[test]
 fn parts_of_one_item() {
+    let _alone = alone();
     let device = in_64_bits();
     let model = net(&device);
     for (name, expected) in LOSSES.iter().filter(|(_, said)| ["mean", "sum"].contains(said)) {
@@ -432,6 +439,7 @@ where
 
 #[test]
 fn models() {
+    let _alone = alone();
     of_zoo::<zoo::Mlp<B>>("mean");
     of_zoo::<zoo::Wide<B>>("mean");
     of_zoo::<zoo::Gpt<B>>("mean");
@@ -469,6 +477,7 @@ fn setting(name: &str, default: u64) -> u64 {
 /// What is proved of random programs is so.
 #[test]
 fn random_programs() {
+    let _alone = alone();
     let device = in_64_bits();
     let net = net(&device);
     let (from, cases) = (setting("PROOF_FROM", 1), setting("PROOF_CASES", 200));
