@@ -58,6 +58,7 @@ where
         items,
         parameters: parameter_bytes(model),
         firebox: env!("CARGO_PKG_VERSION").to_owned(),
+        splits: None,
     };
     let mut planning = Planning::begin(items, shows);
     let record = |split: Split, at: RecordingProgress| {

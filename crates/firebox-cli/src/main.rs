@@ -92,6 +92,9 @@ fn show(path: &Path) -> anyhow::Result<()> {
     println!("parameters  {}", about.parameters);
     println!("recorded    on {}, a batch of {} items", about.backend, about.items);
     println!("firebox     {}", about.firebox);
+    if let Some(splits) = &about.splits {
+        println!("splits      {splits}");
+    }
     if let Ok(whole) = trace.sample(firebox::plan::Split::whole(about.items)) {
         println!("operations  {} in two iterations on a whole batch", whole.trace.calls().count());
     }

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 type B = Autodiff<Lazy<Flex>>;
 
-/// Two traces, saved once for all tests.
+/// Traces, saved once for all tests.
 struct Files {
     folder: TempDir,
 }
@@ -29,6 +29,7 @@ impl Files {
             save::<zoo::Mlp<B>>(24, &folder.path().join("mlp.trace"));
             // Whole batches need no more items.
             save::<zoo::Autoencoder<B>>(4, &folder.path().join("autoencoder.trace"));
+            save::<zoo::Cnn<B>>(24, &folder.path().join("cnn.trace"));
             Self { folder }
         })
     }
@@ -178,6 +179,13 @@ fn wrong_uses_say_what_is_wrong() {
     assert!(text(&firebox("show cut.trace"), 1).contains("incomplete"));
     std::fs::write(files.path("text.trace"), "nothing").expect("the folder is there");
     assert!(text(&firebox("show text.trace"), 1).contains("no trace of firebox"));
+}
+
+#[test]
+fn what_a_trace_shows_of_splits_is_said() {
+    assert!(text(&firebox("show mlp.trace"), 0).contains("splits      exact: a mean over items"));
+    let cnn = text(&firebox("show cnn.trace"), 0);
+    assert!(cnn.contains("splits      not exact: items meet in `float_sub` behind `norm"), "{cnn}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::saved::SavedTrace;
 const MAGIC: &[u8; 14] = b"firebox trace\0";
 
 /// The number of this format.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// The length of the header: magic, format, length, hash.
 const HEADER: usize = MAGIC.len() + size_of::<u32>() + size_of::<u64>() + blake3::OUT_LEN;

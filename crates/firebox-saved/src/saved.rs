@@ -28,6 +28,9 @@ pub struct About {
     pub parameters: Bytes,
     /// The version of firebox that recorded it.
     pub firebox: String,
+    /// What the recorded operations show of whether its batches may be split, and where items meet
+    /// if not. `None` if they were not looked at.
+    pub splits: Option<String>,
 }
 
 impl About {
@@ -257,6 +260,7 @@ pub(crate) mod tests {
             items,
             parameters: Bytes::ZERO,
             firebox: "0.1.0".into(),
+            splits: None,
         };
         // From the third on, micro-batches of one size repeat the last.
         let short = |run: Run| Run { count: run.count.min(3), ..run };

@@ -12,6 +12,7 @@ use firebox_recompute::Rates;
 use firebox_saved::{About, InstantiateError, RecordingProgress, Sample, SaveError, SavedTrace};
 use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
 
+use crate::check::{Coupling, Gift, Means, Proved, ToSplit};
 use crate::components::{LazyComponents, TrainBatch};
 use crate::error::{Phase, TrainError};
 use crate::parameters::parameter_bytes;
@@ -23,9 +24,11 @@ use crate::planner::recompute::{Attempt, Passes, RecomputePolicy};
 use crate::planner::rehearsal::{Iterations, RehearsalPlan, rehearse_training};
 use crate::planner::shape::Shape;
 use crate::planner::speed::Speed;
+use crate::reduction::LossReduction;
 use crate::report::PlanReport;
 use crate::settings::Settings;
 use crate::splitter::Splitter;
+use crate::weights;
 use crate::whole::Joining;
 
 /// Records the step of a learner for all batch sizes. `settle` is called after each recording that
@@ -50,6 +53,7 @@ where
         items,
         parameters: parameter_bytes::<LC::Backend, _>(&model),
         firebox: env!("CARGO_PKG_VERSION").to_owned(),
+        splits: splits(learner, (splitter, batch, items), settings),
     };
     let course = RehearsalPlan {
         iterations: Iterations::Two,
@@ -82,6 +86,55 @@ where
         SaveError::Recording { cause, .. } => cause,
         SaveError::EmptyBatch => TrainError::EmptyBatch { phase: Phase::Training },
         irregular => TrainError::NotSaved { message: irregular.to_string() },
+    })
+}
+
+/// What the recorded step shows of whether batches may be split.
+fn splits<LC, S>(
+    learner: &burn::train::Learner<LC>,
+    (splitter, batch, items): (&S, &TrainBatch<LC>, usize),
+    settings: &Settings,
+) -> Option<String>
+where
+    LC: LazyComponents,
+    S: Splitter<TrainBatch<LC>>,
+{
+    if items < 2 {
+        return None;
+    }
+    let planner = settings.planner::<LC::Backend, _>(&learner.model()).ok()?;
+    let weight = splitter.weight(batch);
+    let of = ToSplit {
+        batch,
+        items,
+        weight,
+        micro_batch: items / 2,
+        form: None,
+        parts: vec![0..items / 2, items / 2..items],
+        splitter,
+        reduction: settings.reduction(),
+        is_declared: settings.reduction.is_some(),
+        ranks: 1,
+        weighs: weights::differ(weight, items as f64, items),
+        scale: None,
+    };
+    let proved =
+        Means::of(&planner, Bytes::ZERO).check(learner, &of, (true, false)).prove(&of.parts);
+    Some(match proved {
+        Proved::Exact(gifts, reduction) => {
+            let of = match reduction {
+                LossReduction::Mean => "a mean over items",
+                LossReduction::Sum => "a sum over items",
+            };
+            let is_given = gifts.iter().any(Gift::is_given);
+            let given = if is_given { ", parts are given numbers of their batch" } else { "" };
+            format!("exact: {of}{given}")
+        }
+        Proved::Differs { at: Some(at), .. } => format!("not exact: items meet in {at}"),
+        Proved::Differs { coupling, .. } => format!("not exact: {coupling}"),
+        Proved::Weighs { .. } => format!("not exact: {}", Coupling::Weights),
+        Proved::Meet(at) => format!("not known: items meet in {at}, and may come apart again"),
+        Proved::Undecided(why) => format!("not known: {why}"),
     })
 }
 

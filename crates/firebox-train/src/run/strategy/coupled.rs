@@ -382,7 +382,7 @@ impl Means {
         Ok(needed.max(of_batch.transpose()?.unwrap_or_default()))
     }
 
-    fn check<'a, LC, S>(
+    pub(crate) fn check<'a, LC, S>(
         &'a self,
         learner: &'a Learner<LC>,
         of: &'a ToSplit<'a, TrainBatch<LC>, S>,
