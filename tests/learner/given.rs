@@ -80,6 +80,8 @@ enum Loss {
     Focal,
     /// A sum over the items.
     Sum,
+    /// A sum over the items, and a penalty on parameters.
+    Penalty,
     /// A sum of items that are weighted by what their batch has.
     Shares,
     /// A second term with a denominator of its own comes later.
@@ -88,13 +90,14 @@ enum Loss {
     Uploads,
 }
 
-const LOSSES: [Loss; 9] = [
+const LOSSES: [Loss; 10] = [
     Loss::ByClass,
     Loss::Counted,
     Loss::Advantages,
     Loss::Tasks,
     Loss::Inputs,
     Loss::Sum,
+    Loss::Penalty,
     Loss::Shares,
     Loss::Later,
     Loss::Uploads,
@@ -169,6 +172,10 @@ impl<B: Backend> Net<B> {
             }
             Loss::Inputs => squares().mean(),
             Loss::Sum => squares().sum() * 0.1,
+            Loss::Penalty => {
+                let sum = |weight: Tensor<B, 2>| weight.clone().square().sum() + weight.sum();
+                squares().sum() * 0.1 + sum(self.first.weight.val()) + sum(self.last.weight.val())
+            }
             Loss::Shares => {
                 let shares = softmax(batch.targets.clone().mean_dim(1) * 3.0, 0);
                 (squares() * shares).sum()
@@ -297,7 +304,7 @@ fn batches_that_are_accumulated_have_their_own_numbers() {
     let _lock = random_state();
     for loss in LOSSES {
         let whole = train!(B, loss, 2, &|builder| match loss {
-            Loss::Sum => builder.reduction(LossReduction::Sum),
+            Loss::Sum | Loss::Penalty => builder.reduction(LossReduction::Sum),
             _ => builder,
         });
         let found = train!(B, loss, 2, &|builder| builder);

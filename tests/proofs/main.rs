@@ -24,7 +24,7 @@ use firebox_dry::compute_values;
 use firebox_lazy::{LazyBackend, Recording, StepRecorder, label, mark};
 use firebox_proof::{Adds, CUT, Given, HostData, Proof, prove};
 use firebox_testing::zoo::{self, Zoo};
-use firebox_trace::{Category, Label, Trace};
+use firebox_trace::{Category, Label, TensorIndex, Trace};
 
 use crate::losses::{Batch, LOSSES, Net};
 
@@ -178,7 +178,7 @@ fn gradient<M>(
     model: &M,
     batch: &<M as TrainStep>::Input,
     range: Range<usize>,
-    given: &[Given],
+    (given, once): (&[Given], &[[TensorIndex; 2]]),
 ) -> Option<Vec<f64>>
 where
     M: TrainStep<Input: MicroBatch> + AutodiffModule<B>,
@@ -206,6 +206,11 @@ where
                 assert!(recording.give(given.part, data), "{given:?}");
             }
         }
+        for [_, part] in once.iter().filter(|_| range.start > 0) {
+            let of = recording.trace().tensor(*part).ty.clone();
+            let zeros = TensorData::zeros::<f64, _>(of.shape.clone()).convert_dtype(of.dtype);
+            assert!(recording.give(*part, zeros));
+        }
         let grads = recording.run();
         let mut numbers = Numbers(&grads, Vec::new());
         model.visit(&mut numbers);
@@ -224,17 +229,21 @@ fn apart<M>(
 where
     M: TrainStep<Input: MicroBatch> + AutodiffModule<B>,
 {
-    let whole = gradient(model, batch, 0..ITEMS, &[])?;
+    let whole = gradient(model, batch, 0..ITEMS, (&[], &[]))?;
     let mut largest = whole.iter().fold(0.0, |most: f64, number| most.max(number.abs()));
     let mut by = |given: fn(&Adds) -> &Option<Vec<Given>>, is_mean: bool| -> Option<f64> {
         let mut sum = vec![0.0; whole.len()];
         for (at, part) in parts.iter().enumerate() {
             let share = part.len() as f64 / ITEMS as f64;
-            let given = match proofs.get(at) {
-                Some(Proof::Adds(adds)) => given(adds).clone().unwrap_or_default(),
-                _ => Vec::new(),
+            let (given, once) = match proofs.get(at) {
+                Some(Proof::Adds(adds)) => {
+                    let once = adds.once_in.clone().filter(|_| !is_mean).unwrap_or_default();
+                    (given(adds).clone().unwrap_or_default(), once)
+                }
+                _ => (Vec::new(), Vec::new()),
             };
-            for (sum, number) in sum.iter_mut().zip(gradient(model, batch, part.clone(), &given)?) {
+            let gradient = gradient(model, batch, part.clone(), (&given, &once))?;
+            for (sum, number) in sum.iter_mut().zip(gradient) {
                 *sum += if is_mean { share * number } else { number };
                 largest = largest.max(number.abs() * share);
             }
@@ -256,7 +265,7 @@ fn apart_as_batches<M>(
 where
     M: TrainStep<Input: MicroBatch> + AutodiffModule<B>,
 {
-    let whole = gradient(model, batch, 0..ITEMS, &[])?;
+    let whole = gradient(model, batch, 0..ITEMS, (&[], &[]))?;
     let computed = |recording: &Recording<Flex, ()>, wanted: &[_], known: Option<(_, f64)>| {
         let later = Instant::now() + Duration::from_secs(60);
         let is_known: Vec<_> = known.iter().map(|(tensor, _)| *tensor).collect();
@@ -289,7 +298,7 @@ where
         let recording = recorded(model, batch, part.clone()).ok()?;
         let weight = computed(&recording, &counts.sum[1..], None)?[0][0];
         total += weight;
-        for (sum, number) in sum.iter_mut().zip(gradient(model, batch, part.clone(), &[])?) {
+        for (sum, number) in sum.iter_mut().zip(gradient(model, batch, part.clone(), (&[], &[]))?) {
             *sum += weight * number;
         }
     }
@@ -347,7 +356,7 @@ fn judged(name: &str, proofs: &[Proof], apart: Option<(f64, f64)>) -> End {
     if all(|adds| &adds.mean) {
         assert!(mean < TOLERANCE, "{name} is no mean: {mean:.1e}");
     }
-    if all(|adds| &adds.sum) && adds.once.is_none() {
+    if all(|adds| &adds.sum) && (adds.once.is_none() || adds.once_in.is_some()) {
         assert!(sum < TOLERANCE, "{name} is no sum: {sum:.1e}");
     }
     match said {

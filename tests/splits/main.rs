@@ -217,6 +217,8 @@ fn apart(a: &Gradient, b: &Gradient, scales: &[f64]) -> f64 {
 struct Truth {
     /// The gradient that training must use: that of the loader batches, each taken whole.
     expected: Option<Gradient>,
+    /// The same by the weights that batches state, which count where nothing is proved.
+    stated: Option<Gradient>,
     /// The gradient of the first batch, which is trained on if nothing weighs anything.
     first: Gradient,
     /// The difference between the gradient of a batch and that of its items taken one by one.
@@ -249,8 +251,26 @@ impl Truth {
             apart(&whole, &singles.unwrap_or_else(|| zeros_like(&whole)), &scales)
         });
         let coupled = coupled.fold(0.0, f64::max);
-        let expected = joined(&wholes, case.reduction);
-        Self { expected, first: wholes[0].0.clone(), coupled, scales }
+        let stated = joined(&wholes, case.reduction);
+        // Batches that are put together weigh what their loss divides by, unless the first one for
+        // which that is not its items says something else.
+        let says = |batch: &Batch<B>, weight: f64| weight != batch.items().expect("agree") as f64;
+        let divides_by = case.judge.loss.divides_by().filter(|by| {
+            let decides = batches.iter().find_map(|batch| {
+                let is_stated = says(batch, batch.weight());
+                (is_stated || says(batch, batch.saying(*by).weight())).then_some(!is_stated)
+            });
+            batches.len() > 1 && case.reduction == LossReduction::Mean && decides == Some(true)
+        });
+        let expected = match divides_by {
+            Some(by) => {
+                let weighed = batches.iter().zip(wholes.iter().cloned());
+                let weighed = weighed.map(|(batch, (of, _))| (of, batch.saying(by).weight()));
+                joined(&weighed.collect::<Vec<_>>(), case.reduction)
+            }
+            None => stated.clone(),
+        };
+        Self { expected, stated, first: wholes[0].0.clone(), coupled, scales }
     }
 }
 
@@ -398,7 +418,10 @@ fn run(case: &Case) -> Result<End, TestCaseError> {
     if truth.coupled.is_infinite() && !is_finite(&steps) {
         return Ok(End::NoNumber);
     }
-    let by = apart(&steps, &expected, &truth.scales);
+    let mut by = apart(&steps, &expected, &truth.scales);
+    if !matches!(fitted.split_check, SplitCheck::Proved | SplitCheck::NotNeeded) {
+        by = truth.stated.map_or(by, |stated| by.min(apart(&steps, &stated, &truth.scales)));
+    }
     if by > TOLERANCE && matches!(fitted.split_check, SplitCheck::Unknown(_)) {
         return Ok(End::Said);
     }

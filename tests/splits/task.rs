@@ -93,6 +93,11 @@ impl<B: Backend> Batch<B> {
         }
     }
 
+    /// The same batch that says another weight.
+    pub fn saying(&self, weight: Weight) -> Self {
+        Self { said: (weight, self.said.1), ..self.clone() }
+    }
+
     fn weight(&self) -> f64 {
         let [items, length] = self.targets.dims();
         let (weight, each_token) = self.said;
@@ -114,6 +119,17 @@ pub enum By {
     Mean,
     Sum,
     BatchMean,
+}
+
+impl Loss {
+    /// What it divides by, if the batch counts that.
+    pub fn divides_by(self) -> Option<Weight> {
+        match self {
+            Self::CrossEntropy { weights: true, .. } => Some(Weight::Classes),
+            Self::RealTokens => Some(Weight::Tokens),
+            _ => None,
+        }
+    }
 }
 
 /// A loss.

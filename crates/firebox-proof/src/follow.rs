@@ -102,6 +102,8 @@ pub(crate) struct Follow<'a> {
     pub(crate) met: Vec<Meeting>,
     /// The first call with a number of the host that was taken for the number of items.
     pub(crate) assumed: Option<String>,
+    /// What occurs once for each batch and is added to a sum over items.
+    pub(crate) joins: Vec<Root>,
     /// The steps with numbers of the host that are others in the part.
     pub(crate) sized: HashSet<usize>,
     /// Host data that the parts have as the whole has it.
@@ -134,6 +136,7 @@ impl<'a> Follow<'a> {
             name: String::new(),
             met: Vec::new(),
             assumed: None,
+            joins: Vec::new(),
             sized: HashSet::new(),
             hosts: Vec::new(),
             without_rule: None,
@@ -507,6 +510,7 @@ impl<'a> Follow<'a> {
             let others = values[selects..].iter().filter(|value| !is_sum(value) && !value.zero);
             for other in others {
                 once = true;
+                self.joins.push(other.root);
                 // What is added once may follow from the batch.
                 added.extend(other.factor().filter(|given| !given.is_empty()).map(Term::of));
             }
@@ -778,6 +782,31 @@ impl<'a> Follow<'a> {
             next.extend(inputs);
         }
         sum
+    }
+
+    /// The tensors that are added to sums over items and occur once for each batch, in both
+    /// recordings, with these `others`. `None` if one cannot be nothing in a part without another
+    /// effect.
+    pub(crate) fn once(&self, others: Vec<TensorIndex>) -> Option<Vec<[TensorIndex; 2]>> {
+        let trace = self.traces[0];
+        let joined = self.joins.iter().map(|root| match root {
+            Root::Number(tensor) | Root::Tensor(tensor) => Some(*tensor),
+            Root::Items | Root::Inside(_) => None,
+        });
+        let mut tensors = joined.collect::<Option<Vec<TensorIndex>>>()?;
+        let joins = tensors.clone();
+        tensors.extend(others);
+        tensors.sort_unstable();
+        tensors.dedup();
+        let inputs = || trace.steps.iter().flat_map(Step::inputs).map(|input| input.tensor);
+        let once = tensors.into_iter().map(|tensor| {
+            let made = trace.tensor(tensor).origin != Origin::Existing;
+            let used = inputs().filter(|input| *input == tensor).count();
+            let joined = joins.iter().filter(|join| **join == tensor).count();
+            (made && used == joined).then_some(())?;
+            Some([tensor, *self.to_other.get(&tensor)?])
+        });
+        once.collect()
     }
 
     /// The path of the module whose parameters were used last before a step.

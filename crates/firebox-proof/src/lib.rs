@@ -95,6 +95,9 @@ pub struct Adds {
     /// The path of a parameter whose gradient has a summand that occurs once for each batch, such
     /// as a penalty. In a sum it would be counted once for each part.
     pub once: Option<String>,
+    /// The tensors, of the batch and of the part, that have such summands. Where they are zero in all
+    /// parts but one, sums add up. `None` if that would have another effect.
+    pub once_in: Option<Vec<[TensorIndex; 2]>>,
     /// By what the gradients are divided where they add up like means, if that is one number.
     pub counts: Option<Counts>,
     /// Data of the host that became tensors of the two, and what that of the part is to that of the
@@ -194,6 +197,7 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>, all: 
     }
     let mut mixed: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
     let (mut terms, mut once, mut given_once) = (BTreeSet::new(), None, BTreeSet::new());
+    let mut alone = Vec::new();
     for (&(path, pass), gradient) in &gradients {
         let is_same = follow.to_other.get(gradient) == others.get(&(path, pass));
         let Some(value) = follow.value(*gradient).filter(|_| is_same) else {
@@ -210,6 +214,7 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>, all: 
             Kind::Fixed(_) if value.zero => {}
             Kind::Fixed(given) => {
                 once.get_or_insert_with(|| path.to_owned());
+                alone.push(*gradient);
                 given_once.extend(given.iter().copied());
             }
             Kind::ByItem(..) => {
@@ -243,6 +248,16 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>, all: 
         Ok(adds) => adds,
         Err(why) => return Proof::Undecided(why.to_owned()),
     };
+    if gradients.is_empty() {
+        let of = |output: &&TensorIndex| {
+            let kind = follow.value(**output).map(|value| &value.kind);
+            matches!(kind, Some(Kind::Sum { once: true, .. }))
+        };
+        adds.once = whole.outputs.iter().find(of).map(|_| "an output".to_owned());
+    }
+    if adds.once.is_some() {
+        adds.once_in = follow.once(alone);
+    }
     if adds.needs_nothing() && !gradients.is_empty() {
         return Proof::Adds(adds);
     }
@@ -344,7 +359,14 @@ fn added(
     let mean = shares.map(|shares| given(&shares)).transpose()?;
     match mean.is_none() && sum.is_none() {
         true => Err("a sum over items stands beside what is no sum"),
-        false => Ok(Adds { mean, sum, once: once.clone(), counts, hosts: follow.hosts.clone() }),
+        false => Ok(Adds {
+            mean,
+            sum,
+            once: once.clone(),
+            once_in: None,
+            counts,
+            hosts: follow.hosts.clone(),
+        }),
     }
 }
 

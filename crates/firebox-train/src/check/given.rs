@@ -15,11 +15,12 @@ use burn::tensor::backend::Backend;
 use firebox_dry::{Leading, compute_values};
 use firebox_lazy::{Recording, StepRecorder, host_bytes_of_rehearsal};
 use firebox_proof::{Adds, CUT, Given, HostData};
-use firebox_trace::{Bytes, Mark, Step, TensorIndex, Trace};
+use firebox_trace::{Bytes, Mark, Step, TensorIndex, TensorInfo, TensorType, Trace};
 use rustc_hash::{FxHashMap, FxHasher};
 
 use super::{Check, Failure, Found, MOST, Means, Rows};
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
+use crate::reduction::LossReduction;
 use crate::splitter::Splitter;
 
 /// How long the host may compute the numbers of a batch, for them to be given.
@@ -42,6 +43,8 @@ pub(crate) struct Gift {
     part: Program,
     /// Where the whole has a number, and where the part.
     given: Vec<(Place, Place, Given)>,
+    /// What is zero in all parts but the first.
+    once: Vec<Place>,
     /// The same of host data, and what that of the part is to that of the whole.
     hosts: Vec<(Place, Place, HostData)>,
     counts: Option<Counts>,
@@ -134,8 +137,9 @@ impl Gift {
     pub(super) fn of(
         (whole, part): (&Trace, &Trace),
         given: &[Given],
-        Adds { hosts, counts, .. }: &Adds,
+        (adds, reduction): (&Adds, LossReduction),
     ) -> Option<Self> {
+        let Adds { hosts, counts, once_in, .. } = adds;
         let (whole, part) = (Computing::of(whole), Computing::of(part));
         let places = given
             .iter()
@@ -143,6 +147,8 @@ impl Gift {
         let places: Vec<(Place, Place, Given)> = places.collect::<Option<_>>()?;
         let hosts = hosts.iter().map(|(a, b, is)| Some((whole.place(*a)?, part.place(*b)?, *is)));
         let hosts: Vec<(Place, Place, HostData)> = hosts.collect::<Option<_>>()?;
+        let once = once_in.iter().flatten().filter(|_| reduction == LossReduction::Sum);
+        let once = once.map(|[_, of_part]| part.place(*of_part)).collect::<Option<_>>()?;
         let counts = counts.as_ref().and_then(|counts| {
             let scales = counts.scales.iter().map(|(scale, by)| Some((whole.place(*scale)?, *by)));
             let sum = [whole.place(counts.sum[0])?, part.place(counts.sum[1])?];
@@ -150,7 +156,7 @@ impl Gift {
             Some(Counts { sum, leading, scales: scales.collect::<Option<_>>()? })
         });
         let (whole, part) = (whole.program(), part.program());
-        Some(Self { whole, part, given: places, hosts, counts })
+        Some(Self { whole, part, given: places, once, hosts, counts })
     }
 
     /// What the recording of the whole has to compute.
@@ -171,12 +177,12 @@ impl Gift {
 
     /// Whether there is something to give.
     pub(crate) fn is_given(&self) -> bool {
-        !self.given.is_empty()
+        !(self.given.is_empty() && self.once.is_empty())
     }
 
     /// Whether there is something to give, or to compare.
     pub(crate) fn is_any(&self) -> bool {
-        !(self.given.is_empty() && self.hosts.is_empty())
+        self.is_given() || !self.hosts.is_empty()
     }
 }
 
@@ -242,7 +248,12 @@ impl Numbers {
             let data = given.to_part(&self.values[of_whole], range, items)?;
             Some((part.tensor(*of_part)?, data))
         });
-        given.collect()
+        let once = gift.once.iter().filter(|_| range.start > 0).map(|of_part| {
+            let tensor = part.tensor(*of_part)?;
+            let TensorInfo { ty, .. } = trace.tensor(tensor);
+            Some((tensor, zeros(ty)))
+        });
+        given.chain(once).collect()
     }
 }
 
@@ -473,6 +484,11 @@ impl Share {
         let given = self.numbers.to_part(&self.gifts, (part.trace(), &data), of);
         given.ok_or_else(|| Failure::Impossible("some items run another program".to_owned()))
     }
+}
+
+fn zeros(of: &TensorType) -> TensorData {
+    let bytes = vec![0; Bytes::of_elements(&of.shape, of.dtype).get() as usize];
+    TensorData::from_bytes_vec(bytes, of.shape.clone(), of.dtype)
 }
 
 /// What host data of a part is to that of all `items` items. Items come first.

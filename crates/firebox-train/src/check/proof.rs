@@ -259,12 +259,12 @@ pub(crate) fn compare(
         (LossReduction::Mean, Some(given), _) => given,
         (LossReduction::Mean, None, _) => return differs(Coupling::Sum, None),
         (LossReduction::Sum, _, None) => return differs(Coupling::Mean, None),
-        (LossReduction::Sum, _, Some(_)) if adds.once.is_some() => {
+        (LossReduction::Sum, _, Some(_)) if adds.once.is_some() && adds.once_in.is_none() => {
             return differs(Coupling::Penalty, adds.once.clone());
         }
         (LossReduction::Sum, _, Some(given)) => given,
     };
-    let gift = Gift::of((whole.trace, part.trace), given, &adds);
+    let gift = Gift::of((whole.trace, part.trace), given, (&adds, reduction));
     let defect = || Failure::Impossible("a number of the batch has no step".to_owned());
     Ok(Ok(gift.ok_or_else(defect)?))
 }
