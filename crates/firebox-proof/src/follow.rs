@@ -6,7 +6,7 @@ use burn_ir::{NumericOperationIr, OperationIr, ScalarIr, TensorIr};
 use burn_std::Shape;
 use firebox_trace::{Call, Category, Origin, Step, TensorIndex, Trace};
 
-use crate::pairs::{Cut, Found, Others, computes};
+use crate::pairs::{ADD, Cut, Found, Others, computes};
 use crate::value::{Axis, By, Kind, Root, Term, Terms, Value, collapsed, is_summed, terms_of};
 use crate::{HostData, Recording};
 
@@ -793,20 +793,29 @@ impl<'a> Follow<'a> {
             Root::Number(tensor) | Root::Tensor(tensor) => Some(*tensor),
             Root::Items | Root::Inside(_) => None,
         });
-        let mut tensors = joined.collect::<Option<Vec<TensorIndex>>>()?;
-        let joins = tensors.clone();
-        tensors.extend(others);
-        tensors.sort_unstable();
-        tensors.dedup();
+        let joins = joined.collect::<Option<Vec<TensorIndex>>>()?;
+        let times = |tensor| joins.iter().filter(|join| **join == tensor).count();
+        let all: BTreeSet<TensorIndex> = joins.iter().copied().chain(others).collect();
+        let mut next: Vec<(TensorIndex, usize)> =
+            all.into_iter().map(|tensor| (tensor, times(tensor))).collect();
         let inputs = || trace.steps.iter().flat_map(Step::inputs).map(|input| input.tensor);
-        let once = tensors.into_iter().map(|tensor| {
-            let made = trace.tensor(tensor).origin != Origin::Existing;
-            let used = inputs().filter(|input| *input == tensor).count();
-            let joined = joins.iter().filter(|join| **join == tensor).count();
-            (made && used == joined).then_some(())?;
-            Some([tensor, *self.to_other.get(&tensor)?])
-        });
-        once.collect()
+        let mut once = Vec::new();
+        while let Some((tensor, joined)) = next.pop() {
+            let Origin::Made(at) = trace.tensor(tensor).origin else { return None };
+            if inputs().filter(|input| *input == tensor).count() != joined {
+                return None;
+            }
+            let step = &trace.steps[at.0 as usize];
+            match self.to_other.get(&tensor) {
+                Some(other) => once.push([tensor, *other]),
+                // Its summands are added in another order there.
+                None if step.name() == ADD => {
+                    next.extend(step.inputs().iter().map(|input| (input.tensor, 1)));
+                }
+                None => return None,
+            }
+        }
+        Some(once)
     }
 
     /// The path of the module whose parameters were used last before a step.

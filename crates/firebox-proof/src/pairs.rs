@@ -88,7 +88,7 @@ struct Sum {
     within: Vec<TensorIndex>,
 }
 
-const ADD: &str = "float_add";
+pub(crate) const ADD: &str = "float_add";
 const SUM: &str = "float_sum_dim";
 
 /// The sums of three or more, by what they add up.
