@@ -7,8 +7,10 @@ pub enum LossReduction {
     /// The loss is a mean over the items, or over what the batch's weight counts.
     #[default]
     Mean,
-    /// The loss is a sum over the items. Multiply a term that occurs once per batch, such as a
-    /// penalty, by the [share of the batch](crate::batch_share).
+    /// The loss is a sum over the items. A term that occurs once per batch, such as a penalty,
+    /// counts once where the recorded step shows it. Multiply it by the
+    /// [share of the batch](crate::batch_share) elsewhere: where several ranks share a step, or the
+    /// step reads values.
     Sum,
 }
 

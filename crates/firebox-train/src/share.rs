@@ -11,7 +11,8 @@ thread_local! {
 /// batch, and outside of steps.
 ///
 /// With [summed](crate::LossReduction::Sum) losses, a term that belongs to the batch and not to its
-/// items, such as a penalty on the weights, counts once per micro-batch. Multiplied by this share
+/// items, such as a penalty on the weights, counts once per micro-batch where the recorded step
+/// does not show it: several ranks share a step, or it reads values. Multiplied by this share
 /// it counts once per loader batch, because the shares of its micro-batches add up to 1. If several
 /// loader batches are accumulated into one optimizer step, the term counts once for each, as
 /// without firebox. Several [ranks](crate::LearnerBuilder::ranks) share an optimizer step, and so
