@@ -1,13 +1,16 @@
-//! How often recording asks the allocator for memory, as exact numbers: they do not depend on how
-//! busy the machine is. More of them is slower for small steps.
+//! How often recording asks the allocator for memory and takes locks, as exact numbers: they do not
+//! depend on how busy the machine is. More of them is slower for small steps.
 
 #![cfg(feature = "flex")]
+
+use std::sync::{Mutex, PoisonError};
 
 use allocation_counter::measure;
 use burn::backend::Flex;
 use burn::tensor::Tensor;
 use firebox::Lazy;
 use firebox::trace::StepRecorder;
+use firebox_lazy::{TrainingGuard, locks_taken};
 
 /// The allocations of this thread while `f` runs.
 fn allocations<R>(f: impl FnOnce() -> R) -> (u64, R) {
@@ -17,6 +20,12 @@ fn allocations<R>(f: impl FnOnce() -> R) -> (u64, R) {
 }
 
 type T = Tensor<Lazy<Flex>, 1>;
+
+/// One test at a time: while one thread trains, others leave tensors to it.
+fn alone() -> impl Drop {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A chain of calls that the thread has recorded before: the allocations of recording it, and of
 /// running it.
@@ -38,6 +47,7 @@ fn chain(calls: usize) -> [u64; 2] {
 
 #[test]
 fn a_known_call_takes_three_allocations() {
+    let _alone = alone();
     // Lists grow by a quarter.
     let (few, many) = (chain(2_000), chain(10_000));
     let each = [0, 1].map(|at| (many[at] - few[at]) as f64 / 8_000.0);
@@ -47,7 +57,28 @@ fn a_known_call_takes_three_allocations() {
 }
 
 #[test]
+fn a_known_call_takes_no_lock() {
+    let _alone = alone();
+    let guards = [None, Some(TrainingGuard::enter::<Flex>())];
+    let x = T::from_floats([1.0, 2.0, 3.0], &Default::default());
+    for guard in &guards {
+        let locks = |calls: usize| {
+            let before = locks_taken();
+            let chain = || (0..calls).fold(x.clone(), |x, _| x.tanh());
+            let recording = StepRecorder::new().record::<Flex, _>(chain);
+            drop(recording.expect("nothing else records").run());
+            locks_taken() - before
+        };
+        let (few, many) = (locks(10), locks(1_000));
+        println!("{few} locks, for ten calls as for a thousand");
+        assert_eq!(few, many, "{guard:?}");
+        assert!(few <= 3, "{few}");
+    }
+}
+
+#[test]
 fn a_recording_begins_with_few() {
+    let _alone = alone();
     let [recorded, ran] = chain(1);
     println!("{recorded} and {ran} allocations for one call");
     assert!(recorded <= 21 && ran <= 6, "{recorded} to record, {ran} to run");
@@ -55,6 +86,7 @@ fn a_recording_begins_with_few() {
 
 #[test]
 fn a_call_of_a_loader_thread_takes_few() {
+    let _alone = alone();
     let loads = || {
         let device = Default::default();
         let x = T::from_floats([1.0, 2.0, 3.0], &device);
@@ -66,11 +98,13 @@ fn a_call_of_a_loader_thread_takes_few() {
         for _ in 0..3 {
             calls(10);
         }
-        [calls(100), calls(300)]
+        let before = locks_taken();
+        let few = (calls(100), locks_taken() - before);
+        let many = (calls(300), locks_taken() - before - few.1);
+        [many.0 - few.0, many.1 - few.1].map(|more| more as f64 / 200.0)
     };
     let thread = std::thread::Builder::new().name("dataloader-0".into()).spawn(loads);
-    let [few, many] = thread.expect("a thread").join().expect("it loads");
-    let each = (many - few) as f64 / 200.0;
-    println!("{each} allocations for a call of a loader thread");
-    assert!(each <= 10.0, "{each}");
+    let [allocations, locks] = thread.expect("a thread").join().expect("it loads");
+    println!("{allocations} allocations and {locks} locks for a call of a loader thread");
+    assert!(allocations <= 10.0 && locks <= 3.0, "{allocations}, {locks}");
 }

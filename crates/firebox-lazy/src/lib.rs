@@ -36,4 +36,6 @@ pub use states::{HiddenState, HiddenStates, SavedStates};
 pub use tensor::LazyTensor;
 pub use threads::handover::TrainingGuard;
 pub use threads::loaders::{LoaderGate, LoaderGuard, loader_streams};
+#[doc(hidden)]
+pub use threads::locks::locks_taken;
 pub use threads::streams::stream_of_worker;

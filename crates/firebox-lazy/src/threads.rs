@@ -6,6 +6,7 @@ pub(crate) mod deferred;
 pub(crate) mod gate;
 pub(crate) mod handover;
 pub(crate) mod loaders;
+pub(crate) mod locks;
 pub(crate) mod proc;
 pub(crate) mod progress;
 pub(crate) mod streams;

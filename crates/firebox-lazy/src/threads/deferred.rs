@@ -26,6 +26,7 @@ use crate::record::values::{Frame, Instruction, Values};
 use crate::tensor::{LazyTensor, Node, Promised, Stage, Ticket};
 use crate::threads::handover::{TrainingTurn, wait_for_turn};
 use crate::threads::loaders::{Loaded, note_reader, upload};
+use crate::threads::locks;
 use crate::threads::streams::{current_worker, meet, stream_of_worker};
 
 /// A deferred call.
@@ -171,6 +172,7 @@ impl<B: Backend> Order<B> {
 impl<B: Backend> Deferred<B> {
     /// The calls to make before this one, the first of them last.
     fn waits_for(&self, known: impl Fn(&Place<B>) -> bool) -> Vec<Arc<Self>> {
+        locks::taken();
         let state = self.state.lock();
         let State::Waiting(call) = &*state else { return Vec::new() };
         let waits = call.inputs.iter().rev().filter_map(|(_, input)| input.waits_for());
@@ -180,10 +182,12 @@ impl<B: Backend> Deferred<B> {
     }
 
     fn is_over(&self) -> bool {
+        locks::taken();
         matches!(*self.state.lock(), State::Over)
     }
 
     fn set(&self, state: State<B>) {
+        locks::taken();
         *self.state.lock() = state;
         self.done.notify_all();
     }
@@ -232,6 +236,7 @@ impl<B: Backend> Claim<B> {
     /// If this thread is already making the call. That can happen while it waits for a thread pool.
     fn of(call: Arc<Deferred<B>>) -> Option<(Self, Pending<B>)> {
         let me = thread::current().id();
+        locks::taken();
         let mut state = call.state.lock();
         while let State::Running(other) = *state {
             assert!(

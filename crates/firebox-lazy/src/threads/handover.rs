@@ -22,6 +22,8 @@ use std::time::Duration;
 use burn_backend::Backend;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
+use crate::threads::locks;
+
 /// The number of training guards that live, and the backend of each.
 static TRAINING: AtomicUsize = AtomicUsize::new(0);
 static BACKENDS: RwLock<Vec<TypeId>> = RwLock::new(Vec::new());
@@ -70,6 +72,7 @@ impl TrainingGuard {
     pub fn enter<B: Backend>() -> Self {
         let backend = TypeId::of::<B>();
         GUARDS.set(GUARDS.get() + 1);
+        locks::taken();
         BACKENDS.write().push(backend);
         TRAINING.fetch_add(1, Ordering::Relaxed);
         Self { backend, thread: PhantomData }
@@ -127,6 +130,7 @@ impl Drop for TrainingGuard {
         self.collect();
         TRAINING.fetch_sub(1, Ordering::Relaxed);
         GUARDS.set(GUARDS.get() - 1);
+        locks::taken();
         let mut backends = BACKENDS.write();
         let own = backends.iter().position(|backend| *backend == self.backend);
         own.map(|own| backends.swap_remove(own));
@@ -142,6 +146,7 @@ impl Drop for TrainingGuard {
 /// Drops what was left and may end. The caller holds the turn, or nobody trains any more.
 fn collect() {
     let done = DONE_BEFORE.load(Ordering::Relaxed);
+    locks::taken();
     let ended: Vec<_> = LEFT.lock().extract_if(.., |(recording, _)| *recording < done).collect();
     drop(ended);
 }
@@ -199,6 +204,7 @@ pub(crate) fn wait_for_turn<B: Backend>() -> Option<TheirTurn> {
 
 #[cold]
 fn theirs() -> Option<MutexGuard<'static, ()>> {
+    locks::taken();
     // A training thread may wait for rayon's threads, for example in an optimizer that uses them.
     match rayon::current_thread_index() {
         Some(_) => TURN.try_lock(),
@@ -208,6 +214,7 @@ fn theirs() -> Option<MutexGuard<'static, ()>> {
 
 /// Waits for the turn. `None` if its holder has made no call for [`PATIENCE`].
 fn patient_turn() -> Option<MutexGuard<'static, ()>> {
+    locks::taken();
     let calls = || CALLS.load(Ordering::Relaxed);
     if WAITS.load(Ordering::Relaxed) == calls() {
         return TURN.try_lock();
@@ -253,12 +260,17 @@ fn is_other_thread(backend: TypeId) -> bool {
     if trains {
         tick();
     }
-    !trains && BACKENDS.read().contains(&backend)
+    if trains {
+        return false;
+    }
+    locks::taken();
+    BACKENDS.read().contains(&backend)
 }
 
 /// Leaves a tensor to the training thread. `recording` is the number of the recording that made it,
 /// or zero.
 pub(crate) fn leave(recording: u64, tensor: impl Any + Send) {
+    locks::taken();
     LEFT.lock().push((recording, Box::new(tensor)));
 }
 
@@ -286,6 +298,7 @@ impl InUse {
 impl Drop for InUse {
     fn drop(&mut self) {
         if !self.0.is_empty() {
+            locks::taken();
             LEFT.lock().append(&mut self.0);
         }
     }

@@ -18,6 +18,7 @@ use crate::record::session::{self, is_recording};
 use crate::tensor::LazyTensor;
 use crate::threads::deferred;
 use crate::threads::gate::{State, Verdict};
+use crate::threads::locks;
 use crate::threads::proc;
 use crate::threads::progress;
 use crate::threads::streams::{current_worker, meet, on_stream, stream_of_worker};
@@ -296,6 +297,7 @@ static CHANGED: Condvar = Condvar::new();
 /// Ignores poison: no foreign code runs under this lock, and the state is consistent after every
 /// statement.
 fn state() -> MutexGuard<'static, State> {
+    locks::taken();
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
