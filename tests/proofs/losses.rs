@@ -217,6 +217,7 @@ pub const LOSSES: &[(&str, &str)] = &[
     ("a detached output by a count", "given"),
     ("rows above and below", "given, as a sum"),
     ("a penalty that a count scales", "given, as a sum"),
+    ("a shift beside a penalty", "given, and once"),
     // Items that meet.
     ("contrast", "mixed"),
     ("root of a mean", "mixed"),
@@ -555,6 +556,10 @@ fn loss<B: Backend>(name: &str, net: &Net<B>, batch: &Batch<B>) -> Tensor<B, 1> 
             of(logits().detach() * shares.clone()) + of(logits().detach() / shares)
         }
         "a penalty that a count scales" => (squares().sum() + penalty()) * mask().sum(),
+        "a shift beside a penalty" => {
+            let mean = batch.y.clone().mean_dim(0) + net.out.weight.val().slice([0..1, 0..CLASSES]);
+            (logits() - mean).square().sum() + penalty()
+        }
         "paired in another order" => {
             let seen = logits().detach();
             let of_items = seen.clone().slice([0..n, 0..3]).reshape([3 * n, 1]);

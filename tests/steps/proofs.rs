@@ -276,8 +276,8 @@ fn what_cannot_be_shown_is_said() {
     assert!(why.contains("WeightedGradients"), "{why}");
 }
 
-/// Trains a step for each of `losses` on a loop with one pass, and says what is known of splits. What
-/// is done to gradients before they are added.
+/// Trains a step for each of `losses` on a loop with one pass, and says what is known of splits.
+/// `change` is done to gradients before they are added.
 fn one_pass(
     losses: &[Loss],
     states: bool,
@@ -321,6 +321,9 @@ fn a_step_that_becomes_another_program_is_proved_again() {
     assert!(apart > 1e-5 && apart < 0.05, "{apart}");
     let (again, _) = one_pass(&losses[..1], false, 7, as_it_is);
     are_equal(&one_pass(&losses[..1], false, ITEMS, as_it_is).0, &again);
+    // One that is not looked at is told.
+    let (_, found) = one_pass(&[mean as Loss, root], false, 7, as_it_is);
+    assert!(matches!(found, SplitCheck::Unknown(why) if why.contains("another program")));
     // A coupled one is refused once it is looked at.
     let caught =
         std::panic::catch_unwind(|| one_pass(&[mean as Loss, root, root], false, 7, as_it_is));

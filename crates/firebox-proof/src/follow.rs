@@ -102,8 +102,8 @@ pub(crate) struct Follow<'a> {
     pub(crate) met: Vec<Meeting>,
     /// The first call with a number of the host that was taken for the number of items.
     pub(crate) assumed: Option<String>,
-    /// What occurs once for each batch and is added to a sum over items.
-    pub(crate) joins: Vec<Root>,
+    /// What occurs once for each batch and is added to a sum over items, and where.
+    pub(crate) joins: Vec<(usize, Root)>,
     /// The steps with numbers of the host that are others in the part.
     pub(crate) sized: HashSet<usize>,
     /// Host data that the parts have as the whole has it.
@@ -510,7 +510,7 @@ impl<'a> Follow<'a> {
             let others = values[selects..].iter().filter(|value| !is_sum(value) && !value.zero);
             for other in others {
                 once = true;
-                self.joins.push(other.root);
+                self.joins.push((self.step, other.root));
                 // What is added once may follow from the batch.
                 added.extend(other.factor().filter(|given| !given.is_empty()).map(Term::of));
             }
@@ -787,13 +787,20 @@ impl<'a> Follow<'a> {
     /// The tensors that are added to sums over items and occur once for each batch, in both
     /// recordings, with these `others`. `None` if one cannot be nothing in a part without another
     /// effect.
-    pub(crate) fn once(&self, others: Vec<TensorIndex>) -> Option<Vec<[TensorIndex; 2]>> {
+    pub(crate) fn once(
+        &self,
+        others: Vec<TensorIndex>,
+        outputs: &[TensorIndex],
+    ) -> Option<Vec<[TensorIndex; 2]>> {
         let trace = self.traces[0];
-        let joined = self.joins.iter().map(|root| match root {
+        let joined = self.joins.iter().map(|(_, root)| match root {
             Root::Number(tensor) | Root::Tensor(tensor) => Some(*tensor),
             Root::Items | Root::Inside(_) => None,
         });
         let joins = joined.collect::<Option<Vec<TensorIndex>>>()?;
+        if joins.iter().any(|join| outputs.contains(join)) || !self.joins_stay_sums() {
+            return None;
+        }
         let times = |tensor| joins.iter().filter(|join| **join == tensor).count();
         let all: BTreeSet<TensorIndex> = joins.iter().copied().chain(others).collect();
         let mut next: Vec<(TensorIndex, usize)> =
@@ -816,6 +823,29 @@ impl<'a> Follow<'a> {
             }
         }
         Some(once)
+    }
+
+    /// Whether nothing but sums is made of those to which something is added once: a factor would
+    /// need all of it in each part.
+    fn joins_stay_sums(&self) -> bool {
+        let trace = self.traces[0];
+        let kind = |tensor: &TensorIndex| self.value(*tensor).map(|value| &value.kind);
+        let mut made: BTreeSet<TensorIndex> = BTreeSet::new();
+        for (at, step) in trace.steps.iter().enumerate() {
+            let uses = step.inputs().iter().filter(|input| made.contains(&input.tensor)).count();
+            let joins = self.joins.iter().any(|(join, _)| *join == at);
+            if uses == 0 && !joins {
+                continue;
+            }
+            let inputs = step.inputs().iter().map(|input| kind(&input.tensor));
+            let sums = inputs.filter(|kind| matches!(kind, Some(Kind::Sum { .. }))).count();
+            let is_sum = |of: &TensorIndex| matches!(kind(of), Some(Kind::Sum { once: true, .. }));
+            if !step.outputs().iter().all(is_sum) || sums > 1 && step.name() != ADD {
+                return false;
+            }
+            made.extend(step.outputs());
+        }
+        true
     }
 
     /// The path of the module whose parameters were used last before a step.

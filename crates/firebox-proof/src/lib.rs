@@ -95,8 +95,8 @@ pub struct Adds {
     /// The path of a parameter whose gradient has a summand that occurs once for each batch, such
     /// as a penalty. In a sum it would be counted once for each part.
     pub once: Option<String>,
-    /// The tensors, of the batch and of the part, that have such summands. Where they are zero in all
-    /// parts but one, sums add up. `None` if that would have another effect.
+    /// The tensors, of the batch and of the part, that are such summands. Where they are zero in
+    /// all parts but one, sums add up. `None` if that would have another effect.
     pub once_in: Option<Vec<[TensorIndex; 2]>>,
     /// By what the gradients are divided where they add up like means, if that is one number.
     pub counts: Option<Counts>,
@@ -256,7 +256,7 @@ fn judge(follow: &Follow<'_>, whole: &Recording<'_>, part: &Recording<'_>, all: 
         adds.once = whole.outputs.iter().find(of).map(|_| "an output".to_owned());
     }
     if adds.once.is_some() {
-        adds.once_in = follow.once(alone);
+        adds.once_in = follow.once(alone, &whole.outputs);
     }
     if adds.needs_nothing() && !gradients.is_empty() {
         return Proof::Adds(adds);

@@ -53,7 +53,7 @@ where
         items,
         parameters: parameter_bytes::<LC::Backend, _>(&model),
         firebox: env!("CARGO_PKG_VERSION").to_owned(),
-        splits: splits(learner, (splitter, batch, items), settings),
+        splits: settings.states.kept(|| splits(learner, (splitter, batch, items), settings)),
     };
     let course = RehearsalPlan {
         iterations: Iterations::Two,
@@ -89,6 +89,9 @@ where
     })
 }
 
+/// Of how many items it is looked at whether batches may be split.
+const SHOWN: usize = 24;
+
 /// What the recorded step shows of whether batches may be split.
 fn splits<LC, S>(
     learner: &burn::train::Learner<LC>,
@@ -102,6 +105,9 @@ where
     if items < 2 {
         return None;
     }
+    // As many as recordings are compared of.
+    let items = items.min(SHOWN);
+    let batch = &splitter.range(batch, 0..items);
     let planner = settings.planner::<LC::Backend, _>(&learner.model()).ok()?;
     let weight = splitter.weight(batch);
     let of = ToSplit {

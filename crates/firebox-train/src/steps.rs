@@ -348,9 +348,6 @@ where
         let result = result?;
         self.on.watch.heard_nothing()?;
         self.planner.has_run(Phase::Training);
-        if self.planner.takes_new_structure() && self.position.ended > 0 {
-            self.proofs.forget();
-        }
         self.position.ended += 1;
         self.records.log.add(items, micro_batches, None);
         let Self { on, planner, settings, records, .. } = self;

@@ -59,6 +59,8 @@ struct Counts {
     leading: Program,
     /// Numbers of the whole, and the powers of the sum that they are proportional to.
     scales: Vec<(Place, i32)>,
+    /// Whether something that occurs once stands beside what is divided.
+    has_once: bool,
 }
 
 /// The numbers of a batch.
@@ -153,7 +155,8 @@ impl Gift {
             let scales = counts.scales.iter().map(|(scale, by)| Some((whole.place(*scale)?, *by)));
             let sum = [whole.place(counts.sum[0])?, part.place(counts.sum[1])?];
             let leading = whole.leading(sum[0]);
-            Some(Counts { sum, leading, scales: scales.collect::<Option<_>>()? })
+            let has_once = adds.once.is_some();
+            Some(Counts { sum, leading, scales: scales.collect::<Option<_>>()?, has_once })
         });
         let (whole, part) = (whole.program(), part.program());
         Some(Self { whole, part, given: places, once, hosts, counts })
@@ -163,6 +166,11 @@ impl Gift {
     pub(crate) fn wanted(&self, whole: &Trace) -> Vec<TensorIndex> {
         let whole = Computing::of(whole);
         self.given.iter().filter_map(|(place, ..)| whole.tensor(*place)).collect()
+    }
+
+    /// Whether it is for parts of this program.
+    pub(crate) fn is_for(&self, part: &Trace) -> bool {
+        self.part == Computing::of(part).program()
     }
 
     /// Whether it is of this batch.
@@ -319,7 +327,7 @@ const ROUNDED: f64 = 1e-4;
 fn weight(
     values: &BTreeMap<Place, TensorData>,
     computing: &Computing<'_>,
-    Counts { sum, scales, .. }: &Counts,
+    Counts { sum, scales, has_once, .. }: &Counts,
     compute: &mut impl FnMut(&[TensorIndex], Known) -> Result<Vec<TensorData>, Failure>,
 ) -> Result<Option<Weight>, Failure> {
     let Some(sum) = computing.tensor(sum[0]) else { return Ok(None) };
@@ -364,8 +372,10 @@ fn weight(
     let floor = if floor.is_finite() { floor } else { 0.0 };
     let weight = Weight::of(counted, floor);
     let is_so = (divisor - weight.divisor).abs() <= ROUNDED * weight.divisor;
+    // What occurs once would be divided by the floor, too.
+    let binds = *has_once && weight.divisor > weight.counted;
     // A sum over nothing divides by nothing.
-    Ok((is_so || weight.divisor == 0.0).then_some(weight))
+    Ok((!binds && (is_so || weight.divisor == 0.0)).then_some(weight))
 }
 
 /// Records steps whose batches have values.

@@ -31,6 +31,10 @@ pub(crate) struct Giver<'a, B: Backend, T> {
     found: &'a Found,
     numbers: Option<Numbers>,
     has_given: bool,
+    /// Whether parts are given something, or only known.
+    gives: bool,
+    /// Whether outputs are only shown, so that parts may be given something and others not.
+    shows: bool,
     /// Why nothing is given any more.
     failed: &'a RefCell<Option<String>>,
 }
@@ -45,7 +49,13 @@ impl<'a, B: Backend, T> Giver<'a, B, T> {
         failed: &'a RefCell<Option<String>>,
     ) -> Self {
         let (numbers, has_given) = (None, false);
-        Self { gifts, record, items, means, found, numbers, has_given, failed }
+        let gives = gifts.iter().any(Gift::is_any);
+        Self { gifts, record, items, means, found, numbers, has_given, gives, shows: false, failed }
+    }
+
+    /// Gives what outputs depend on that are only shown.
+    pub(crate) fn shows(self) -> Self {
+        Self { shows: true, ..self }
     }
 
     fn numbers(&self) -> Result<Numbers, Failure> {
@@ -139,7 +149,7 @@ impl<B: Backend, T> Give for Giver<'_, B, T> {
     }
 
     fn prepare(&mut self, range: &Range<usize>) -> Result<(), TrainError> {
-        if self.gives(range) && self.numbers.is_none() {
+        if self.gives && self.gives(range) && self.numbers.is_none() {
             match self.numbers() {
                 Ok(numbers) => self.numbers = Some(numbers),
                 Err(Failure::Undefined(why) | Failure::Impossible(why)) => self.fail(why),
@@ -153,7 +163,11 @@ impl<B: Backend, T> Give for Giver<'_, B, T> {
         range: &Range<usize>,
         part: (&Trace, Data<'_>),
     ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> {
-        let Some(numbers) = &self.numbers else { return Ok(Vec::new()) };
+        let Some(numbers) = &self.numbers else {
+            let is_known = !self.gives(range) || self.gifts.iter().any(|gift| gift.is_for(part.0));
+            let why = "a part is another program than is proved".to_owned();
+            return if is_known { Ok(Vec::new()) } else { Err(TrainError::NoNumbers { why }) };
+        };
         match numbers.to_part(self.gifts, part, (range, self.items)) {
             Some(given) => {
                 self.has_given |= !given.is_empty();
@@ -168,7 +182,7 @@ impl<B: Backend, T> Give for Giver<'_, B, T> {
     }
 
     fn learn(&mut self, range: &Range<usize>) -> Result<Option<Bytes>, TrainError> {
-        if self.has_given {
+        if self.has_given && !self.shows {
             return Ok(None);
         }
         self.fail(format!("a part of {} items is another program than is proved", range.len()));

@@ -152,12 +152,12 @@ where
     ///
     /// `step` is recorded, and runs once its memory is known to fit; what it returns has no values
     /// before that. `sink` comes after it and is where gradients are added up. What it reads is
-    /// computed in rehearsals too, but is zero where the step is only looked at, to prove a split. A
-    /// micro-batch that weighs nothing in a mean is not given to it.
+    /// computed in rehearsals too, but is zero where the step is only looked at, to prove a split.
+    /// A micro-batch that weighs nothing in a mean is not given to it.
     ///
-    /// Where parts are given numbers of their batch, `step` is also called on the whole batch, which
-    /// is recorded and never runs. [`is_rehearsal`](firebox_lazy::is_rehearsal) tells it what not to
-    /// repeat.
+    /// Where parts are given numbers of their batch, `step` is also called on the whole batch,
+    /// which is recorded and never runs. [`is_rehearsal`](firebox_lazy::is_rehearsal) tells it what
+    /// not to repeat.
     ///
     /// # Errors
     ///
@@ -284,16 +284,16 @@ where
                 Ok(recording)
             })
         };
-        let exact = passes.as_ref().and_then(|passes| passes.get(self.begun).copied());
+        let exact = passes.as_ref().and_then(|passes| passes.get(self.begun).cloned());
         self.begun += 1;
-        let failed = RefCell::new(match (&passes, exact) {
+        let failed = RefCell::new(match (&passes, &exact) {
             (Some(_), None) => Some("it has more passes than when it was proved".to_owned()),
             _ => None,
         });
         let exact = exact.flatten();
         let mut giver = exact
-            .filter(|exact| exact.gives)
-            .map(|_| Giver::new(proofs.gifts(), &record, items, (&means, &found), &failed));
+            .as_ref()
+            .map(|exact| Giver::new(&exact.gifts, &record, items, (&means, &found), &failed));
         let around = Around {
             give: giver.as_mut().map(|giver| giver as &mut dyn Give),
             sum: match prepared.plan.accumulating() {
@@ -313,12 +313,12 @@ where
             micro_steps.run(range, &mut run, &mut |output, weight, of_part| {
                 watch.heard_nothing()?;
                 let part = begin..begin + of_part;
-                let weight = match exact {
-                    Some(Exact { gives, reduction }) if failed.borrow().is_none() => {
-                        let of = BatchWeight { reduction, ..of_batch };
-                        proved_weight(of, weight, part, gives, settings)?
+                let (weight, reduction) = match &exact {
+                    Some(Exact { gives, reduction, .. }) if failed.borrow().is_none() => {
+                        let of = BatchWeight { reduction: *reduction, ..of_batch };
+                        (proved_weight(of, weight, part, *gives, settings)?, *reduction)
                     }
-                    _ => weight,
+                    _ => (weight, reduction),
                 };
                 begin += of_part;
                 micro_batches += 1;

@@ -40,7 +40,6 @@ const VALUES: u64 = 3;
 #[derive(Debug, Default)]
 pub(super) struct Proofs {
     splits: FxHashMap<(StructuralHash, Vec<usize>), Passes>,
-    gifts: Vec<Gift>,
     found: SplitCheck,
     /// The most that a proof took of the host's memory.
     took: Bytes,
@@ -55,11 +54,13 @@ const ATTEMPTS: usize = 8;
 pub(super) type Passes = Rc<[Option<Exact>]>;
 
 /// A pass whose gradients add up to those of the batch.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Exact {
     /// Whether parts are given numbers of the batch.
     pub(super) gives: bool,
     pub(super) reduction: LossReduction,
+    /// What its parts are given, and which programs they are.
+    pub(super) gifts: Rc<[Gift]>,
 }
 
 /// What a recorded step shows of a pass.
@@ -81,10 +82,6 @@ impl Proofs {
 
     pub(super) fn takes(&mut self, took: Bytes) {
         self.took = self.took.max(took);
-    }
-
-    pub(super) fn gifts(&self) -> &[Gift] {
-        &self.gifts
     }
 
     /// What is known of a split into parts of these sizes of batches of this form.
@@ -132,12 +129,7 @@ impl Proofs {
                 Shown::Exact(gifts, reduction) => {
                     let gives = gifts.iter().any(Gift::is_any);
                     passes.pop();
-                    passes.push(Some(Exact { gives, reduction }));
-                    for gift in gifts {
-                        if !self.gifts.contains(&gift) {
-                            self.gifts.push(gift);
-                        }
-                    }
+                    passes.push(Some(Exact { gives, reduction, gifts: gifts.into() }));
                 }
                 Shown::Differs(coupling, cause) => {
                     if !settings.accepted.contains(&coupling) {
@@ -261,12 +253,13 @@ fn of_pass<B: Backend, T>(
     (means, found): (&Means, &Found),
 ) -> Result<Shown, Failure> {
     let impossible = |why: &str| Err(Failure::Impossible(why.to_owned()));
+    let trace = recording.trace();
     let reduction = match reductions {
-        [] => return Ok(Shown::NoGradient),
+        [] if !has_gradients(trace, &steps[0]) => return Ok(Shown::NoGradient),
+        [] => return impossible("its gradients are added up later"),
         [reduction] => *reduction,
         _ => return impossible("some gradients are added up as means, and some as sums"),
     };
-    let trace = recording.trace();
     let is_changed = (0..).map(TensorIndex).zip(&trace.tensors).any(|(_, tensor)| {
         let is_gradient = |label: &Label| label.category == Category::Gradient;
         let Origin::Made(at) = tensor.origin else { return false };
@@ -308,6 +301,15 @@ fn of_pass<B: Backend, T>(
         gifts.push(gift);
     }
     Ok(Shown::Exact(gifts, reduction))
+}
+
+/// Whether these steps make a gradient of a parameter.
+fn has_gradients(trace: &Trace, steps: &Range<usize>) -> bool {
+    trace.tensors.iter().any(|tensor| {
+        let is_gradient = |label: &Label| label.category == Category::Gradient;
+        let Origin::Made(at) = tensor.origin else { return false };
+        steps.contains(&(at.0 as usize)) && tensor.label.as_deref().is_some_and(is_gradient)
+    })
 }
 
 /// The steps of each part that was recorded.

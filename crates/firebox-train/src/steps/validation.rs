@@ -170,7 +170,7 @@ where
             false => &[],
         };
         let (gives, failed) = (!gifts.is_empty(), RefCell::new(None));
-        let mut giver = Giver::new(gifts, &record, items, (&means, &found), &failed);
+        let mut giver = Giver::new(gifts, &record, items, (&means, &found), &failed).shows();
         let give = gives.then_some(&mut giver as &mut dyn Give);
         let keeps_statistics = self.planner.has_running_state();
         let queue = &self.on.queue;

@@ -43,7 +43,7 @@ impl<M> Accumulated<M> {
             self.gradients = WeightedGradients::new(self.reduction, weight.total());
         }
         self.weighs_nothing = weight.is_nothing();
-        if let Some(counted) = weight.counted {
+        if let Some(counted) = weight.counted.filter(|_| !weight.is_nothing()) {
             self.gradients.count(counted, weight.total());
         }
         Some(&mut self.gradients)

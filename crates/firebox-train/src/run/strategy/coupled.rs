@@ -491,12 +491,15 @@ impl Means {
         };
         known.took = known.took.max(check.found.needed.get());
         if let Some(Weight { divisor, counted, floor }) = known.weight {
+            known.floor = floor;
             // Weights of both kinds are the same.
             if known.units.is_none() && is(counted) && divisor == counted {
                 return;
             }
             known.units = Some(Units::OfStep);
-            (known.each, known.floor) = (counted / items as f64, floor);
+            if counted > 0.0 {
+                known.each = counted / items as f64;
+            }
         } else if known.units == Some(Units::OfStep) {
             let text = "what a batch weighs beside the others of its optimizer step does not follow from the step: it weighs as \
                  much an item as the one before it";

@@ -95,7 +95,7 @@ where
             false => &[],
         };
         let (gives, failed) = (!gifts.is_empty(), RefCell::new(None));
-        let mut giver = Giver::new(gifts, &record, items, (&means, &found), &failed);
+        let mut giver = Giver::new(gifts, &record, items, (&means, &found), &failed).shows();
         let give = gives.then_some(&mut giver as &mut dyn Give);
         let mut micro_steps = MicroSteps::<LC::Inner, _, _, _>::new(
             planner,
