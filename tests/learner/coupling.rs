@@ -196,6 +196,8 @@ fn sound_losses_are_split() {
     check(Loss::Mean, LossReduction::Mean, None);
     check(Loss::Sum, LossReduction::Sum, None);
     check(Loss::Shared, LossReduction::Sum, None);
+    // What occurs once counts once.
+    check(Loss::Penalized, LossReduction::Sum, None);
     // With the weight of the batch or without.
     check(Loss::ByClass, LossReduction::Mean, None);
     let batch = Weighted(batch::<B>(12));
@@ -208,7 +210,6 @@ fn unsound_losses_are_refused_by_what_they_look_like() {
     check(Loss::Sum, LossReduction::Mean, Some(Coupling::Sum));
     check(Loss::SumOver(8.0), LossReduction::Mean, Some(Coupling::Sum));
     check(Loss::Mean, LossReduction::Sum, Some(Coupling::Mean));
-    check(Loss::Penalized, LossReduction::Sum, Some(Coupling::Penalty));
     for loss in [Loss::RootOfMean, Loss::Largest, Loss::Hardest, Loss::Contrast, Loss::Variance] {
         check(loss, LossReduction::Mean, Some(Coupling::Items));
     }
