@@ -62,7 +62,7 @@ Examples:
         #[arg(long)]
         json: bool,
     },
-    /// What a trace is of.
+    /// What a trace is of, and whether its batches may be split.
     Show {
         /// The saved trace.
         trace: PathBuf,

@@ -70,6 +70,11 @@ impl<'a, B: Backend, T> Giver<'a, B, T> {
         }
     }
 
+    /// Whether the range is a part of which something is proved.
+    fn is_proved(&self, range: &Range<usize>) -> bool {
+        range.len() < self.items && self.failed.borrow().is_none()
+    }
+
     /// Gives nothing any more.
     fn fail(&mut self, why: String) {
         self.numbers = None;
@@ -140,7 +145,7 @@ fn of_outputs<B: Backend, T>(
 
 impl<B: Backend, T> Give for Giver<'_, B, T> {
     fn gives(&self, range: &Range<usize>) -> bool {
-        range.len() < self.items && self.failed.borrow().is_none()
+        self.gives && self.is_proved(range)
     }
 
     fn bytes(&self) -> Bytes {
@@ -149,7 +154,7 @@ impl<B: Backend, T> Give for Giver<'_, B, T> {
     }
 
     fn prepare(&mut self, range: &Range<usize>) -> Result<(), TrainError> {
-        if self.gives && self.gives(range) && self.numbers.is_none() {
+        if self.gives(range) && self.numbers.is_none() {
             match self.numbers() {
                 Ok(numbers) => self.numbers = Some(numbers),
                 Err(Failure::Undefined(why) | Failure::Impossible(why)) => self.fail(why),
@@ -164,7 +169,8 @@ impl<B: Backend, T> Give for Giver<'_, B, T> {
         part: (&Trace, Data<'_>),
     ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> {
         let Some(numbers) = &self.numbers else {
-            let is_known = !self.gives(range) || self.gifts.iter().any(|gift| gift.is_for(part.0));
+            let is_known =
+                !self.is_proved(range) || self.gifts.iter().any(|gift| gift.is_for(part.0));
             let why = "a part is another program than is proved".to_owned();
             return if is_known { Ok(Vec::new()) } else { Err(TrainError::NoNumbers { why }) };
         };
