@@ -278,7 +278,8 @@ impl Recording {
             .or_else(|_| serde_json::from_value(json!([custom(&value)])))
             .unwrap_or_default();
         let index = DescriptionIndex(self.trace.descriptions.len() as u32);
-        self.trace.descriptions.push(Description { operations, outputs, workspace: None });
+        let description = Description { operations, outputs, workspace: None };
+        self.trace.descriptions.push(description.into());
         self.descriptions.insert(key, index);
         (name, index)
     }

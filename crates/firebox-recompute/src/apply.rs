@@ -127,6 +127,7 @@ impl<'a> Rewriting<'a> {
 
     fn finish(self) -> Rewritten {
         let Self { trace, tensors, steps, origins, more, .. } = self;
+        let more = more.into_iter().map(Arc::new);
         let descriptions = trace.descriptions.iter().cloned().chain(more).collect();
         Rewritten { trace: Trace { tensors, steps, descriptions }, origins }
     }

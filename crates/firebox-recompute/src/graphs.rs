@@ -82,7 +82,7 @@ fn graph(calls: &[Drawn], existing: usize) -> Graph {
         }
     }
     let outputs = vec![9];
-    let descriptions = vec![Description { outputs, ..Description::default() }];
+    let descriptions = vec![Description { outputs, ..Description::default() }.into()];
     let trace = Trace { tensors, steps, descriptions };
     trace.check().expect("it is a trace");
     Graph { trace, costs }

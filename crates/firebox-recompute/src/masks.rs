@@ -132,7 +132,7 @@ mod tests {
             call("float_sum", &[(4, true)], 5, 1),
             call("float_mul", &[(0, false), (2, true)], 6, 1),
         ];
-        let trace = Trace { tensors, steps, descriptions: vec![draws, other] };
+        let trace = Trace { tensors, steps, descriptions: vec![draws.into(), other.into()] };
         trace.check().expect("it is a trace");
         trace
     }
@@ -185,7 +185,7 @@ mod tests {
         rejected(&|mutant| {
             let of = description(mutant, at);
             let OperationIr::NumericFloat(_, NumericOperationIr::GreaterElem(does)) =
-                &mut mutant.trace.descriptions[of].operations[0]
+                &mut std::sync::Arc::make_mut(&mut mutant.trace.descriptions[of]).operations[0]
             else {
                 unreachable!("it packs")
             };

@@ -226,11 +226,11 @@ pub(crate) mod tests {
                 dtype: DType::F32,
             });
             let exp = FloatOperationIr::Exp(UnaryOpIr { input, out });
-            trace.descriptions.push(Description {
+            trace.descriptions.push(Arc::new(Description {
                 operations: vec![OperationIr::Float(DType::F32, exp)],
                 outputs: vec![1],
                 workspace: None,
-            });
+            }));
             let [input, output] = [0, 1].map(|at| TensorIndex(trace.tensors.len() as u32 + at));
             let at = OpIndex(trace.steps.len() as u32);
             trace.tensors.push(TensorInfo::new(ty.clone(), Origin::Existing));

@@ -198,7 +198,7 @@ impl Skeleton {
 struct Maker<'a> {
     shared: &'a Shared,
     sizes: &'a Sizes,
-    descriptions: Vec<Description>,
+    descriptions: Vec<Arc<Description>>,
     known: FxHashMap<u32, DescriptionIndex>,
     /// One more than the largest number of a tensor so far.
     next: u32,
@@ -267,7 +267,8 @@ impl Maker<'_> {
         let described = self.shared.descriptions.get_index(at as usize);
         let described = described.and_then(|described| described.at(self.sizes, self.shared));
         let index = DescriptionIndex(self.descriptions.len() as u32);
-        self.descriptions.push(described.ok_or_else(|| contradiction("a description"))?);
+        let described = described.ok_or_else(|| contradiction("a description"))?;
+        self.descriptions.push(Arc::new(described));
         self.known.insert(at, index);
         Ok(index)
     }

@@ -36,7 +36,7 @@ impl Trace {
     /// The structural hash of the trace.
     pub fn structural_hash(&self) -> StructuralHash {
         let hasher = &mut StructureHasher::default();
-        let descriptions: Vec<u64> = self.descriptions.iter().map(structure_of).collect();
+        let descriptions: Vec<u64> = self.descriptions.iter().map(|it| structure_of(it)).collect();
         // The sum over tensors that are freed one after the other. burn keeps gradients in hash
         // maps and frees them in any order.
         let mut freed = 0_u64;

@@ -313,8 +313,9 @@ pub struct Trace {
     pub tensors: Vec<TensorInfo>,
     /// The steps, indexed by [`OpIndex`].
     pub steps: Vec<Step>,
-    /// The descriptions of calls, indexed by [`DescriptionIndex`], each once.
-    pub descriptions: Vec<Description>,
+    /// The descriptions of calls, indexed by [`DescriptionIndex`], each once. Recordings share
+    /// them.
+    pub descriptions: Vec<Arc<Description>>,
 }
 
 /// How a trace contradicts itself.

@@ -132,7 +132,8 @@ impl Scenario {
             .collect();
         let description = DescriptionIndex(self.trace.descriptions.len() as u32);
         let locals = made.iter().map(|out| out.id.value()).collect();
-        self.trace.descriptions.push(Description { operations, outputs: locals, workspace: None });
+        let description_of = Description { operations, outputs: locals, workspace: None };
+        self.trace.descriptions.push(description_of.into());
         let inputs = args.map(|arg| Use { tensor: arg.tensor, last: arg.last });
         let call = Call {
             name: name.into(),

@@ -93,11 +93,11 @@ impl Builder {
         let ty = TensorType { shape: out.shape.clone(), dtype: out.dtype };
         self.trace.tensors[output.0 as usize].ty = ty.into();
         let description = DescriptionIndex(self.trace.descriptions.len() as u32);
-        self.trace.descriptions.push(Description {
+        self.trace.descriptions.push(std::sync::Arc::new(Description {
             operations: vec![op],
             outputs: vec![id.value()],
             workspace: None,
-        });
+        }));
         self.trace.steps.push(Step::Call(Box::new(Call {
             name: name.into(),
             inputs: inputs.into_iter().collect(),

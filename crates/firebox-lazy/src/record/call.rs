@@ -22,7 +22,7 @@ use crate::kind::Kind;
 use crate::record::call::forms::{Returned, TensorSlot};
 use crate::record::describe::{Described, DescriptionClient};
 use crate::record::known::{Form, Known, Sign};
-use crate::record::session::{self, Session};
+use crate::record::session::{self, Session, hash_of};
 use crate::record::values::{Frame, Instruction};
 use crate::tensor::LazyTensor;
 
@@ -187,6 +187,7 @@ impl<B: Backend> CallFrame<B> {
                     name: self.name,
                     inputs: self.forms_of_inputs(session),
                     has_data: described.operations.iter().any(is_data),
+                    hash: hash_of(&described),
                     description: described,
                     results: results.clone(),
                 });
@@ -233,7 +234,9 @@ impl<B: Backend> CallFrame<B> {
             let id = format!("{}({parameters})", self.name);
             let operation = CustomOpIr { id, inputs: inputs.collect(), outputs };
             let operations = vec![OperationIr::Custom(operation)];
-            session.share(Description { operations, outputs: numbers, workspace })
+            let description = Description { operations, outputs: numbers, workspace };
+            let hash = hash_of(&description);
+            session.share(Arc::new(description), hash)
         });
         let results: Vec<_> = outputs.iter().cloned().map(Some).collect();
         self.finish(description, &results, instruction)

@@ -314,7 +314,8 @@ impl<B: Backend> Session<B> {
     pub(crate) fn close_call(&mut self, outputs: Vec<u64>) -> DescriptionIndex {
         let operations = self.described.operations.drain(..).collect();
         let description = Description { operations, outputs, workspace: None };
-        self.share(description)
+        let hash = hash_of(&description);
+        self.share(Arc::new(description), hash)
     }
 
     /// Keeps host data that the call turns into a tensor, if uploads are kept.
@@ -336,14 +337,12 @@ impl<B: Backend> Session<B> {
     }
 
     /// The index of a description in the trace. Equal descriptions share one index.
-    pub(crate) fn share(&mut self, description: Description) -> DescriptionIndex {
-        let mut hasher = FxHasher::default();
-        description.operations.hash(&mut hasher);
-        description.workspace.hash(&mut hasher);
-        let alike = self.described.known.entry(hasher.finish()).or_default();
+    pub(crate) fn share(&mut self, description: Arc<Description>, hash: u64) -> DescriptionIndex {
+        let alike = self.described.known.entry(hash).or_default();
         let descriptions = &mut self.trace.descriptions;
         for index in alike.iter() {
-            if descriptions[index.0 as usize] == description {
+            let known = &descriptions[index.0 as usize];
+            if Arc::ptr_eq(known, &description) || *known == description {
                 return *index;
             }
         }
@@ -366,7 +365,7 @@ impl<B: Backend> Session<B> {
             // Nobody reads its trace.
             return Some((DescriptionIndex(0), known));
         }
-        let description = self.share(known.description.clone());
+        let description = self.share(known.description.clone(), known.hash);
         self.described.known_calls.insert(signature, (description, known.clone()));
         Some((description, known))
     }
@@ -537,6 +536,14 @@ impl<B: Backend> Session<B> {
     pub(crate) fn end(&self, stage: Stage) {
         self.ticket.set(stage);
     }
+}
+
+/// A hash of what a description does.
+pub(crate) fn hash_of(description: &Description) -> u64 {
+    let mut hasher = FxHasher::default();
+    description.operations.hash(&mut hasher);
+    description.workspace.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The value of a tensor. A promise of this recording is computed now, or `None` if refused.

@@ -34,7 +34,7 @@ fn trace(existing: &[usize], steps: &[(&[u32], usize)]) -> Trace {
         })));
     }
     trace.tensors = tensors;
-    trace.descriptions = vec![Description { outputs: vec![0], ..Description::default() }];
+    trace.descriptions = vec![Description { outputs: vec![0], ..Description::default() }.into()];
     trace.check().expect("it is a trace");
     trace
 }
