@@ -15,8 +15,8 @@ const MOST_COUNT: usize = REPEATING + 2;
 /// Micro-batches of samples have at most this many items.
 const MOST_SIZE: usize = 7;
 
-/// The items of a batch of which every form can be recorded.
-pub(crate) const ENOUGH: usize = 24;
+/// The items of a batch of which every form can be recorded. More are not looked at.
+pub const ENOUGH: usize = 24;
 
 /// The form of a split: how many micro-batches of each size are recorded, and whether they are of
 /// one item. Automatic differentiation sums gradients over dimensions that were broadcast, and a

@@ -17,4 +17,5 @@ mod saved;
 mod skeleton;
 
 pub use error::{InstantiateError, Irregular, LoadError, SaveError};
+pub use form::ENOUGH;
 pub use saved::{About, RecordingProgress, Sample, SavedTrace};

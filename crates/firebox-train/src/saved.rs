@@ -9,7 +9,9 @@ use burn_backend::{Backend, BackendTypes, Element};
 use firebox_lazy::{RecordError, Rehearsal, StepRecorder};
 use firebox_plan::{Sizing, Split};
 use firebox_recompute::Rates;
-use firebox_saved::{About, InstantiateError, RecordingProgress, Sample, SaveError, SavedTrace};
+use firebox_saved::{
+    About, ENOUGH, InstantiateError, RecordingProgress, Sample, SaveError, SavedTrace,
+};
 use firebox_trace::{Bytes, Footprint, MemoryModel, Trace};
 
 use crate::check::{Coupling, Gift, Means, Proved, ToSplit};
@@ -89,9 +91,6 @@ where
     })
 }
 
-/// Of how many items it is looked at whether batches may be split.
-const SHOWN: usize = 24;
-
 /// What the recorded step shows of whether batches may be split.
 fn splits<LC, S>(
     learner: &burn::train::Learner<LC>,
@@ -105,8 +104,7 @@ where
     if items < 2 {
         return None;
     }
-    // As many as recordings are compared of.
-    let items = items.min(SHOWN);
+    let items = items.min(ENOUGH);
     let batch = &splitter.range(batch, 0..items);
     let planner = settings.planner::<LC::Backend, _>(&learner.model()).ok()?;
     let weight = splitter.weight(batch);

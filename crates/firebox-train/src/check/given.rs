@@ -20,6 +20,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 
 use super::{Check, Failure, Found, MOST, Means, Rows};
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
+use crate::error::TrainError;
 use crate::reduction::LossReduction;
 use crate::splitter::Splitter;
 
@@ -168,9 +169,10 @@ impl Gift {
         self.given.iter().filter_map(|(place, ..)| whole.tensor(*place)).collect()
     }
 
-    /// Whether it is for parts of this program.
-    pub(crate) fn is_for(&self, part: &Trace) -> bool {
-        self.part == Computing::of(part).program()
+    /// Whether one of these is for parts of this program.
+    pub(super) fn any_for(gifts: &[Self], part: &Trace) -> bool {
+        let program = Computing::of(part).program();
+        gifts.iter().any(|gift| gift.part == program)
     }
 
     /// Whether it is of this batch.
@@ -231,9 +233,29 @@ impl Numbers {
         Bytes::new(2 * values.map(|data| data.bytes.len() as u64).sum::<u64>())
     }
 
+    /// Whether parts are given some.
+    pub(crate) fn has_any(&self) -> bool {
+        !self.values.is_empty()
+    }
+
     /// What the part `range` of `items` items is given, recorded as `trace` with this `data` of the
-    /// host. `None` if no gift fits.
-    pub(crate) fn to_part(
+    /// host.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::NoNumbers`] if no gift fits.
+    pub(crate) fn give(
+        &self,
+        gifts: &[Gift],
+        part: (&Trace, Data<'_>),
+        (range, items): (&Range<usize>, usize),
+    ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> {
+        let given = self.to_part(gifts, part, (range, items));
+        given.ok_or_else(|| TrainError::NoNumbers { why: missing(range) })
+    }
+
+    /// The same. `None` if no gift fits.
+    fn to_part(
         &self,
         gifts: &[Gift],
         (trace, data): (&Trace, Data<'_>),
@@ -263,6 +285,11 @@ impl Numbers {
         });
         given.chain(once).collect()
     }
+}
+
+/// What is wrong with a part for which there is no gift.
+pub(super) fn missing(part: &Range<usize>) -> String {
+    format!("a part of {} items is another program than is proved", part.len())
 }
 
 impl Means {
@@ -502,7 +529,7 @@ fn zeros(of: &TensorType) -> TensorData {
 }
 
 /// What host data of a part is to that of all `items` items. Items come first.
-pub(crate) fn compared(
+pub(super) fn compared(
     whole: &TensorData,
     part: &TensorData,
     items: usize,

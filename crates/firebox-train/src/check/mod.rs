@@ -47,10 +47,10 @@ pub(crate) mod verdict;
 
 use self::choice::{CANDIDATES, Candidates, Choice};
 use self::given::Share;
-pub(crate) use self::given::{Data, Gift, LATER, Numbers, SOON, Weight, compared, with_values};
+pub(crate) use self::given::{Data, Gift, LATER, Numbers, SOON, Weight, with_values};
 pub(crate) use self::host::Host;
 pub(crate) use self::outputs::{Giver, OfOutputs};
-pub(crate) use self::proof::{Proved, compare, proved_weight};
+pub(crate) use self::proof::{Proved, compare, hosts, proved_weight, recorded};
 use self::rows::{OfBatch, Rows};
 use self::sketch::{of_zeros, sketch};
 pub use self::verdict::{Coupling, SplitCheck};
@@ -179,10 +179,17 @@ pub(crate) enum Failure {
     Impossible(String),
 }
 
+impl Failure {
+    /// The reason.
+    pub(crate) fn why(self) -> String {
+        let (Self::Undefined(why) | Self::Impossible(why)) = self;
+        why
+    }
+}
+
 impl From<Failure> for TrainError {
     fn from(failure: Failure) -> Self {
-        let (Failure::Undefined(why) | Failure::Impossible(why)) = failure;
-        Self::NoNumbers { why }
+        Self::NoNumbers { why: failure.why() }
     }
 }
 

@@ -6,17 +6,18 @@ use std::ops::Range;
 
 use burn::tensor::TensorData;
 use burn::tensor::backend::Backend;
-use firebox_lazy::{Recording, StepRecorder, host_bytes_of_rehearsal};
-use firebox_proof::HostData;
+use firebox_lazy::{Recording, StepRecorder};
+use firebox_plan::Plan;
 use firebox_trace::{Bytes, StructuralHash, TensorIndex, Trace};
 use rustc_hash::FxHashMap;
 
-use super::given::{Data, Gift, LATER, Numbers, SOON, compared, with_values};
-use super::proof::{VALUES, as_proof, compare};
+use super::given::{Data, Gift, LATER, Numbers, SOON, missing, with_values};
+use super::proof::{as_proof, compare, hosts};
 use super::{Failure, Found, Means};
 use crate::error::TrainError;
 use crate::iteration::running::Give;
 use crate::reduction::LossReduction;
+use crate::weights;
 
 /// Records a step on some items of a batch. It never runs.
 pub(crate) type Record<'a, B, T> =
@@ -88,23 +89,27 @@ impl<'a, B: Backend, T> Giver<'a, B, T> {
 pub(crate) struct OfOutputs(FxHashMap<(StructuralHash, Vec<usize>), Vec<Gift>>);
 
 impl OfOutputs {
-    /// What parts like these `parts` of `items` items are given. Nothing if it is not known that
-    /// this makes their outputs those of the batch.
+    /// What the parts of a batch of `items` items that is cut as `plan` says are given. Nothing if
+    /// it is not known that this makes their outputs those of the batch, which is of this form, or
+    /// if the batch states another weight than its items: outputs are joined by that.
     pub(crate) fn gifts<B: Backend, T>(
         &mut self,
         form: Option<StructuralHash>,
-        (items, parts): (usize, &[Range<usize>]),
+        (plan, items, stated): (&Plan, usize, impl FnOnce() -> f64),
         record: Record<'_, B, T>,
         reduction: LossReduction,
-        (means, found): (&Means, &Found),
+        with: (&Means, &Found),
     ) -> &[Gift] {
-        let Some(form) = form else { return &[] };
+        let Some(form) = form.filter(|_| !plan.is_whole()) else { return &[] };
+        if weights::differ(stated(), items as f64, items) {
+            return &[];
+        }
+        let parts = plan.split().last_of_sizes();
         let split = (form, parts.iter().map(Range::len).collect());
         self.0.entry(split).or_insert_with(|| {
-            let gifts = of_outputs((items, parts), record, reduction, (means, found));
+            let gifts = of_outputs((items, &parts), record, reduction, with);
             let gifts = gifts.unwrap_or_else(|failure| {
-                let (Failure::Undefined(why) | Failure::Impossible(why)) = failure;
-                log::info!("outputs of parts are shown as they are: {why}");
+                log::info!("outputs of parts are shown as they are: {}", failure.why());
                 Vec::new()
             });
             if gifts.iter().any(Gift::is_given) { gifts } else { Vec::new() }
@@ -122,15 +127,8 @@ fn of_outputs<B: Backend, T>(
     let mut gifts = Vec::new();
     for range in parts {
         let part = record(&with_values(), range.clone())?;
-        let bytes = [&whole, &part].map(|it| host_bytes_of_rehearsal(it.trace()));
-        let needed = (bytes[0] + bytes[1]) * VALUES;
-        if means.memory.is_on_host() && needed > means.budget {
-            return Err(Failure::Impossible(format!("comparing recordings needs {needed}")));
-        }
-        let host = |a: TensorIndex, b: TensorIndex| {
-            let data = whole.value_of(a).zip(part.value_of(b));
-            data.map_or(HostData::Other, |(a, b)| compared(&a, &b, items, range))
-        };
+        means.may_compare(&[whole.trace(), part.trace()], found)?;
+        let host = hosts([&whole, &part], items, range);
         let both = [&as_proof(&whole, items), &as_proof(&part, range.len())];
         let Ok(gift) = compare(both, &host, (reduction, false))? else { return Ok(Vec::new()) };
         gifts.push(gift);
@@ -157,7 +155,7 @@ impl<B: Backend, T> Give for Giver<'_, B, T> {
         if self.gives(range) && self.numbers.is_none() {
             match self.numbers() {
                 Ok(numbers) => self.numbers = Some(numbers),
-                Err(Failure::Undefined(why) | Failure::Impossible(why)) => self.fail(why),
+                Err(failure) => self.fail(failure.why()),
             }
         }
         Ok(())
@@ -169,29 +167,20 @@ impl<B: Backend, T> Give for Giver<'_, B, T> {
         part: (&Trace, Data<'_>),
     ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> {
         let Some(numbers) = &self.numbers else {
-            let is_known =
-                !self.is_proved(range) || self.gifts.iter().any(|gift| gift.is_for(part.0));
-            let why = "a part is another program than is proved".to_owned();
-            return if is_known { Ok(Vec::new()) } else { Err(TrainError::NoNumbers { why }) };
+            let is_known = !self.is_proved(range) || Gift::any_for(self.gifts, part.0);
+            let unknown = || TrainError::NoNumbers { why: missing(range) };
+            return is_known.then(Vec::new).ok_or_else(unknown);
         };
-        match numbers.to_part(self.gifts, part, (range, self.items)) {
-            Some(given) => {
-                self.has_given |= !given.is_empty();
-                Ok(given)
-            }
-            None => {
-                let items = range.len();
-                let why = format!("a part of {items} items is another program than is proved");
-                Err(TrainError::NoNumbers { why })
-            }
-        }
+        let given = numbers.give(self.gifts, part, (range, self.items))?;
+        self.has_given |= !given.is_empty();
+        Ok(given)
     }
 
     fn learn(&mut self, range: &Range<usize>) -> Result<Option<Bytes>, TrainError> {
         if self.has_given && !self.shows {
             return Ok(None);
         }
-        self.fail(format!("a part of {} items is another program than is proved", range.len()));
+        self.fail(missing(range));
         Ok(Some(Bytes::ZERO))
     }
 }

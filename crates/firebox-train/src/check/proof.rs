@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 
+use burn::module::Module;
+use burn::tensor::backend::Backend;
 use burn::train::TrainOutput;
-use firebox_lazy::{Recording, StepRecorder, host_bytes_of_rehearsal, mark};
+use firebox_lazy::{LazyBackend, Recording, StepRecorder, host_bytes_of_rehearsal, mark};
 use firebox_proof::{CUT, HostData, Proof, prove};
-use firebox_trace::{Category, TensorIndex};
+use firebox_trace::{Bytes, Category, TensorIndex, Trace};
 
 use super::given::{Gift, Numbers, SOON, compared};
 use super::verdict::Coupling;
-use super::{Check, Failure, OF_STATISTICS, ToSplit};
+use super::{Check, Failure, Found, Means, OF_STATISTICS, ToSplit};
 use crate::components::{LazyComponents, TrainBatch, TrainItem};
 use crate::error::TrainError;
 use crate::loss_scale::with_scale;
@@ -43,7 +45,7 @@ pub(crate) enum Proved {
 
 /// How often what was recorded counts: a proof has values of its own for the tensors of both
 /// recordings.
-pub(super) const VALUES: u64 = 2;
+const VALUES: u64 = 2;
 
 /// Shares of a batch that differ by no more are the same, rounded.
 const WEIGHS_ALIKE: f64 = 1e-3;
@@ -82,7 +84,7 @@ where
     pub(crate) fn prove(&self, parts: &[Range<usize>]) -> Proved {
         let prove = |reduction| match self.proved(parts, reduction) {
             Ok(proved) => proved,
-            Err(Failure::Undefined(why) | Failure::Impossible(why)) => Proved::Undecided(why),
+            Err(failure) => Proved::Undecided(failure.why()),
         };
         match prove(self.of.reduction) {
             Proved::Differs { coupling: Coupling::Sum, .. } if !self.of.is_declared => {
@@ -155,19 +157,9 @@ where
         (part, scale): (&Range<usize>, Option<f64>),
     ) -> Result<Result<Gift, Proved>, Failure> {
         let recorded = self.recorded(part.clone(), scale)?;
-        let bytes = [whole, &recorded].map(|it| host_bytes_of_rehearsal(it.trace()));
-        if self.means.memory.is_on_host() {
-            let needed = (bytes[0] + bytes[1]) * VALUES;
-            if needed > self.means.budget {
-                return Err(Failure::Impossible(format!("comparing recordings needs {needed}")));
-            }
-            self.found.needed.set(self.found.needed.get().max(needed));
-        }
+        self.means.may_compare(&[whole.trace(), recorded.trace()], &self.found)?;
         let rows = part.start - all.start..part.end - all.start;
-        let host = |a: TensorIndex, b: TensorIndex| {
-            let data = whole.value_of(a).zip(recorded.value_of(b));
-            data.map_or(HostData::Other, |(a, b)| compared(&a, &b, all.len(), &rows))
-        };
+        let host = hosts([whole, &recorded], all.len(), &rows);
         let (of_whole, of_part) = (as_proof(whole, all.len()), as_proof(&recorded, part.len()));
         compare([&of_whole, &of_part], &host, (reduction, self.means.normalizes))
     }
@@ -189,11 +181,9 @@ where
         scale: Option<f64>,
     ) -> Result<Recording<LC::Base, TrainItem<LC>>, Failure> {
         self.unchanged(range.len() as f64 / self.of.items as f64, || {
-            let recording = recorder.record::<LC::Base, _>(|| {
-                let micro = self.of.splitter.range(self.of.batch, range);
-                mark::<LC::Base>(CUT);
-                let model = self.learner.model();
-                label_parameters::<LC::Backend, _>(&model);
+            let model = self.learner.model();
+            let cut = || self.of.splitter.range(self.of.batch, range);
+            recorded::<LC::Backend, _, _, _>(recorder, &model, cut, |micro| {
                 let step = || train_step(self.learner, &model, micro);
                 let TrainOutput { grads, item } = match scale {
                     Some(scale) => with_scale(scale, step).0,
@@ -201,8 +191,7 @@ where
                 };
                 label_gradients::<LC::Backend, _>(&model, &grads, Category::Gradient);
                 item
-            })?;
-            Ok(recording)
+            })
         })
     }
 
@@ -236,6 +225,57 @@ where
             }
         }
         Ok(None)
+    }
+}
+
+/// Records a step of `model` on what `cut` cuts off a batch, as proofs read it. It never runs.
+pub(crate) fn recorded<B, M, I, T>(
+    recorder: &StepRecorder,
+    model: &M,
+    cut: impl FnOnce() -> I,
+    step: impl FnOnce(I) -> T,
+) -> Result<Recording<B::Base, T>, Failure>
+where
+    B: LazyBackend,
+    M: Module<B>,
+{
+    let recording = recorder.record::<B::Base, _>(|| {
+        let micro = cut();
+        mark::<B::Base>(CUT);
+        label_parameters::<B, _>(model);
+        step(micro)
+    })?;
+    Ok(recording)
+}
+
+impl Means {
+    /// Counts what comparing these recordings takes.
+    ///
+    /// # Errors
+    ///
+    /// If it is more than the host may use.
+    pub(crate) fn may_compare(&self, traces: &[&Trace], found: &Found) -> Result<(), Failure> {
+        if self.memory.is_on_host() {
+            let recorded: Bytes = traces.iter().map(|trace| host_bytes_of_rehearsal(trace)).sum();
+            let needed = recorded * VALUES;
+            if needed > self.budget {
+                return Err(Failure::Impossible(format!("comparing recordings needs {needed}")));
+            }
+            found.needed.set(found.needed.get().max(needed));
+        }
+        Ok(())
+    }
+}
+
+/// Compares the host data of a recording of `items` items with that of one of these `rows`.
+pub(crate) fn hosts<'a, B: Backend, T>(
+    [whole, part]: [&'a Recording<B, T>; 2],
+    items: usize,
+    rows: &'a Range<usize>,
+) -> impl Fn(TensorIndex, TensorIndex) -> HostData + 'a {
+    move |a, b| {
+        let data = whole.value_of(a).zip(part.value_of(b));
+        data.map_or(HostData::Other, |(a, b)| compared(&a, &b, items, rows))
     }
 }
 
@@ -285,7 +325,7 @@ fn judge(proof: Proof, normalizes: bool) -> Proved {
     }
 }
 
-pub(super) fn as_proof<B: burn::tensor::backend::Backend, T>(
+pub(super) fn as_proof<B: Backend, T>(
     recording: &Recording<B, T>,
     items: usize,
 ) -> firebox_proof::Recording<'_> {

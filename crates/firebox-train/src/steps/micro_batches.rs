@@ -5,13 +5,12 @@ use std::ops::Range;
 
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
-use firebox_lazy::{LazyBackend, StepRecorder, in_full_precision, mark};
+use firebox_lazy::{LazyBackend, StepRecorder, in_full_precision};
 use firebox_plan::Accumulating;
-use firebox_proof::CUT;
 use firebox_trace::{Bytes, Trace};
 
 use super::proofs::{Exact, Passes, Proofs, Proving};
-use crate::check::{Found, Giver, Means, proved_weight};
+use crate::check::{Found, Giver, Means, proved_weight, recorded};
 use crate::components::TrainingBackend;
 use crate::device::DeviceMemory;
 use crate::error::{Phase, TrainError};
@@ -276,12 +275,10 @@ where
         let (means, found) = (Means::of(planner, prepared.held), Found::default());
         let record = |recorder: &StepRecorder, range: Range<usize>| {
             found.unchanged::<B, _, _>(model, 1.0, || {
-                let recording = recorder.record::<B::Base, _>(|| {
-                    let whole = splitter.range(batch, range);
-                    mark::<B::Base>(CUT);
-                    step.borrow_mut()(model, whole)
-                })?;
-                Ok(recording)
+                let cut = || splitter.range(batch, range);
+                recorded::<B, _, _, _>(recorder, model, cut, |micro| {
+                    step.borrow_mut()(model, micro)
+                })
             })
         };
         let exact = passes.as_ref().and_then(|passes| passes.get(self.begun).cloned());

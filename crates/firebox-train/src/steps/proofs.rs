@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
-use firebox_lazy::{LazyBackend, Recording, host_bytes_of_rehearsal, mark};
-use firebox_proof::{CUT, HostData};
+use firebox_lazy::{LazyBackend, Recording, mark};
+use firebox_proof::CUT;
 use firebox_trace::{
     Bytes, Category, Label, Mark, Origin, Step, StructuralHash, TensorIndex, Trace,
 };
@@ -19,7 +19,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::MicroBatches;
 use crate::check::{
-    Coupling, Failure, Found, Gift, Means, Proved, SOON, SplitCheck, compare, compared, with_values,
+    Coupling, Failure, Found, Gift, Means, Proved, SOON, SplitCheck, compare, hosts, with_values,
 };
 use crate::components::TrainingBackend;
 use crate::error::TrainError;
@@ -32,9 +32,6 @@ use crate::splitter::Splitter;
 /// The notes around a pass over one part.
 const BEGIN: &str = "a part begins";
 const END: &str = "a part has run";
-
-/// How often what was recorded counts: a proof has the steps of parts, and values of its own.
-const VALUES: u64 = 3;
 
 /// What is proved of the batches of a loop.
 #[derive(Debug, Default)]
@@ -209,8 +206,7 @@ where
 }
 
 fn undecided(failure: Failure) -> Shown {
-    let (Failure::Undefined(why) | Failure::Impossible(why)) = failure;
-    Shown::Undecided(why)
+    Shown::Undecided(failure.why())
 }
 
 /// What a recorded step shows of each pass over a batch of `items` items.
@@ -221,13 +217,8 @@ fn shown<B: Backend, T>(
     (means, found): (&Means, &Found),
 ) -> Result<Vec<Shown>, Failure> {
     let trace = recording.trace();
-    let needed = host_bytes_of_rehearsal(trace) * VALUES;
-    if means.memory.is_on_host() {
-        if needed > means.budget {
-            return Err(Failure::Impossible(format!("comparing recordings needs {needed}")));
-        }
-        found.needed.set(needed);
-    }
+    // The steps of a part are taken out of it.
+    means.may_compare(&[trace, trace], found)?;
     let ranges = passes(trace);
     let passes: Vec<&[Range<usize>]> = ranges.chunks(1 + parts.len()).collect();
     if reductions.iter().all(Vec::is_empty) {
@@ -275,10 +266,7 @@ fn of_pass<B: Backend, T>(
     let mut gifts = Vec::new();
     for (range, steps) in parts.iter().zip(&steps[1..]) {
         let part = Part::of(trace, steps.clone());
-        let host = |a: TensorIndex, b: TensorIndex| {
-            let data = recording.value_of(a).zip(recording.value_of(b));
-            data.map_or(HostData::Other, |(a, b)| compared(&a, &b, items, range))
-        };
+        let host = hosts([recording, recording], items, range);
         let both = [&whole.recording(items), &part.recording(range.len())];
         let gift = match compare(both, &host, (reduction, means.normalizes))? {
             Ok(gift) => gift,

@@ -5,21 +5,18 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{AutodiffModule, Module};
-use firebox_lazy::{StepRecorder, mark};
+use firebox_lazy::StepRecorder;
 use firebox_plan::Split;
-use firebox_proof::CUT;
 
 use super::StepPlanner;
-use crate::check::{Found, Giver, Means, apart};
+use crate::check::{Found, Giver, Means, apart, recorded};
 use crate::components::TrainingBackend;
 use crate::error::{During, Phase, TrainError};
 use crate::iteration::running::{Around, Give, MicroSteps};
-use crate::planner::labels::label_parameters;
 use crate::planner::rehearsal::{Iterations, rehearse_validation};
 use crate::planner::shape::Shape;
 use crate::planner::{BatchToRun, Prepared};
 use crate::splitter::Splitter;
-use crate::weights;
 use crate::whole::Joining;
 
 impl<B, M, S> StepPlanner<B, M, S>
@@ -150,25 +147,15 @@ where
         let (means, found) = (Means::of(&self.planner, prepared.held), Found::default());
         let record = |recorder: &StepRecorder, range: Range<usize>| {
             apart(range.len() as f64 / items as f64, || {
-                let recording = recorder.record::<B::Base, _>(|| {
-                    let micro = splitter.range(batch, range);
-                    mark::<B::Base>(CUT);
-                    label_parameters::<B::InnerBackend, _>(model);
+                let cut = || splitter.range(batch, range);
+                recorded::<B::InnerBackend, _, _, _>(recorder, model, cut, |micro| {
                     step.borrow_mut()(model, micro)
-                })?;
-                Ok(recording)
+                })
             })
         };
-        // What a batch states is what its outputs are weighed by.
-        let states = || weights::differ(splitter.weight(batch), items as f64, items);
-        let gifts = match !prepared.plan.is_whole() && !states() {
-            true => {
-                let split = (items, &prepared.plan.split().last_of_sizes()[..]);
-                let (form, with) = (self.planner.form(), (&means, &found));
-                self.of_outputs.gifts(form, split, &record, reduction, with)
-            }
-            false => &[],
-        };
+        let of = (&*prepared.plan, items, || splitter.weight(batch));
+        let (form, with) = (self.planner.form(), (&means, &found));
+        let gifts = self.of_outputs.gifts(form, of, &record, reduction, with);
         let (gives, failed) = (!gifts.is_empty(), RefCell::new(None));
         let mut giver = Giver::new(gifts, &record, items, (&means, &found), &failed).shows();
         let give = gives.then_some(&mut giver as &mut dyn Give);

@@ -38,15 +38,12 @@ pub(super) struct Known {
     asks: Asks,
     found: SplitCheck,
     later: Later,
-    /// The splits that are proved, whether parts are looked at then, and whether they are given
-    /// numbers of the whole.
-    proved: FxHashMap<(Option<StructuralHash>, Vec<usize>), (bool, bool)>,
+    /// The splits that are proved, and whether parts are compared or given numbers then.
+    proved: FxHashMap<(Option<StructuralHash>, Vec<usize>), bool>,
     /// What parts are given, by how their recordings begin.
     gifts: Vec<Gift>,
-    /// Whether the parts of the batch that runs are compared with it or given numbers of it, and
-    /// whether they are given some.
+    /// Whether the parts of the batch that runs are compared with it or given numbers of it.
     gives: bool,
-    shares: bool,
     /// Whether batches of these forms that are put together with others, and are whole, have a
     /// weight that follows from the step.
     together: FxHashMap<Option<StructuralHash>, bool>,
@@ -280,7 +277,7 @@ impl Known {
 
     /// Notes that a batch begins, which may not be split.
     pub(super) fn begin(&mut self) {
-        (self.gives, self.shares, self.weight, self.numbers) = (false, false, None, None);
+        (self.gives, self.weight, self.numbers) = (false, None, None);
     }
 
     /// Whether batches weigh beside others what follows from the step, if that is not the same.
@@ -316,8 +313,7 @@ impl Known {
     /// Notes that a split is proved.
     fn prove(&mut self, split: (Option<StructuralHash>, Vec<usize>), gifts: Vec<Gift>) {
         self.gives = gifts.iter().any(Gift::is_any);
-        self.shares = gifts.iter().any(Gift::is_given);
-        self.proved.insert(split, (self.gives, self.shares));
+        self.proved.insert(split, self.gives);
         if self.gives {
             self.remember(gifts);
         }
@@ -507,10 +503,11 @@ impl Means {
             known.weight = Some(Weight::of(known.each * items as f64, 0.0));
         } else {
             known.units = Some(Units::Items);
-            if known.shares || items == 1 {
+            let is_given = known.numbers.as_ref().is_some_and(|(_, numbers)| numbers.has_any());
+            if is_given || items == 1 {
                 let text = "batches weigh by their items beside the others of their optimizer step: if the loss divides by \
                      what a batch counts, state that as its weight";
-                let level = if known.shares { log::Level::Warn } else { log::Level::Info };
+                let level = if is_given { log::Level::Warn } else { log::Level::Info };
                 known.tell(settings, level, text);
             }
         }
@@ -566,7 +563,7 @@ impl Means {
         }
         let split = (form, to_split.parts.iter().map(Range::len).collect());
         if let Some(gives) = known.proved.get(&split).filter(|_| form.is_some()) {
-            (known.gives, known.shares) = *gives;
+            known.gives = *gives;
             return Ok(Bytes::ZERO);
         }
         let proves = !known.unproved && (known.asks(items, weight) || known.is_proved());
@@ -739,10 +736,7 @@ where
     ) -> Result<Vec<(TensorIndex, TensorData)>, TrainError> {
         let Some((_, numbers)) = &self.numbers else { return Ok(Vec::new()) };
         let of = (range, self.check.of.items);
-        let given = numbers.to_part(&self.known.borrow().gifts, part, of);
-        let given = given.ok_or_else(|| TrainError::NoNumbers {
-            why: format!("a part of {} items is another program than is proved", range.len()),
-        })?;
+        let given = numbers.give(&self.known.borrow().gifts, part, of)?;
         self.has_given |= !given.is_empty();
         Ok(given)
     }

@@ -5,20 +5,17 @@ use std::ops::Range;
 
 use burn::data::dataloader::{DataLoader, Progress};
 use burn::train::InferenceStep;
-use firebox_lazy::{StepRecorder, mark};
-use firebox_proof::CUT;
+use firebox_lazy::StepRecorder;
 
 use super::metrics::{Output, Parts, Place};
 use super::{Run, sender};
-use crate::check::{Found, Giver, Means, apart};
+use crate::check::{Found, Giver, Means, apart, recorded};
 use crate::components::{LazyComponents, TrainBatch, ValidBatch};
 use crate::error::{Phase, TrainError};
 use crate::iteration::running::{Around, Give, MicroSteps};
-use crate::planner::labels::label_parameters;
 use crate::planner::rehearsal::validation_model;
 use crate::planner::{Planner, Prepared};
 use crate::splitter::Splitter;
-use crate::weights;
 
 impl<LC, ST, SV> Run<'_, LC, ST, SV>
 where
@@ -75,25 +72,14 @@ where
         let (means, found) = (Means::of(planner, prepared.held), Found::default());
         let record = |recorder: &StepRecorder, range: Range<usize>| {
             apart(range.len() as f64 / items as f64, || {
-                let recording = recorder.record::<LC::Base, _>(|| {
-                    let micro = splitter.range(batch, range);
-                    mark::<LC::Base>(CUT);
-                    label_parameters::<LC::Inner, _>(model);
-                    model.step(micro)
-                })?;
-                Ok(recording)
+                let cut = || splitter.range(batch, range);
+                recorded::<LC::Inner, _, _, _>(recorder, model, cut, |micro| model.step(micro))
             })
         };
-        // What a batch states is what its outputs are joined by.
-        let states = || weights::differ(splitter.weight(batch), items as f64, items);
-        let gifts = match join.is_some() && !prepared.plan.is_whole() && !states() {
-            true => {
-                let split = (items, &prepared.plan.split().last_of_sizes()[..]);
-                let with = (&means, &found);
-                self.of_outputs.gifts(planner.form(), split, &record, reduction, with)
-            }
-            false => &[],
-        };
+        let of = (&*prepared.plan, items, || splitter.weight(batch));
+        // Metrics that see parts see each as it is.
+        let form = planner.form().filter(|_| join.is_some());
+        let gifts = self.of_outputs.gifts(form, of, &record, reduction, (&means, &found));
         let (gives, failed) = (!gifts.is_empty(), RefCell::new(None));
         let mut giver = Giver::new(gifts, &record, items, (&means, &found), &failed).shows();
         let give = gives.then_some(&mut giver as &mut dyn Give);
