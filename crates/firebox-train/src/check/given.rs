@@ -67,8 +67,8 @@ struct Counts {
 /// The numbers of a batch.
 #[derive(Debug)]
 pub(crate) struct Numbers {
-    /// The program of the batch.
-    program: Program,
+    /// The program of the batch. `None` if nothing of it is needed.
+    program: Option<Program>,
     values: BTreeMap<Place, TensorData>,
     /// Data of the host.
     hosts: BTreeMap<Place, TensorData>,
@@ -177,7 +177,16 @@ impl Gift {
 
     /// Whether it is of this batch.
     pub(crate) fn is_of(&self, numbers: &Numbers) -> bool {
-        self.whole == numbers.program
+        self.fits(numbers.program)
+    }
+
+    fn fits(&self, whole: Option<Program>) -> bool {
+        whole.map_or(!self.needs_whole(), |whole| self.whole == whole)
+    }
+
+    /// Whether parts are given something of the whole, or their host data is compared with its.
+    pub(crate) fn needs_whole(&self) -> bool {
+        !(self.given.is_empty() && self.hosts.is_empty())
     }
 
     /// Whether the whole divides by a single number.
@@ -224,7 +233,12 @@ impl Numbers {
             Some((*place, recording.value_of(computing.tensor(*place)?)?))
         });
         let hosts = hosts.collect();
-        Ok(Self { program, values, hosts, weight })
+        Ok(Self { program: Some(program), values, hosts, weight })
+    }
+
+    /// Those of a batch of which parts need nothing.
+    pub(crate) fn none() -> Self {
+        Self { program: None, values: BTreeMap::new(), hosts: BTreeMap::new(), weight: None }
     }
 
     /// The host memory that they take, next to what a part is given of them.
@@ -269,7 +283,8 @@ impl Numbers {
         };
         let program = part.program();
         let fits = |gift: &&Gift| {
-            (gift.whole, gift.part) == (self.program, program)
+            gift.part == program
+                && gift.fits(self.program)
                 && gift.given.iter().all(|(whole, ..)| self.values.contains_key(whole))
                 && gift.hosts.iter().all(is_so)
         };

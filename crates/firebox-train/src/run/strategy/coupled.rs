@@ -723,7 +723,10 @@ where
         self.numbers.take_if(|(of, _)| *of != scale);
         if self.numbers.is_none() {
             let gifts = &self.known.borrow().gifts;
-            let numbers = self.check.numbers(0..self.check.of.items, gifts, scale, LATER)?;
+            let numbers = match gifts.iter().any(Gift::needs_whole) {
+                true => self.check.numbers(0..self.check.of.items, gifts, scale, LATER)?,
+                false => Numbers::none(),
+            };
             self.numbers = Some((scale, numbers));
         }
         Ok(())
