@@ -11,13 +11,14 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::{Backend, TensorMetadata};
 use burn_std::{DType, Shape};
-use firebox_trace::TensorIndex;
+use firebox_trace::{Bytes, TensorIndex};
 
 use crate::kind::{Kind, Value};
 use crate::record::parking::Parked;
 use crate::record::{arrival, session};
 use crate::threads::deferred::{self, Place};
 use crate::threads::handover;
+use crate::threads::loaders::Prepared;
 use crate::threads::streams;
 
 /// A tensor of [`Lazy<B>`](crate::Lazy).
@@ -31,6 +32,8 @@ pub(crate) struct Node<B: Backend, K: Kind<B>> {
     id: AtomicU64,
     value: OnceLock<K::Primitive>,
     promise: Option<Promise<B>>,
+    /// If a loader thread has computed the value.
+    prepared: Option<Box<Prepared>>,
     /// The last session that met this tensor, and the tensor's number there. Packed into one word,
     /// because two recording threads may meet the same tensor at the same time.
     place: AtomicU64,
@@ -104,7 +107,9 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 impl<B: Backend, K: Kind<B>> Node<B, K> {
     fn new(value: OnceLock<K::Primitive>, promise: Option<Promise<B>>, place: u64) -> Self {
         let (id, place) = (AtomicU64::new(0), AtomicU64::new(place));
-        Self { id, value, promise, place }
+        let bytes = |value: &K::Primitive| Bytes::of_elements(&value.shape(), value.dtype());
+        let prepared = value.get().and_then(|value| Prepared::here(|| bytes(value)));
+        Self { id, value, promise, prepared, place }
     }
 
     /// A number unique among all nodes, past and present.
@@ -243,7 +248,16 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// Whether a loader thread asked for this tensor. `false` for tensors that other threads
     /// compute from it.
     pub fn is_prepared(&self) -> bool {
-        self.node.promise.as_ref().is_some_and(|promise| promise.deferred.is_some())
+        let is_deferred = |promise: &Promise<B>| promise.deferred.is_some();
+        self.node.prepared.is_some() || self.node.promise.as_ref().is_some_and(is_deferred)
+    }
+
+    /// Notes that this thread needs a tensor that a loader thread has computed.
+    #[inline]
+    fn note_need(&self) {
+        if let Some(prepared) = &self.node.prepared {
+            prepared.note_need();
+        }
     }
 
     /// The promise of a tensor that the running session will make.
@@ -289,6 +303,7 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
 
     /// Like [`into_inner`](Self::into_inner), for a tensor that already has its value or is parked.
     pub(crate) fn into_value(self) -> K::Primitive {
+        self.note_need();
         let tensor = match self.is_parked() {
             true => match self.forced() {
                 Ok(own) => return own,
@@ -313,6 +328,7 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// called before the session is borrowed.
     #[inline]
     pub(crate) fn settle(&self) {
+        self.note_need();
         // On a loader thread the session computes it when it needs it.
         if self.node.deferred().is_some()
             && streams::current_worker().is_none()
@@ -346,6 +362,7 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     ///
     /// As [`into_inner`](Self::into_inner).
     pub(crate) fn value(&self) -> K::Primitive {
+        self.note_need();
         match self.node.value.get() {
             Some(value) => value.clone(),
             None => match self.clone().forced() {

@@ -8,10 +8,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::backend::Flex;
+use burn::backend::flex::FlexDevice;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Distribution, Tensor, TensorData};
 use firebox_lazy::{Lazy, LazyBackend, LoaderGate, LoaderGuard, StepRecorder};
 use firebox_trace::Bytes;
 
@@ -299,4 +301,81 @@ fn what_waits_is_counted_until_it_is_needed() {
     assert!((Bytes::mib(1)..Bytes::mib(1) + Bytes::kib(8)).contains(&waits), "{waits}");
     assert_eq!(tensor.sum().into_scalar(), (1 << 17) as f32);
     assert_eq!(guard.live(), before);
+}
+
+#[test]
+fn loader_threads_compute_where_they_may_and_draw_nothing() {
+    let _alone = alone();
+    let guard = LoaderGate::enter();
+    guard.compute();
+    let make = || {
+        let device = Default::default();
+        let parts = [1.0, 2.0].map(|value| Tensor::<B, 1>::from_floats([value; 1 << 16], &device));
+        let noise = Tensor::<B, 1>::random([1 << 17], Distribution::Default, &device);
+        let joined = Tensor::cat(parts.to_vec(), 0);
+        (joined.clone(), joined + noise, Tensor::<B, 1>::zeros([4], &device))
+    };
+    let (joined, noisy, zeros) = on_loader_thread(0, make).join().expect("it asks for tensors");
+    let lazy = |tensor: &Tensor<B, 1>| B::lazy_float(&tensor.clone().into_primitive().tensor());
+    let forms = [&joined, &noisy, &zeros].map(lazy).map(|it| (it.is_prepared(), it.is_promise()));
+    assert_eq!(forms, [(true, false), (true, true), (true, false)]);
+    // What is drawn is drawn here, in the order of this thread.
+    let draw = || Tensor::<B, 1>::random([4], Distribution::Default, &Default::default());
+    B::seed(&Default::default(), 7);
+    let here = draw().into_data();
+    B::seed(&Default::default(), 7);
+    let there = on_loader_thread(1, draw).join().expect("it asks for a tensor");
+    there.into_data().assert_eq(&here, true);
+
+    // Both parts, and what they are joined to.
+    let (half, small) = (Bytes::kib(256), Bytes::kib(8));
+    let peak = guard.peak_of_worker();
+    assert!(peak >= half * 4 && peak < half * 4 + small, "{peak}");
+    assert!((half * 2..half * 2 + small).contains(&guard.live()), "{}", guard.live());
+    let sum = joined.sum().into_scalar();
+    assert_eq!(sum, 3.0 * f32::from(u16::MAX) + 3.0);
+    // The sum that waits for the noise holds the parts' join, which counts no more.
+    assert!(guard.live() < small, "{}", guard.live());
+    assert!((noisy.mean().into_scalar() - 2.0).abs() < 0.1);
+    drop(zeros);
+    assert_eq!(guard.live(), Bytes::ZERO);
+
+    let second = LoaderGate::enter();
+    let (joined, ..) = on_loader_thread(0, make).join().expect("it asks for tensors");
+    assert!(lazy(&joined).is_promise(), "nobody knows for whom it works");
+    drop((joined, second));
+    eventually("their tensors end", || guard.live() == Bytes::ZERO);
+}
+
+#[test]
+fn a_batch_that_is_computed_counts_what_making_it_takes() {
+    let _alone = alone();
+    let guard = LoaderGate::enter();
+    guard.compute();
+    let item = Bytes::kib(64);
+    let (items, batches) = (8, 4);
+    let loader = DataLoaderBuilder::<B, f32, Tensor<B, 2>>::new(Stacked)
+        .batch_size(items)
+        .num_workers(1)
+        .build(InMemDataset::new(vec![1.0; items * batches]));
+    let mut stacks = loader.iter();
+    let mut sum = 0.0;
+    while let Some(stack) = guard.waiting(|| stacks.next()) {
+        sum += stack.sum().into_scalar();
+    }
+    assert_eq!(sum, (items * batches * (1 << 14)) as f32);
+    let largest = guard.largest_batch();
+    assert!(largest >= item * 2 * items as u64, "items and their stack: {largest}");
+    assert!(largest <= guard.peak_of_worker(), "{largest}");
+}
+
+/// Stacks an item of 64 KiB for each number.
+#[derive(Clone)]
+struct Stacked;
+
+impl Batcher<B, f32, Tensor<B, 2>> for Stacked {
+    fn batch(&self, items: Vec<f32>, device: &FlexDevice) -> Tensor<B, 2> {
+        let item = |item| Tensor::<B, 1>::from_floats(vec![item; 1 << 14].as_slice(), device);
+        Tensor::stack(items.into_iter().map(item).collect(), 0)
+    }
 }

@@ -152,7 +152,7 @@ impl<B: Backend> FloatTensorOps<Self> for Lazy<B> {
             let number = fixed_draw(distribution, dtype.into());
             return Self::float_full(shape, number.into(), device, dtype);
         }
-        create!(Float: float_random, device, (shape, distribution; dtype), |frame| {
+        create!(Float: float_random, device, (shape, distribution; dtype), draws: true, |frame| {
             if let Some(generator) = frame.substitute() {
                 let data = generator.draw(&shape, distribution, dtype.into());
                 return B::float_from_data(data, &device);

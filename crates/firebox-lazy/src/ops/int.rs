@@ -129,7 +129,7 @@ impl<B: Backend> IntTensorOps<Self> for Lazy<B> {
             let number = fixed_draw(distribution, dtype.into());
             return Self::int_full(shape, number.into(), device, dtype);
         }
-        create!(Int: int_random, device, (shape, distribution; dtype), |frame| {
+        create!(Int: int_random, device, (shape, distribution; dtype), draws: true, |frame| {
             if let Some(generator) = frame.substitute() {
                 let data = generator.draw(&shape, distribution, dtype.into());
                 return B::int_from_data(data, &device);

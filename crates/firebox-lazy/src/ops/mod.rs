@@ -18,7 +18,8 @@ mod transaction;
 macro_rules! forward {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
-            let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
+            let waits = || false $(|| <$ty as $crate::record::call::forms::Argument<B>>::waits(&$arg))*;
+            let Some(_until_done) = $crate::threads::deferred::begin_unless_computed::<B>(waits) else {
                 return <$ret as $crate::record::call::forms::Returned<B>>::wrap($crate::threads::streams::on_stream::<B, _>(|| {
                     B::$name($(<$ty as $crate::record::call::forms::Argument<B>>::plain($arg)),*)
                 }));
@@ -49,7 +50,8 @@ macro_rules! forward {
 macro_rules! by_shape {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty => $forms:expr;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
-            let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
+            let waits = || false $(|| <$ty as $crate::record::call::forms::Argument<B>>::waits(&$arg))*;
+            let Some(_until_done) = $crate::threads::deferred::begin_unless_computed::<B>(waits) else {
                 return <$ret as $crate::record::call::forms::Returned<B>>::wrap($crate::threads::streams::on_stream::<B, _>(|| {
                     B::$name($(<$ty as $crate::record::call::forms::Argument<B>>::plain($arg)),*)
                 }));
@@ -73,13 +75,13 @@ macro_rules! create {
         fn $name:ident($($before:ident: $before_ty:ty),*; device; $dtype:ident: $dtype_ty:ty) -> $ret:ty;
     )*) => {$(
         fn $name($($before: $before_ty),*, device: &Device<Self>, $dtype: $dtype_ty) -> $ret {
-            create!($kind: $name, device, ($($before),*; $dtype), |_frame| {
+            create!($kind: $name, device, ($($before),*; $dtype), draws: false, |_frame| {
                 B::$name($($before.clone()),*, &device, $dtype)
             })
         }
     )*};
-    ($kind:ident: $name:ident, $device:ident, ($($before:ident),*; $dtype:ident), |$frame:ident| $run:expr) => {{
-        let Some(_until_done) = $crate::threads::deferred::begin::<B>() else {
+    ($kind:ident: $name:ident, $device:ident, ($($before:ident),*; $dtype:ident), draws: $draws:literal, |$frame:ident| $run:expr) => {{
+        let Some(_until_done) = $crate::threads::deferred::begin_unless_computed::<B>(|| $draws) else {
             $crate::threads::streams::meet::<B>($device);
             return $crate::tensor::LazyTensor::<B, $kind>::new($crate::threads::streams::on_stream::<B, _>(|| {
                 B::$name($($before),*, $device, $dtype)

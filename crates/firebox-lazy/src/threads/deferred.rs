@@ -25,7 +25,7 @@ use crate::record::session::{self, Deed, Session};
 use crate::record::values::{Frame, Instruction, Values};
 use crate::tensor::{LazyTensor, Node, Promised, Stage, Ticket};
 use crate::threads::handover::{TrainingTurn, wait_for_turn};
-use crate::threads::loaders::{Loaded, note_reader, upload};
+use crate::threads::loaders::{Loaded, computes, note_reader, upload};
 use crate::threads::locks;
 use crate::threads::streams::{current_worker, meet, stream_of_worker};
 
@@ -350,7 +350,7 @@ fn perform<B: Backend>(program: impl IntoIterator<Item = Deed<B>>, values: &mut 
 /// A tensor that was computed immediately. A loader thread gets it as host data.
 pub(crate) fn on_host<B: Backend, K: Kind<B>>(primitive: K::Primitive) -> LazyTensor<B, K> {
     let value = K::erase(primitive);
-    let host = current_worker().and_then(|_| to_host(&value));
+    let host = current_worker().filter(|_| !computes()).and_then(|_| to_host(&value));
     match host {
         None => LazyTensor::new(K::restore(value)),
         Some((data, device, _)) => upload(data, &device, "from_data"),
@@ -380,6 +380,14 @@ pub(crate) fn begin<B: Backend>() -> Option<Scope<B>> {
         return session::records::<B>().then_some(Scope::Recorded);
     }
     current_worker().map(|_| open())
+}
+
+/// Like [`begin`], for a call that a loader thread makes now if loader threads compute. Not if it
+/// `waits` for a deferred call.
+#[inline]
+pub(crate) fn begin_unless_computed<B: Backend>(waits: impl FnOnce() -> bool) -> Option<Scope<B>> {
+    let is_computed = || current_worker().is_some() && computes() && !waits();
+    if !session::is_recording() && is_computed() { None } else { begin() }
 }
 
 #[cold]

@@ -21,8 +21,8 @@ pub(crate) enum Verdict {
 /// What is known about guards and workers.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The guards that live, and their limits.
-    pub(crate) guards: BTreeMap<u64, Option<Bytes>>,
+    /// The guards that live.
+    pub(crate) guards: BTreeMap<u64, Guarded>,
     next_guard: u64,
     /// The calls of [`LoaderGuard::waiting_for`](crate::LoaderGuard::waiting_for) in progress, and
     /// the time at which each has lasted too long.
@@ -32,15 +32,29 @@ pub(crate) struct State {
     pub(crate) measures: bool,
     batch: Bytes,
     pub(crate) largest_batch: Bytes,
+    /// The most that a worker had made when the first batch arrived.
+    first_peak: Bytes,
+    /// What a worker takes while it makes a batch, in sizes of the batch.
+    making: f64,
     /// The threads that wait for a change.
     pub(crate) sleepers: usize,
     pub(crate) workers: BTreeMap<u16, Worker>,
+}
+
+/// What a guard asks for.
+#[derive(Debug, Default)]
+pub(crate) struct Guarded {
+    pub(crate) limit: Option<Bytes>,
+    pub(crate) computes: bool,
 }
 
 /// The host data that a worker has made.
 #[derive(Debug, Default)]
 pub(crate) struct Worker {
     pub(crate) live: Bytes,
+    /// What the worker has dropped since it last made something. A call takes its result and what
+    /// it is made of at the same time.
+    dropped: Bytes,
     pub(crate) peak: Bytes,
     /// Whether it has made any since the guard was taken.
     pub(crate) seen: bool,
@@ -58,6 +72,8 @@ impl State {
             measures: false,
             batch: Bytes::ZERO,
             largest_batch: Bytes::ZERO,
+            first_peak: Bytes::ZERO,
+            making: 1.0,
             sleepers: 0,
             workers: BTreeMap::new(),
         }
@@ -66,22 +82,29 @@ impl State {
     pub(crate) fn enter(&mut self) -> u64 {
         if self.guards.is_empty() {
             for worker in self.workers.values_mut() {
-                (worker.peak, worker.seen) = (worker.live, false);
+                (worker.peak, worker.seen, worker.dropped) = (worker.live, false, Bytes::ZERO);
             }
-            (self.measures, self.largest_batch) = (false, Bytes::ZERO);
+            (self.measures, self.largest_batch, self.making) = (false, Bytes::ZERO, 1.0);
         }
         let number = self.next_guard;
         self.next_guard += 1;
-        self.guards.insert(number, None);
+        self.guards.insert(number, Guarded::default());
         number
     }
 
-    /// The limit in force. `None` unless exactly one guard lives and has a limit.
+    /// The guard that says what loader threads do. `None` unless exactly one lives.
+    fn guard(&self) -> Option<&Guarded> {
+        self.guards.values().next().filter(|_| self.guards.len() == 1)
+    }
+
+    /// The limit in force.
     pub(crate) fn limit(&self) -> Option<Bytes> {
-        match self.guards.len() {
-            1 => self.guards.values().copied().next().flatten(),
-            _ => None,
-        }
+        self.guard()?.limit
+    }
+
+    /// Whether loader threads compute what they ask for.
+    pub(crate) fn computes(&self) -> bool {
+        self.guard().is_some_and(|guard| guard.computes)
     }
 
     /// Starts a wait and returns its number.
@@ -94,27 +117,44 @@ impl State {
 
     pub(crate) fn begin_batch(&mut self) {
         (self.measures, self.batch) = (true, Bytes::ZERO);
+        if self.largest_batch == Bytes::ZERO {
+            self.first_peak = self.peak();
+        }
     }
 
     pub(crate) fn end_batch(&mut self) {
-        if std::mem::take(&mut self.measures) {
-            self.largest_batch = self.largest_batch.max(self.batch);
+        if !std::mem::take(&mut self.measures) || self.batch == Bytes::ZERO {
+            return;
         }
+        // Making a batch takes more than is left of it, for example the parts that were joined.
+        if self.computes() && self.largest_batch == Bytes::ZERO {
+            self.making = self.first_peak.ratio(self.batch).max(1.0);
+        }
+        self.largest_batch = self.largest_batch.max(self.batch.scale(self.making));
+    }
+
+    /// The most that one worker has made and nobody has needed.
+    pub(crate) fn peak(&self) -> Bytes {
+        self.workers.values().map(|worker| worker.peak).max().unwrap_or_default()
     }
 
     pub(crate) fn add(&mut self, worker: u16, bytes: Bytes) {
         let worker = self.workers.entry(worker).or_default();
         worker.seen = true;
         worker.live += bytes;
-        worker.peak = worker.peak.max(worker.live);
+        worker.peak = worker.peak.max(worker.live + std::mem::take(&mut worker.dropped));
     }
 
+    /// Counts no longer what was added. `elsewhere`: another thread needed or dropped it.
     pub(crate) fn remove(&mut self, worker: u16, bytes: Bytes, elsewhere: bool) {
         if elsewhere && self.measures {
             self.batch += bytes;
         }
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.live -= bytes;
+            if !elsewhere {
+                worker.dropped += bytes;
+            }
         }
     }
 
@@ -142,7 +182,7 @@ mod tests {
     fn limited(limit: u64) -> State {
         let mut state = State::new();
         let guard = state.enter();
-        state.guards.insert(guard, Some(Bytes::new(limit)));
+        state.guards.entry(guard).or_default().limit = Some(Bytes::new(limit));
         state
     }
 
@@ -171,7 +211,7 @@ mod tests {
         assert_eq!(state.verdict(0, now), Verdict::Pass, "no guard");
         let first = state.enter();
         assert_eq!(state.verdict(0, now), Verdict::Pass, "no limit");
-        state.guards.insert(first, Some(Bytes::ZERO));
+        state.guards.entry(first).or_default().limit = Some(Bytes::ZERO);
         assert_eq!(state.verdict(0, now), Verdict::Wait);
         let second = state.enter();
         assert_eq!(state.verdict(0, now), Verdict::Pass, "two guards");
@@ -217,6 +257,28 @@ mod tests {
         state.remove(0, Bytes::new(40), false);
         state.end_batch();
         assert_eq!(state.largest_batch, Bytes::new(100));
+    }
+
+    #[test]
+    fn what_a_call_drops_counts_beside_what_it_makes() {
+        let mut state = limited(100);
+        state.guards.values_mut().for_each(|guard| guard.computes = true);
+        // Two parts are joined, and the parts are dropped.
+        let parts = [Bytes::new(30), Bytes::new(30)];
+        parts.iter().for_each(|part| state.add(0, *part));
+        parts.iter().for_each(|part| state.remove(0, *part, false));
+        assert_eq!(state.workers[&0].live, Bytes::ZERO);
+        state.add(0, Bytes::new(60));
+        assert_eq!((state.workers[&0].live, state.peak()), (Bytes::new(60), Bytes::new(120)));
+        // A batch of 60 bytes took 120, and so will others.
+        for (bytes, largest) in [(60, 120), (40, 120), (90, 180)] {
+            state.begin_batch();
+            state.remove(0, Bytes::new(60), true);
+            state.add(0, Bytes::new(60));
+            state.batch = Bytes::new(bytes);
+            state.end_batch();
+            assert_eq!(state.largest_batch, Bytes::new(largest));
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //!
 //! There is one gate per process, because burn gives its loader threads nothing but a name.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use crate::record::parking::keeper_of_uploads;
 use crate::record::session::{self, is_recording};
 use crate::tensor::LazyTensor;
 use crate::threads::deferred;
-use crate::threads::gate::{State, Verdict};
+use crate::threads::gate::{Guarded, State, Verdict};
 use crate::threads::locks;
 use crate::threads::proc;
 use crate::threads::progress;
@@ -86,10 +87,7 @@ impl LoaderGate {
     /// assert_eq!(guard.live(), Bytes::ZERO);
     /// ```
     pub fn enter() -> LoaderGuard {
-        let mut state = state();
-        let number = state.enter();
-        CHANGED.notify_all();
-        LoaderGuard { number }
+        change(|state| LoaderGuard { number: state.enter() })
     }
 
     /// Waits until no loader thread is alive, for `patience` at most. Only on Linux: threads cannot
@@ -119,8 +117,24 @@ impl LoaderGuard {
     /// the largest batch. With a lower limit, a batch of several tensors would be finished only
     /// after somebody has waited 20 ms for it.
     pub fn limit(&self, bytes_per_worker: Bytes) {
-        state().guards.insert(self.number, Some(bytes_per_worker));
-        CHANGED.notify_all();
+        self.change(|guard| guard.limit = Some(bytes_per_worker));
+    }
+
+    /// Lets loader threads compute what they ask for, as burn's own backends do, instead of leaving
+    /// it to the thread that needs it. For backends that compute in the memory of the host: there a
+    /// batch that waits takes as much either way. What was computed counts until another thread
+    /// needs it.
+    ///
+    /// Random numbers are still drawn where they are needed, in the order of that thread, and what
+    /// is computed from them is computed there. So are [`CustomOp`](crate::CustomOp)s.
+    ///
+    /// While several guards live in the process, loader threads compute nothing.
+    pub fn compute(&self) {
+        self.change(|guard| guard.computes = true);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Guarded)) {
+        self::change(|state| state.guards.get_mut(&self.number).map(change));
     }
 
     /// Starts loader threads. `start` is the loader's `iter`.
@@ -188,11 +202,13 @@ impl LoaderGuard {
     /// The most that one loader thread has held unneeded since the guard was taken. With several
     /// guards, since the first was taken.
     pub fn peak_of_worker(&self) -> Bytes {
-        state().workers.values().map(|worker| worker.peak).max().unwrap_or_default()
+        state().peak()
     }
 
     /// The largest count for one batch, from one [`waiting`](Self::waiting) to the next, since the
-    /// guard was taken. With several guards, since the first was taken.
+    /// guard was taken. With several guards, since the first was taken. Where loader threads
+    /// [compute](Self::compute), includes what making the batch takes, in proportion to what making
+    /// the first one took.
     pub fn largest_batch(&self) -> Bytes {
         state().largest_batch
     }
@@ -205,8 +221,7 @@ impl LoaderGuard {
 
 impl Drop for LoaderGuard {
     fn drop(&mut self) {
-        state().guards.remove(&self.number);
-        CHANGED.notify_all();
+        change(|state| state.guards.remove(&self.number));
     }
 }
 
@@ -247,7 +262,7 @@ pub(crate) fn upload<B: Backend, K: Kind<B>>(
     {
         pass(worker);
     }
-    let Some(_until_done) = deferred::begin::<B>() else {
+    let Some(_until_done) = deferred::begin_unless_computed::<B>(|| false) else {
         meet::<B>(device);
         return LazyTensor::new(on_stream::<B, _>(|| K::from_data(data, device)));
     };
@@ -291,8 +306,43 @@ pub(crate) fn note_reader(worker: u16) {
     state().workers.entry(worker).or_default().reads = true;
 }
 
+/// A tensor that a loader thread has computed. Counts until another thread needs it.
+#[derive(Debug)]
+pub(crate) struct Prepared(Mutex<Option<Loaded>>);
+
+impl Prepared {
+    /// A tensor of `bytes`, if this is a loader thread that computes.
+    pub(crate) fn here(bytes: impl FnOnce() -> Bytes) -> Option<Box<Self>> {
+        let worker = current_worker().filter(|_| computes())?;
+        Some(Box::new(Self(Mutex::new(Some(Loaded::new(worker, bytes()))))))
+    }
+
+    /// Counts the tensor no longer, unless this is a loader thread.
+    pub(crate) fn note_need(&self) {
+        if current_worker().is_none() {
+            drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
+
 static STATE: Mutex<State> = Mutex::new(State::new());
 static CHANGED: Condvar = Condvar::new();
+/// [`State::computes`], to be read without the lock.
+static COMPUTES: AtomicBool = AtomicBool::new(false);
+
+/// Whether loader threads compute what they ask for.
+pub(crate) fn computes() -> bool {
+    COMPUTES.load(Ordering::Relaxed)
+}
+
+/// Changes the guards, and wakes the threads that wait at the gate.
+fn change<R>(change: impl FnOnce(&mut State) -> R) -> R {
+    let mut state = state();
+    let changed = change(&mut state);
+    COMPUTES.store(state.computes(), Ordering::Relaxed);
+    CHANGED.notify_all();
+    changed
+}
 
 /// Ignores poison: no foreign code runs under this lock, and the state is consistent after every
 /// statement.

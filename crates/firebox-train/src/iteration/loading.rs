@@ -21,8 +21,12 @@ pub(crate) struct Loading {
 }
 
 impl Loading {
-    pub(crate) fn begin() -> Self {
+    /// Where the device is the host, loader threads compute their batches.
+    pub(crate) fn begin(is_on_host: bool) -> Self {
         let gate = Arc::new(LoaderGate::enter());
+        if is_on_host {
+            gate.compute();
+        }
         Self { gate, limit: Bytes::ZERO, items: AtomicUsize::new(0) }
     }
 

@@ -34,6 +34,10 @@ pub(crate) trait Argument<B: Backend> {
     type Slot: Slot<B> + Send + 'static;
 
     fn plain(self) -> Self::Plain;
+    /// Whether the argument has a tensor that a deferred call will compute.
+    fn waits(&self) -> bool {
+        false
+    }
     /// The argument in the name of an operation that burn-ir does not have. `None` for tensors.
     fn text(&self) -> Option<String> {
         None
@@ -94,6 +98,10 @@ impl<B: Backend, K: Kind<B>> Argument<B> for LazyTensor<B, K> {
         self.into_inner()
     }
 
+    fn waits(&self) -> bool {
+        self.node.deferred().is_some()
+    }
+
     fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
         frame.input(self)
     }
@@ -110,6 +118,10 @@ impl<B: Backend, K: Kind<B>> Argument<B> for Option<LazyTensor<B, K>> {
 
     fn plain(self) -> Self::Plain {
         self.map(LazyTensor::into_inner)
+    }
+
+    fn waits(&self) -> bool {
+        self.as_ref().is_some_and(Argument::waits)
     }
 
     fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {
@@ -137,6 +149,10 @@ impl<B: Backend, K: Kind<B>> Argument<B> for Vec<LazyTensor<B, K>> {
 
     fn plain(self) -> Self::Plain {
         self.into_iter().map(LazyTensor::into_inner).collect()
+    }
+
+    fn waits(&self) -> bool {
+        self.iter().any(Argument::waits)
     }
 
     fn take(self, frame: &mut CallFrame<B>) -> Self::Slot {

@@ -101,12 +101,13 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
         let model = learner.model();
         let device = model.devices()[0].clone();
         // Buffers of the host count where it is the device.
+        let is_on_host = LC::Base::memory_model(&device).is_on_host();
         if let Some(team) = &mut team
-            && LC::Base::memory_model(&device).is_on_host()
+            && is_on_host
         {
             team.exchange = exchanged_bytes::<LC::Backend, _>(&model);
         }
-        let loading = Loading::begin();
+        let loading = Loading::begin(is_on_host);
         loading.hold_back();
         let asked = Asked {
             interrupter,
