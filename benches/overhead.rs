@@ -236,7 +236,7 @@ fn loader_workers() -> [f64; 2] {
         // Reads each batch, as a step would.
         loader.iter().for_each(|batch| drop(black_box(batch.pixels.narrow(0, 0, 1).into_data())));
     }
-    // Same as in `fit`: where the device is the host, loader threads compute.
+    // As with `LearnerBuilder::loaders_compute`.
     let computing = || {
         let guard = LoaderGate::enter();
         guard.compute();

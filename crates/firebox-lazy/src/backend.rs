@@ -42,8 +42,7 @@ use crate::threads::streams::{meet, on_stream};
 ///
 /// What a thread of burn's data loader asks for is recorded with its host data. The first other
 /// thread that needs it computes it, random numbers included. With
-/// [`LoaderGuard::compute`](crate::LoaderGuard::compute), which training on the CPU uses, the
-/// thread computes what draws nothing.
+/// [`LoaderGuard::compute`](crate::LoaderGuard::compute) the thread computes what draws nothing.
 ///
 /// If a loader thread reads a value, the value is computed there, on a
 /// [stream](crate::stream_of_worker) that is the same in every epoch. What the thread still holds

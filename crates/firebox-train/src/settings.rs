@@ -58,6 +58,8 @@ pub(crate) struct Settings {
     pub(crate) others: OtherTensors,
     /// The processes that train together, if there are several.
     pub(crate) ranks: Option<Ranks>,
+    /// Whether loader threads compute their batches where the device is the host.
+    pub(crate) loaders_compute: bool,
     pub(crate) telling: Telling,
 }
 

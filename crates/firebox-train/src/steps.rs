@@ -211,9 +211,9 @@ where
         };
         Ok(Self {
             splitter,
-            loading: Loading::begin(planner.memory().is_on_host()),
             planner,
             on,
+            loading: Loading::begin(false),
             position: Position { ended: 0, latest: None, has_stepped: false },
             proofs: Proofs::default(),
             of_outputs: OfOutputs::default(),

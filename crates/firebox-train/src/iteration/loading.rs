@@ -21,10 +21,10 @@ pub(crate) struct Loading {
 }
 
 impl Loading {
-    /// Where the device is the host, loader threads compute their batches.
-    pub(crate) fn begin(is_on_host: bool) -> Self {
+    /// `compute`: whether loader threads compute their batches.
+    pub(crate) fn begin(compute: bool) -> Self {
         let gate = Arc::new(LoaderGate::enter());
-        if is_on_host {
+        if compute {
             gate.compute();
         }
         Self { gate, limit: Bytes::ZERO, items: AtomicUsize::new(0) }

@@ -183,6 +183,18 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
+    /// On the CPU, lets the threads of the training loader compute their batches, as they do with
+    /// burn. Default: the training thread computes what they ask for.
+    ///
+    /// Faster where batches take much to prepare and there are cores to spare. Takes more memory:
+    /// two batches for each thread are counted, with what making them takes, and the host's
+    /// allocator may keep more for each thread than that. Random numbers are still drawn by the
+    /// training thread. Does nothing on a GPU.
+    pub fn loaders_compute(mut self) -> Self {
+        self.settings.loaders_compute = true;
+        self
+    }
+
     /// Ends training gracefully on ctrl-c (`SIGINT`) and on `SIGTERM`, which schedulers and
     /// containers send.
     ///

@@ -107,7 +107,7 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
         {
             team.exchange = exchanged_bytes::<LC::Backend, _>(&model);
         }
-        let loading = Loading::begin(is_on_host);
+        let loading = Loading::begin(is_on_host && self.settings.loaders_compute);
         loading.hold_back();
         let asked = Asked {
             interrupter,
