@@ -58,8 +58,8 @@ fn trains_in_time(train: impl FnOnce() -> Result<(), String> + Send + 'static) {
     is_done.recv_timeout(LIMIT).expect("it does not hang").expect("it trains");
 }
 
-/// Trains for one epoch on batches from loader threads.
-fn train<M>(model: M, metric: Option<Counting>) -> Result<(), String>
+/// Trains for one epoch on batches from loader threads, which compute them or do not.
+fn train<M>(model: M, metric: Option<Counting>, computes: bool) -> Result<(), String>
 where
     M: TrainStep<Input = Points<B>, Output = ClassificationOutput<B>>
         + AutodiffModule<B>
@@ -84,13 +84,20 @@ where
         None => training,
     };
     let learner = Learner::builder().auto_batch().memory(Bytes::mib(64)).quiet();
+    let learner = if computes { learner.loaders_compute() } else { learner };
     let fitted = learner.build(model, SgdConfig::new().init(), 1e-2).fit(training);
-    fitted.map(|_| ()).map_err(|error| error.to_string())
+    let fitted = fitted.map_err(|error| error.to_string())?;
+    let report = fitted.report.expect("batches were planned");
+    assert!(report.overhead.queued > Bytes::ZERO, "batches of loader threads count");
+    Ok(())
 }
 
 #[test]
 fn a_step_that_waits_for_a_loader_of_its_own() {
-    trains_in_time(|| train(Pulling { net: Net::new(&Default::default()) }, None));
+    for computes in [false, true] {
+        let model = Pulling { net: Net::new(&Default::default()) };
+        trains_in_time(move || train(model, None, computes));
+    }
 }
 
 /// A metric that iterates over its own loader, whose threads have the same names as training's.
@@ -118,7 +125,10 @@ impl Metric for Counting {
 
 #[test]
 fn a_metric_that_waits_for_a_loader_of_its_own() {
-    trains_in_time(|| train(Net::<B>::new(&Default::default()), Some(Counting)));
+    for computes in [false, true] {
+        let model = Net::<B>::new(&Default::default());
+        trains_in_time(move || train(model, Some(Counting), computes));
+    }
 }
 
 /// Gradient descent on rayon threads, which it waits for. Work on such threads is not recorded.
