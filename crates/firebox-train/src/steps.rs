@@ -213,7 +213,7 @@ where
             splitter,
             planner,
             on,
-            loading: Loading::begin(false),
+            loading: Loading::begin(),
             position: Position { ended: 0, latest: None, has_stepped: false },
             proofs: Proofs::default(),
             of_outputs: OfOutputs::default(),

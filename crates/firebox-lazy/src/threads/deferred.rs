@@ -386,8 +386,9 @@ pub(crate) fn begin<B: Backend>() -> Option<Scope<B>> {
 /// `waits` for a deferred call.
 #[inline]
 pub(crate) fn begin_unless_computed<B: Backend>(waits: impl FnOnce() -> bool) -> Option<Scope<B>> {
-    let is_computed = || current_worker().is_some() && computes() && !waits();
-    if !session::is_recording() && is_computed() { None } else { begin() }
+    let is_computed =
+        computes() && !session::is_recording() && current_worker().is_some() && !waits();
+    if is_computed { None } else { begin() }
 }
 
 #[cold]

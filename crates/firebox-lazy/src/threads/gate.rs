@@ -52,8 +52,8 @@ pub(crate) struct Guarded {
 #[derive(Debug, Default)]
 pub(crate) struct Worker {
     pub(crate) live: Bytes,
-    /// What the worker has dropped since it last made something. A call takes its result and what
-    /// it is made of at the same time.
+    /// If workers compute: what this one has dropped since it last made something. A call takes its
+    /// result and what it is made of at the same time.
     dropped: Bytes,
     pub(crate) peak: Bytes,
     /// Whether it has made any since the guard was taken.
@@ -150,9 +150,10 @@ impl State {
         if elsewhere && self.measures {
             self.batch += bytes;
         }
+        let computes = self.computes();
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.live -= bytes;
-            if !elsewhere {
+            if computes && !elsewhere {
                 worker.dropped += bytes;
             }
         }

@@ -121,8 +121,8 @@ impl LoaderGuard {
     }
 
     /// Lets loader threads compute what they ask for, as burn's own backends do, instead of leaving
-    /// it to the thread that needs it. For backends that compute in the memory of the host: there a
-    /// batch that waits takes as much either way. What was computed counts until another thread
+    /// it to the thread that needs it. For backends that compute in the memory of the host, where a
+    /// batch that waits takes memory either way. What was computed counts until another thread
     /// needs it.
     ///
     /// Random numbers are still drawn where they are needed, in the order of that thread, and what
@@ -313,7 +313,7 @@ pub(crate) struct Prepared(Mutex<Option<Loaded>>);
 impl Prepared {
     /// A tensor of `bytes`, if this is a loader thread that computes.
     pub(crate) fn here(bytes: impl FnOnce() -> Bytes) -> Option<Box<Self>> {
-        let worker = current_worker().filter(|_| computes())?;
+        let worker = computes().then(current_worker).flatten()?;
         Some(Box::new(Self(Mutex::new(Some(Loaded::new(worker, bytes()))))))
     }
 

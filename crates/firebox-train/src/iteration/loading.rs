@@ -21,12 +21,8 @@ pub(crate) struct Loading {
 }
 
 impl Loading {
-    /// `compute`: whether loader threads compute their batches.
-    pub(crate) fn begin(compute: bool) -> Self {
+    pub(crate) fn begin() -> Self {
         let gate = Arc::new(LoaderGate::enter());
-        if compute {
-            gate.compute();
-        }
         Self { gate, limit: Bytes::ZERO, items: AtomicUsize::new(0) }
     }
 

@@ -183,8 +183,8 @@ impl<ST, SV> LearnerBuilder<ST, SV> {
         self
     }
 
-    /// On the CPU, lets the threads of the training loader compute their batches, as they do with
-    /// burn. Default: the training thread computes what they ask for.
+    /// On the CPU, lets the threads of data loaders compute their batches, as they do with burn.
+    /// Default: the training thread computes what they ask for.
     ///
     /// Faster where batches take much to prepare and there are cores to spare. Takes more memory:
     /// two batches for each thread are counted, with what making them takes, and the host's

@@ -100,15 +100,18 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
         let Start { scheduler, epoch, interrupter, accumulation, saves, store, mut team } = start;
         let model = learner.model();
         let device = model.devices()[0].clone();
-        // Buffers of the host count where it is the device.
         let is_on_host = LC::Base::memory_model(&device).is_on_host();
+        // Buffers of the host count where it is the device.
         if let Some(team) = &mut team
             && is_on_host
         {
             team.exchange = exchanged_bytes::<LC::Backend, _>(&model);
         }
-        let loading = Loading::begin(is_on_host && self.settings.loaders_compute);
+        let loading = Loading::begin();
         loading.hold_back();
+        if is_on_host && self.settings.loaders_compute {
+            loading.gate.compute();
+        }
         let asked = Asked {
             interrupter,
             signals: self.settings.telling.stops_on_ctrl_c.then(Signals::catch),
