@@ -33,7 +33,7 @@ pub(crate) struct Node<B: Backend, K: Kind<B>> {
     value: OnceLock<K::Primitive>,
     promise: Option<Promise<B>>,
     /// If a loader thread has computed the value.
-    prepared: Option<Box<Prepared>>,
+    prepared: Option<Prepared>,
     /// The last session that met this tensor, and the tensor's number there. Packed into one word,
     /// because two recording threads may meet the same tensor at the same time.
     place: AtomicU64,

@@ -1,9 +1,11 @@
 //! The state of the loader threads' gate: what each worker has prepared, who waits, and whether a
 //! worker may go on.
 //!
-//! Pure: `loaders.rs` keeps one state per process behind a lock and passes the time in.
+//! Pure: `loaders.rs` keeps one state per process behind a lock and passes the time in. What workers
+//! make is counted without the lock.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use firebox_trace::Bytes;
@@ -28,17 +30,15 @@ pub(crate) struct State {
     /// the time at which each has lasted too long.
     pub(crate) waits: BTreeMap<u64, Instant>,
     next_wait: u64,
-    /// Whether the bytes that other threads take now belong to a batch.
-    pub(crate) measures: bool,
-    batch: Bytes,
+    /// What other threads had taken when the batch began that they take now.
+    pub(crate) batch_from: Option<Bytes>,
     pub(crate) largest_batch: Bytes,
     /// The most that a worker had made when the first batch arrived.
     first_peak: Bytes,
     /// What a worker takes while it makes a batch, in sizes of the batch.
     making: f64,
-    /// The threads that wait for a change.
-    pub(crate) sleepers: usize,
-    pub(crate) workers: BTreeMap<u16, Worker>,
+    /// They are never forgotten, because the names of threads are used again.
+    pub(crate) workers: BTreeMap<u16, &'static Worker>,
 }
 
 /// What a guard asks for.
@@ -51,15 +51,88 @@ pub(crate) struct Guarded {
 /// The host data that a worker has made.
 #[derive(Debug, Default)]
 pub(crate) struct Worker {
-    pub(crate) live: Bytes,
+    live: Count,
     /// If workers compute: what this one has dropped since it last made something. A call takes its
     /// result and what it is made of at the same time.
-    dropped: Bytes,
-    pub(crate) peak: Bytes,
+    dropped: Count,
+    peak: Count,
     /// Whether it has made any since the guard was taken.
-    pub(crate) seen: bool,
+    seen: AtomicBool,
     /// Whether it has ever computed something in order to read it.
-    pub(crate) reads: bool,
+    pub(crate) reads: AtomicBool,
+}
+
+/// Bytes that threads count together.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) const fn new(bytes: u64) -> Self {
+        Self(AtomicU64::new(bytes))
+    }
+
+    pub(crate) fn get(&self) -> Bytes {
+        Bytes::new(self.0.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn set(&self, bytes: Bytes) {
+        self.take_for(bytes);
+    }
+
+    /// Empties the count and returns what it was.
+    pub(crate) fn take(&self) -> Bytes {
+        self.take_for(Bytes::ZERO)
+    }
+
+    fn take_for(&self, bytes: Bytes) -> Bytes {
+        Bytes::new(self.0.swap(bytes.get(), Ordering::SeqCst))
+    }
+
+    /// Adds to the count and returns what it is then.
+    pub(crate) fn add(&self, bytes: Bytes) -> Bytes {
+        Bytes::new(self.0.fetch_add(bytes.get(), Ordering::SeqCst)) + bytes
+    }
+
+    fn remove(&self, bytes: Bytes) {
+        self.0.fetch_sub(bytes.get(), Ordering::SeqCst);
+    }
+
+    fn raise(&self, bytes: Bytes) {
+        self.0.fetch_max(bytes.get(), Ordering::SeqCst);
+    }
+}
+
+impl Worker {
+    pub(crate) fn live(&self) -> Bytes {
+        self.live.get()
+    }
+
+    pub(crate) fn was_seen(&self) -> bool {
+        self.seen.load(Ordering::Relaxed)
+    }
+
+    /// Counts what the worker has made.
+    pub(crate) fn add(&self, bytes: Bytes) {
+        self.seen.store(true, Ordering::Relaxed);
+        let live = self.live.add(bytes);
+        self.peak.raise(live + self.dropped.take());
+    }
+
+    /// Counts no longer what was added. `made_of_it`: the worker itself has dropped it, for
+    /// something that it computes of it.
+    pub(crate) fn remove(&self, bytes: Bytes, made_of_it: bool) {
+        self.live.remove(bytes);
+        if made_of_it {
+            self.dropped.add(bytes);
+        }
+    }
+
+    /// Starts to count from what is there.
+    fn start(&self) {
+        self.peak.set(self.live());
+        self.dropped.take();
+        self.seen.store(false, Ordering::Relaxed);
+    }
 }
 
 impl State {
@@ -69,22 +142,18 @@ impl State {
             next_guard: 0,
             waits: BTreeMap::new(),
             next_wait: 0,
-            measures: false,
-            batch: Bytes::ZERO,
+            batch_from: None,
             largest_batch: Bytes::ZERO,
             first_peak: Bytes::ZERO,
             making: 1.0,
-            sleepers: 0,
             workers: BTreeMap::new(),
         }
     }
 
     pub(crate) fn enter(&mut self) -> u64 {
         if self.guards.is_empty() {
-            for worker in self.workers.values_mut() {
-                (worker.peak, worker.seen, worker.dropped) = (worker.live, false, Bytes::ZERO);
-            }
-            (self.measures, self.largest_batch, self.making) = (false, Bytes::ZERO, 1.0);
+            self.workers.values().for_each(|worker| worker.start());
+            (self.batch_from, self.largest_batch, self.making) = (None, Bytes::ZERO, 1.0);
         }
         let number = self.next_guard;
         self.next_guard += 1;
@@ -107,6 +176,16 @@ impl State {
         self.guard().is_some_and(|guard| guard.computes)
     }
 
+    /// What a worker may have made before it waits. Never if `None`.
+    pub(crate) fn admits(&self) -> Option<Bytes> {
+        self.limit().map(|limit| limit.max(self.largest_batch))
+    }
+
+    /// The worker of this number.
+    pub(crate) fn worker(&mut self, number: u16) -> &'static Worker {
+        self.workers.entry(number).or_insert_with(|| Box::leak(Box::default()))
+    }
+
     /// Starts a wait and returns its number.
     pub(crate) fn start_waiting(&mut self, too_long: Instant) -> u64 {
         let number = self.next_wait;
@@ -115,53 +194,34 @@ impl State {
         number
     }
 
-    pub(crate) fn begin_batch(&mut self) {
-        (self.measures, self.batch) = (true, Bytes::ZERO);
+    /// A batch arrives. `taken`: what other threads have taken of workers so far.
+    pub(crate) fn begin_batch(&mut self, taken: Bytes) {
+        self.batch_from = Some(taken);
         if self.largest_batch == Bytes::ZERO {
             self.first_peak = self.peak();
         }
     }
 
-    pub(crate) fn end_batch(&mut self) {
-        if !std::mem::take(&mut self.measures) || self.batch == Bytes::ZERO {
+    /// The next batch is asked for.
+    pub(crate) fn end_batch(&mut self, taken: Bytes) {
+        let batch = self.batch_from.take().map_or(Bytes::ZERO, |from| taken - from);
+        if batch == Bytes::ZERO {
             return;
         }
         // Making a batch takes more than is left of it, for example the parts that were joined.
         if self.computes() && self.largest_batch == Bytes::ZERO {
-            self.making = self.first_peak.ratio(self.batch).max(1.0);
+            self.making = self.first_peak.ratio(batch).max(1.0);
         }
-        self.largest_batch = self.largest_batch.max(self.batch.scale(self.making));
+        self.largest_batch = self.largest_batch.max(batch.scale(self.making));
     }
 
     /// The most that one worker has made and nobody has needed.
     pub(crate) fn peak(&self) -> Bytes {
-        self.workers.values().map(|worker| worker.peak).max().unwrap_or_default()
+        self.workers.values().map(|worker| worker.peak.get()).max().unwrap_or_default()
     }
 
-    pub(crate) fn add(&mut self, worker: u16, bytes: Bytes) {
-        let worker = self.workers.entry(worker).or_default();
-        worker.seen = true;
-        worker.live += bytes;
-        worker.peak = worker.peak.max(worker.live + std::mem::take(&mut worker.dropped));
-    }
-
-    /// Counts no longer what was added. `elsewhere`: another thread needed or dropped it.
-    pub(crate) fn remove(&mut self, worker: u16, bytes: Bytes, elsewhere: bool) {
-        if elsewhere && self.measures {
-            self.batch += bytes;
-        }
-        let computes = self.computes();
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.live -= bytes;
-            if computes && !elsewhere {
-                worker.dropped += bytes;
-            }
-        }
-    }
-
-    pub(crate) fn verdict(&self, worker: u16, now: Instant) -> Verdict {
-        let live = self.workers.get(&worker).map_or(Bytes::ZERO, |worker| worker.live);
-        if self.limit().is_none_or(|limit| live < limit.max(self.largest_batch)) {
+    pub(crate) fn verdict(&self, worker: &Worker, now: Instant) -> Verdict {
+        if self.admits().is_none_or(|admitted| worker.live() < admitted) {
             return Verdict::Pass;
         }
         let Some(too_long) = self.waits.values().min() else { return Verdict::Wait };
@@ -190,73 +250,72 @@ mod tests {
     #[test]
     fn a_worker_waits_at_its_own_limit_and_at_no_other() {
         let (mut state, now) = (limited(100), Instant::now());
-        state.add(0, Bytes::new(99));
-        assert_eq!(state.verdict(0, now), Verdict::Pass);
-        state.add(0, Bytes::new(1));
-        assert_eq!([0, 1].map(|worker| state.verdict(worker, now)), [Verdict::Wait, Verdict::Pass]);
-        state.remove(0, Bytes::new(1), false);
-        assert_eq!(state.verdict(0, now), Verdict::Pass);
+        let [worker, other] = [0, 1].map(|number| state.worker(number));
+        worker.add(Bytes::new(99));
+        assert_eq!(state.verdict(worker, now), Verdict::Pass);
+        worker.add(Bytes::new(1));
+        let verdicts = [worker, other].map(|worker| state.verdict(worker, now));
+        assert_eq!(verdicts, [Verdict::Wait, Verdict::Pass]);
+        worker.remove(Bytes::new(1), false);
+        assert_eq!(state.verdict(worker, now), Verdict::Pass);
     }
 
     #[test]
     fn a_limit_of_nothing_is_a_limit() {
         let now = Instant::now();
-        assert_eq!(limited(0).verdict(0, now), Verdict::Wait);
+        assert_eq!(limited(0).verdict(&Worker::default(), now), Verdict::Wait);
     }
 
     #[test]
     fn nobody_is_held_back_without_a_limit_or_with_several_guards() {
         let now = Instant::now();
-        let mut state = State::new();
-        state.add(0, Bytes::gib(1));
-        assert_eq!(state.verdict(0, now), Verdict::Pass, "no guard");
+        let (mut state, worker) = (State::new(), Worker::default());
+        worker.add(Bytes::gib(1));
+        assert_eq!(state.verdict(&worker, now), Verdict::Pass, "no guard");
         let first = state.enter();
-        assert_eq!(state.verdict(0, now), Verdict::Pass, "no limit");
+        assert_eq!(state.verdict(&worker, now), Verdict::Pass, "no limit");
         state.guards.entry(first).or_default().limit = Some(Bytes::ZERO);
-        assert_eq!(state.verdict(0, now), Verdict::Wait);
+        assert_eq!(state.verdict(&worker, now), Verdict::Wait);
         let second = state.enter();
-        assert_eq!(state.verdict(0, now), Verdict::Pass, "two guards");
+        assert_eq!(state.verdict(&worker, now), Verdict::Pass, "two guards");
         state.guards.remove(&second);
-        assert_eq!(state.verdict(0, now), Verdict::Wait, "the first guard counts again");
+        assert_eq!(state.verdict(&worker, now), Verdict::Wait, "the first guard counts again");
     }
 
     #[test]
     fn a_long_wait_for_a_batch_opens_the_gate_until_it_ends() {
-        let (mut state, start) = (limited(0), Instant::now());
+        let (mut state, worker, start) = (limited(0), Worker::default(), Instant::now());
         let first = state.start_waiting(start + PATIENCE);
-        assert_eq!(state.verdict(0, start + PATIENCE / 2), Verdict::WaitFor(PATIENCE / 2));
-        assert_eq!(state.verdict(0, start + PATIENCE), Verdict::Pass);
+        assert_eq!(state.verdict(&worker, start + PATIENCE / 2), Verdict::WaitFor(PATIENCE / 2));
+        assert_eq!(state.verdict(&worker, start + PATIENCE), Verdict::Pass);
         // The gate stays open when another thread starts to wait.
         let second = state.start_waiting(start + 2 * PATIENCE);
-        assert_eq!(state.verdict(0, start + PATIENCE), Verdict::Pass);
+        assert_eq!(state.verdict(&worker, start + PATIENCE), Verdict::Pass);
         state.waits.remove(&first);
-        assert_eq!(state.verdict(0, start + PATIENCE), Verdict::WaitFor(PATIENCE));
+        assert_eq!(state.verdict(&worker, start + PATIENCE), Verdict::WaitFor(PATIENCE));
         state.waits.remove(&second);
-        assert_eq!(state.verdict(0, start + PATIENCE), Verdict::Wait);
+        assert_eq!(state.verdict(&worker, start + PATIENCE), Verdict::Wait);
     }
 
     #[test]
     fn a_limit_is_at_least_the_largest_batch() {
-        let (mut state, now) = (limited(10), Instant::now());
-        let batch = |state: &mut State, bytes| {
-            state.begin_batch();
-            [bytes, 5].into_iter().for_each(|bytes| state.add(0, Bytes::new(bytes)));
-            [bytes, 5].into_iter().for_each(|bytes| state.remove(0, Bytes::new(bytes), true));
-            state.end_batch();
-        };
-        batch(&mut state, 95);
-        batch(&mut state, 20);
+        let (mut state, worker, now) = (limited(10), Worker::default(), Instant::now());
+        let mut taken = Bytes::new(40);
+        for batch in [100, 25] {
+            state.begin_batch(taken);
+            taken += Bytes::new(batch);
+            state.end_batch(taken);
+        }
         assert_eq!(state.largest_batch, Bytes::new(100));
-        state.add(0, Bytes::new(99));
-        assert_eq!(state.verdict(0, now), Verdict::Pass, "it is not stopped in a batch");
-        state.add(0, Bytes::new(1));
-        assert_eq!(state.verdict(0, now), Verdict::Wait);
-        // Data dropped with a loader, or by a loader thread, does not count as a batch.
-        state.end_batch();
-        state.remove(0, Bytes::new(60), true);
-        state.begin_batch();
-        state.remove(0, Bytes::new(40), false);
-        state.end_batch();
+        worker.add(Bytes::new(99));
+        assert_eq!(state.verdict(&worker, now), Verdict::Pass, "it is not stopped in a batch");
+        worker.add(Bytes::new(1));
+        assert_eq!(state.verdict(&worker, now), Verdict::Wait);
+        // Data dropped with a loader does not count as a batch.
+        taken += Bytes::new(150);
+        state.end_batch(taken);
+        state.begin_batch(taken);
+        state.end_batch(taken);
         assert_eq!(state.largest_batch, Bytes::new(100));
     }
 
@@ -265,19 +324,17 @@ mod tests {
         let mut state = limited(100);
         state.guards.values_mut().for_each(|guard| guard.computes = true);
         // Two parts are joined, and the parts are dropped.
+        let worker = state.worker(0);
         let parts = [Bytes::new(30), Bytes::new(30)];
-        parts.iter().for_each(|part| state.add(0, *part));
-        parts.iter().for_each(|part| state.remove(0, *part, false));
-        assert_eq!(state.workers[&0].live, Bytes::ZERO);
-        state.add(0, Bytes::new(60));
-        assert_eq!((state.workers[&0].live, state.peak()), (Bytes::new(60), Bytes::new(120)));
+        parts.iter().for_each(|part| worker.add(*part));
+        parts.iter().for_each(|part| worker.remove(*part, true));
+        assert_eq!(worker.live(), Bytes::ZERO);
+        worker.add(Bytes::new(60));
+        assert_eq!((worker.live(), state.peak()), (Bytes::new(60), Bytes::new(120)));
         // A batch of 60 bytes took 120, and so will others.
         for (bytes, largest) in [(60, 120), (40, 120), (90, 180)] {
-            state.begin_batch();
-            state.remove(0, Bytes::new(60), true);
-            state.add(0, Bytes::new(60));
-            state.batch = Bytes::new(bytes);
-            state.end_batch();
+            state.begin_batch(Bytes::ZERO);
+            state.end_batch(Bytes::new(bytes));
             assert_eq!(state.largest_batch, Bytes::new(largest));
         }
     }
@@ -285,14 +342,15 @@ mod tests {
     #[test]
     fn a_guard_counts_from_where_it_finds_the_workers() {
         let mut state = State::new();
-        state.add(2, Bytes::new(70));
-        state.remove(2, Bytes::new(40), false);
-        assert_eq!(state.workers[&2].peak, Bytes::new(70));
+        let worker = state.worker(2);
+        worker.add(Bytes::new(70));
+        worker.remove(Bytes::new(40), false);
+        assert_eq!(state.peak(), Bytes::new(70));
         state.enter();
-        assert_eq!((state.workers[&2].peak, state.workers[&2].seen), (Bytes::new(30), false));
-        state.add(2, Bytes::new(5));
-        assert_eq!((state.workers[&2].peak, state.workers[&2].seen), (Bytes::new(35), true));
+        assert_eq!((state.peak(), worker.was_seen()), (Bytes::new(30), false));
+        worker.add(Bytes::new(5));
+        assert_eq!((state.peak(), worker.was_seen()), (Bytes::new(35), true));
         state.enter();
-        assert_eq!(state.workers[&2].peak, Bytes::new(35), "a second guard starts nothing anew");
+        assert_eq!(state.peak(), Bytes::new(35), "a second guard starts nothing anew");
     }
 }

@@ -6,7 +6,8 @@
 //!
 //! There is one gate per process, because burn gives its loader threads nothing but a name.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use crate::record::parking::keeper_of_uploads;
 use crate::record::session::{self, is_recording};
 use crate::tensor::LazyTensor;
 use crate::threads::deferred;
-use crate::threads::gate::{Guarded, State, Verdict};
+use crate::threads::gate::{Count, Guarded, State, Verdict, Worker};
 use crate::threads::locks;
 use crate::threads::proc;
 use crate::threads::progress;
@@ -147,7 +148,7 @@ impl LoaderGuard {
     /// If `start` panics.
     pub fn starting<R>(&self, start: impl FnOnce() -> R) -> R {
         // What is left of the previous loader does not count as a batch.
-        state().measures = false;
+        state().batch_from = None;
         proc::starting(start)
     }
 
@@ -161,9 +162,9 @@ impl LoaderGuard {
     ///
     /// If `next` panics.
     pub fn waiting<R>(&self, next: impl FnOnce() -> R) -> R {
-        state().end_batch();
+        change(|state| state.end_batch(TAKEN.get()));
         let batch = self.waiting_for(PATIENCE, next);
-        state().begin_batch();
+        state().begin_batch(TAKEN.get());
         batch
     }
 
@@ -195,7 +196,8 @@ impl LoaderGuard {
     pub fn workers(&self) -> usize {
         // Look at live threads first: one that ends in between is still known by what it made.
         let alive = proc::highest_loader();
-        let made = state().workers.iter().filter(|(_, worker)| worker.seen).map(|(n, _)| *n).max();
+        let made =
+            state().workers.iter().filter(|(_, worker)| worker.was_seen()).map(|(n, _)| *n).max();
         made.max(alive).map_or(0, |highest| usize::from(highest) + 1)
     }
 
@@ -215,7 +217,7 @@ impl LoaderGuard {
 
     /// What all loader threads have made and nobody has needed yet.
     pub fn live(&self) -> Bytes {
-        state().workers.values().map(|worker| worker.live).sum()
+        state().workers.values().map(|worker| worker.live()).sum()
     }
 }
 
@@ -243,7 +245,7 @@ impl Drop for LoaderGuard {
 /// ```
 pub fn loader_streams() -> Vec<StreamId> {
     let state = state();
-    let readers = state.workers.iter().filter(|(_, worker)| worker.reads);
+    let readers = state.workers.iter().filter(|(_, worker)| worker.reads.load(Ordering::Relaxed));
     readers.map(|(number, _)| stream_of_worker(*number)).collect()
 }
 
@@ -275,52 +277,77 @@ const CALL: Bytes = Bytes::new(1024);
 /// A deferred call that nobody has needed yet, with its host data. Counted while this lives.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    worker: u16,
-    bytes: Bytes,
+    worker: &'static Worker,
+    /// Nothing once it counts no longer.
+    bytes: Count,
 }
 
 impl Loaded {
-    /// A call with `data` bytes of host data.
+    /// A call with `data` bytes of host data, of the worker that this thread is.
     pub(crate) fn new(worker: u16, data: Bytes) -> Self {
-        let bytes = data + CALL;
-        state().add(worker, bytes);
-        Self { worker, bytes }
+        let (worker, bytes) = (me(worker), data + CALL);
+        worker.add(bytes);
+        Self { worker, bytes: Count::new(bytes.get()) }
     }
-}
 
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        let mut state = state();
-        state.remove(self.worker, self.bytes, current_worker().is_none());
-        let is_awaited = state.sleepers > 0;
-        drop(state);
-        // To wake nobody takes as long as to record a call.
-        if is_awaited {
+    /// Counts it no longer.
+    fn end(&self) {
+        let bytes = self.bytes.take();
+        if bytes == Bytes::ZERO {
+            return;
+        }
+        let is_elsewhere = current_worker().is_none();
+        self.worker.remove(bytes, computes() && !is_elsewhere);
+        if is_elsewhere {
+            TAKEN.add(bytes);
+        }
+        // To wake nobody takes as long as to record a call. A thread says that it sleeps before it
+        // looks at the count, under the lock, so it sees this count or is woken.
+        if SLEEPERS.load(Ordering::SeqCst) > 0 {
+            drop(state());
             CHANGED.notify_all();
         }
     }
 }
 
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What this thread has made, which is the worker of this number.
+fn me(number: u16) -> &'static Worker {
+    thread_local! {
+        static ME: Cell<Option<&'static Worker>> = const { Cell::new(None) };
+    }
+    ME.get().unwrap_or_else(|| {
+        let worker = state().worker(number);
+        ME.set(Some(worker));
+        worker
+    })
+}
+
 /// Records that a loader thread computes something in order to read it.
 pub(crate) fn note_reader(worker: u16) {
-    state().workers.entry(worker).or_default().reads = true;
+    state().worker(worker).reads.store(true, Ordering::Relaxed);
 }
 
 /// A tensor that a loader thread has computed. Counts until another thread needs it.
 #[derive(Debug)]
-pub(crate) struct Prepared(Mutex<Option<Loaded>>);
+pub(crate) struct Prepared(Loaded);
 
 impl Prepared {
     /// A tensor of `bytes`, if this is a loader thread that computes.
-    pub(crate) fn here(bytes: impl FnOnce() -> Bytes) -> Option<Box<Self>> {
+    pub(crate) fn here(bytes: impl FnOnce() -> Bytes) -> Option<Self> {
         let worker = computes().then(current_worker).flatten()?;
-        Some(Box::new(Self(Mutex::new(Some(Loaded::new(worker, bytes()))))))
+        Some(Self(Loaded::new(worker, bytes())))
     }
 
     /// Counts the tensor no longer, unless this is a loader thread.
     pub(crate) fn note_need(&self) {
         if current_worker().is_none() {
-            drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+            self.0.end();
         }
     }
 }
@@ -329,6 +356,12 @@ static STATE: Mutex<State> = Mutex::new(State::new());
 static CHANGED: Condvar = Condvar::new();
 /// [`State::computes`], to be read without the lock.
 static COMPUTES: AtomicBool = AtomicBool::new(false);
+/// [`State::admits`], likewise. The greatest number if everything is admitted.
+static ADMITS: Count = Count::new(u64::MAX);
+/// What threads that are no workers have needed or dropped so far.
+static TAKEN: Count = Count::new(0);
+/// The threads that wait for a change.
+static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether loader threads compute what they ask for.
 pub(crate) fn computes() -> bool {
@@ -340,6 +373,7 @@ fn change<R>(change: impl FnOnce(&mut State) -> R) -> R {
     let mut state = state();
     let changed = change(&mut state);
     COMPUTES.store(state.computes(), Ordering::Relaxed);
+    ADMITS.set(state.admits().unwrap_or(Bytes::new(u64::MAX)));
     CHANGED.notify_all();
     changed
 }
@@ -351,8 +385,17 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until the worker may make a tensor.
-fn pass(worker: u16) {
+/// Waits until this worker may make a tensor.
+fn pass(number: u16) {
+    let worker = me(number);
+    if worker.live() >= ADMITS.get() {
+        SLEEPERS.fetch_add(1, Ordering::SeqCst);
+        sleep(number, worker);
+        SLEEPERS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn sleep(number: u16, worker: &Worker) {
     let mut state = state();
     let mut seen = (progress::calls(), Instant::now());
     loop {
@@ -361,15 +404,13 @@ fn pass(worker: u16) {
             Verdict::Wait => STANDSTILL,
             Verdict::WaitFor(time) => time,
         };
-        state.sleepers += 1;
         let woken = CHANGED.wait_timeout(state, time);
         state = woken.unwrap_or_else(PoisonError::into_inner).0;
-        state.sleepers -= 1;
         let calls = progress::calls();
         if calls != seen.0 {
             seen = (calls, Instant::now());
         } else if calls.is_some() && seen.1.elapsed() >= STANDSTILL {
-            log::debug!("loader thread {worker} goes on: the step may wait for it");
+            log::debug!("loader thread {number} goes on: the step may wait for it");
             return;
         }
     }
