@@ -3,7 +3,10 @@
 //! Four ways to run the same step take turns: on burn's own backend; through `Lazy`, with every
 //! operation run at once; recorded as a whole and then run; and as the Learner runs it. The Learner
 //! records, hashes and runs the forward and backward pass, then runs the optimizer step at once.
+//!
+//! The part `fit` trains with burn's Learner and with firebox's, from batch to batch.
 
+use std::fmt::Display;
 use std::hint::black_box;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -14,15 +17,18 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::module::AutodiffModule;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Linear, LinearConfig, Relu};
 use burn::optim::{AdamConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::{TrainOutput, TrainStep};
+use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use firebox::trace::StepRecorder;
 use firebox::{Bytes, Lazy, initialize};
 use firebox_lazy::LoaderGate;
 use firebox_testing::bench;
 use firebox_testing::bench::paired::{Rounds, measure, time};
+use firebox_testing::bench::turn::{Gray, Steps, turn as fit, turn_of_burn as fit_with_burn};
 use firebox_testing::full_size::cnn::{Cnn, Images};
 use firebox_testing::full_size::encoder::{Encoder, Sequences};
 
@@ -31,6 +37,8 @@ type Decorated = Autodiff<Lazy<Flex>>;
 
 /// Allowed time of a step relative to burn's own, by batch size.
 const STEP_TARGETS: [(usize, f64); 2] = [(64, 1.03), (1, 1.06)];
+/// Allowed time of a small batch in the Learner's loop relative to burn's.
+const FIT_TARGET: f64 = 1.05;
 /// Allowed time of an epoch with loader workers relative to burn's own.
 const LOADER_TARGET: f64 = 1.03;
 
@@ -58,6 +66,13 @@ fn main() {
             result += &line(&format!("encoder{items}"), ratios);
         }
     }
+    if bench::wants("fit_cnn") {
+        result += &format!(" fit_cnn={:.3}", fits("CNN", 40, Cnn::new, Cnn::new));
+    }
+    if bench::wants("fit_perceptron") {
+        let ratio = fits("perceptron", 1000, Perceptron::new, Perceptron::new);
+        result += &format!(" fit_perceptron={ratio:.3}");
+    }
     if bench::wants("loader") {
         let [loading, computed, training] = loader_workers();
         result += &format!(
@@ -69,6 +84,74 @@ fn main() {
 
 fn line(name: &str, [eager, recorded, learner]: [f64; 3]) -> String {
     format!(" {name}_eager={eager:.3} {name}_recorded={recorded:.3} {name}_learner={learner:.3}")
+}
+
+/// A model whose steps take next to no time.
+#[derive(Module, Debug)]
+struct Perceptron<B: Backend> {
+    hidden: Linear<B>,
+    output: Linear<B>,
+    relu: Relu,
+}
+
+impl<B: Backend> Perceptron<B> {
+    fn new(device: &B::Device) -> Self {
+        let linear = |from, to| LinearConfig::new(from, to).init(device);
+        Self { hidden: linear(28 * 28, 32), output: linear(32, 10), relu: Relu::new() }
+    }
+
+    fn classify(&self, images: Images<B>) -> ClassificationOutput<B> {
+        let x = self.relu.forward(self.hidden.forward(images.pixels.flatten(1, 3)));
+        let output = self.output.forward(x);
+        let loss = CrossEntropyLossConfig::new().init(&output.device());
+        let loss = loss.forward(output.clone(), images.targets.clone());
+        ClassificationOutput { loss, output, targets: images.targets }
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Perceptron<B> {
+    type Input = Images<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, images: Images<B>) -> TrainOutput<ClassificationOutput<B>> {
+        let output = self.classify(images);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl<B: Backend> InferenceStep for Perceptron<B> {
+    type Input = Images<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, images: Images<B>) -> ClassificationOutput<B> {
+        self.classify(images)
+    }
+}
+
+/// Times batches of one image in a training by burn's Learner and by firebox's. Returns the ratio.
+fn fits<P, D>(
+    title: &str,
+    timed: usize,
+    plain: impl Fn(&Device<Plain>) -> P,
+    decorated: impl Fn(&Device<Decorated>) -> D,
+) -> f64
+where
+    P: TrainStep<Input = Images<Plain>> + AutodiffModule<Plain> + Display + 'static,
+    P::InnerModule: InferenceStep<Input = Images<Flex>>,
+    D: TrainStep<Input = Images<Decorated>> + AutodiffModule<Decorated> + Display + 'static,
+    D::InnerModule: InferenceStep<Input = Images<Lazy<Flex>>>,
+{
+    let steps = Steps { warm_up: 20, timed, items: 1 };
+    let device = Default::default();
+    let rounds = measure(
+        bench::rounds(21),
+        &mut [
+            &mut || fit_with_burn::<Plain, P>(plain(&device), Gray::new(28), steps, &device),
+            &mut || fit::<Decorated, D>(decorated(&device), Gray::new(28), steps, &device),
+        ],
+    );
+    let title = format!("{title}, batch 1, in the Learner's loop");
+    report(&title, FIT_TARGET, &rounds, steps.timed, &["firebox's"])[0]
 }
 
 /// A model in training.

@@ -81,6 +81,9 @@ fn on_a_card() -> (f64, f64) {
         report.plan
     );
     println!("  rehearsals recorded                {:>10}", report.cost.rehearsals);
+    for answer in report.plan.asked() {
+        println!("    {:<30}   {:>10}", answer.split.to_string(), answer.need.peak.to_string());
+    }
     println!("  calls recorded                     {:>10}", report.cost.operations);
     let target = CARD_TARGET.as_secs_f64();
     println!(

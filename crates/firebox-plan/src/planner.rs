@@ -109,7 +109,7 @@ pub fn plan<E>(
 ///
 /// With more than one split per call, the search first guesses two neighbouring rungs from what the
 /// whole batch [holds](Need::holding). While neither fits, it guesses again, at most twice, from
-/// how the misfits differ. It then divides the remaining rungs into as many parts as it may ask
+/// how the misfits differ, and asks for the rung halfway to that guess as well. It then divides the remaining rungs into as many parts as it may ask
 /// for, instead of halves. This asks for more splits overall, in fewer calls. [`Probing::FromOne`]
 /// always asks for one split per call.
 ///
@@ -311,7 +311,9 @@ where
             let guess = if is_open { self.guess(ladder, start..end) } else { None };
             guesses += 1;
             let rungs = match guess {
-                Some(guess) => (guess..end).take(2).collect(),
+                // The first guess knows one misfit, and is rather too large.
+                Some(guess) if guesses == 1 || guess == start => (guess..end).take(2).collect(),
+                Some(guess) => vec![start + (guess - start) / 2, guess],
                 None => parts(start..end, self.at_once),
             };
             let splits: Vec<Split> = rungs.iter().map(|rung| ladder.split(*rung)).collect();

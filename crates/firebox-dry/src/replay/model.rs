@@ -13,8 +13,8 @@ use burn_router::Runner;
 use cubecl::ir::DeviceProperties;
 use firebox_heap::Heap;
 use firebox_trace::{
-    Bytes, Category, CategoryBytes, Estimate, Footprint, MemoryModel, Moment, OpIndex, Origin,
-    Paging, Question, Step, TensorIndex, TensorInfo, Trace,
+    Bytes, Category, CategoryBytes, Estimate, Footprint, Mark, MemoryModel, Moment, OpIndex,
+    Origin, Paging, Question, Step, TensorIndex, TensorInfo, Trace,
 };
 
 use crate::device::{DryDevice, Lease, Monitor, Panicked};
@@ -57,8 +57,8 @@ pub struct Dry<B: DryTwin> {
 /// The maximum number of replays of a trace on firebox's pool.
 pub const MOST_REPLAYS: usize = 6;
 
-/// How often a trace runs in a replay. Where a buffer is placed depends on the gaps that earlier
-/// steps have left.
+/// How often a trace runs in a replay at most. Where a buffer is placed depends on the gaps that
+/// earlier steps have left.
 const ROUNDS: usize = 2;
 
 /// The factor by which the guess for a failed replay is widened. The measured factor between
@@ -135,7 +135,7 @@ impl<B: DryTwin> Dry<B> {
         Ok(self.report(trace, replay, Estimate::Heuristic))
     }
 
-    /// Runs a trace [`ROUNDS`] times in a row.
+    /// Runs a trace [`ROUNDS`] times in a row, or once if its last iteration opens no page.
     fn run(&self, device: &DryDevice<B::Target>, trace: &Trace, enough: Bytes) -> Replay {
         let monitor = Monitor::of(device);
         let runner = Runner::<B::Twin>::new(device.clone());
@@ -148,8 +148,10 @@ impl<B: DryTwin> Dry<B> {
             let passed = pass::<B>(device, &runner, &monitor, trace, program);
             left = passed.left;
             baseline = passed.baseline;
-            timeline = merge(timeline, passed.timeline, monitor.reserved() > before);
-            if monitor.reserved() > enough {
+            let reserved = monitor.reserved();
+            let is_settled = reserved_before_latest(trace, &passed.timeline) == Some(reserved);
+            timeline = merge(timeline, passed.timeline, reserved > before);
+            if reserved > enough || is_settled {
                 break;
             }
         }
@@ -312,6 +314,13 @@ fn merge(earlier: Vec<Moment>, latest: Vec<Moment>, opened: bool) -> Vec<Moment>
     }
     let moments = earlier.into_iter().zip(latest);
     moments.map(|(earlier, latest)| Moment { live: latest.live, peak: earlier.peak }).collect()
+}
+
+/// What was reserved before the last iteration of a trace. `None` if it has only one.
+fn reserved_before_latest(trace: &Trace, timeline: &[Moment]) -> Option<Bytes> {
+    let is_end = |step: &Step| step.is_mark(&Mark::IterationEnd);
+    let ends = trace.steps.iter().zip(timeline).filter(|(step, _)| is_end(step));
+    ends.rev().nth(1).map(|(_, moment)| moment.peak)
 }
 
 /// What one program did to the memory.

@@ -98,7 +98,10 @@ impl Count {
     }
 
     fn raise(&self, bytes: Bytes) {
-        self.0.fetch_max(bytes.get(), Ordering::SeqCst);
+        // Mostly it is that high, and looking is cheaper.
+        if self.get() < bytes {
+            self.0.fetch_max(bytes.get(), Ordering::SeqCst);
+        }
     }
 }
 

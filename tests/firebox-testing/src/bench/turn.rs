@@ -1,5 +1,6 @@
 //! One turn of the Learner on images, and the duration of its timed steps.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,9 +9,11 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::module::AutodiffModule;
 use burn::optim::AdamConfig;
+use burn::optim::adaptor::OptimizerAdaptor;
 use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
 use burn::train::renderer::CliMetricsRenderer;
-use burn::train::{InferenceStep, SupervisedTraining, TrainStep};
+use burn::train::{InferenceStep, LearningComponentsMarker, SupervisedTraining, TrainStep};
 use firebox::{Bytes, Learner, TrainingBackend, initialize};
 
 use crate::full_size::cnn::Images;
@@ -26,6 +29,12 @@ impl Gray {
     /// Images of `edge` × `edge` pixels.
     pub fn new(edge: usize) -> Self {
         Self { edge, begun: Arc::default() }
+    }
+
+    /// The duration of the timed steps of a training that has ended.
+    fn timed(&self, Steps { warm_up, timed, .. }: Steps) -> Duration {
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        begun[warm_up + timed] - begun[warm_up]
     }
 }
 
@@ -61,6 +70,41 @@ where
     M::InnerModule: InferenceStep<Input = Images<B::InnerBackend>>,
 {
     initialize(&model);
+    let folder = tempfile::tempdir().expect("a folder");
+    Learner::builder()
+        .auto_batch()
+        .memory(Bytes::gib(4))
+        .quiet()
+        .build(model, AdamConfig::new().init(), 1e-3)
+        .fit(training::<B, M>(&batches, steps, device, folder.path()))
+        .expect("it fits");
+    batches.timed(steps)
+}
+
+/// The same with burn's own Learner.
+pub fn turn_of_burn<B, M>(model: M, batches: Gray, steps: Steps, device: &B::Device) -> Duration
+where
+    B: AutodiffBackend,
+    M: TrainStep<Input = Images<B>> + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep<Input = Images<B::InnerBackend>>,
+{
+    initialize(&model);
+    let folder = tempfile::tempdir().expect("a folder");
+    let learner = burn::train::Learner::new(model, AdamConfig::new().init(), 1e-3);
+    training::<B, M>(&batches, steps, device, folder.path()).launch(learner);
+    batches.timed(steps)
+}
+
+type Training<B, M> = SupervisedTraining<
+    LearningComponentsMarker<B, f64, M, OptimizerAdaptor<burn::optim::Adam, M, B>>,
+>;
+
+fn training<B, M>(batches: &Gray, steps: Steps, device: &B::Device, folder: &Path) -> Training<B, M>
+where
+    B: AutodiffBackend,
+    M: TrainStep<Input = Images<B>> + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep<Input = Images<B::InnerBackend>>,
+{
     let Steps { warm_up, timed, items } = steps;
     let numbers = |batches: usize| InMemDataset::new((0..batches * items).collect::<Vec<usize>>());
     let train = DataLoaderBuilder::<B, _, _>::new(batches.clone())
@@ -71,18 +115,8 @@ where
         .batch_size(items)
         .set_device(device.clone())
         .build(numbers(1));
-    let folder = tempfile::tempdir().expect("a folder");
-    let training = SupervisedTraining::new(folder.path(), train, valid)
+    SupervisedTraining::new(folder, train, valid)
         .with_application_logger(None)
         .renderer(CliMetricsRenderer::new())
-        .num_epochs(1);
-    Learner::builder()
-        .auto_batch()
-        .memory(Bytes::gib(4))
-        .quiet()
-        .build(model, AdamConfig::new().init(), 1e-3)
-        .fit(training)
-        .expect("it fits");
-    let begun = batches.begun.lock().unwrap_or_else(PoisonError::into_inner);
-    begun[warm_up + timed] - begun[warm_up]
+        .num_epochs(1)
 }
