@@ -4,6 +4,7 @@
 //! under a counting allocator. The prediction that the Learner prints is compared with the peak of
 //! the heap above its level before the model was built.
 
+mod making;
 mod soak;
 
 use std::process::Command;
@@ -196,6 +197,12 @@ fn check(name: &str) {
     let (succeeded, text, errors) = run(name);
     assert!(succeeded, "{text}{errors}");
     assert!(!errors.contains("warning: training took"), "{errors}");
+    check_ratio(name, &text);
+}
+
+/// Compares prediction and measurement in the output of a case.
+#[track_caller]
+fn check_ratio(name: &str, text: &str) {
     let line = text.lines().find_map(|line| line.strip_prefix("measured: ")).expect("a result");
     let numbers: Vec<f64> = line.split(' ').map(|n| n.parse().expect("a number")).collect();
     let [predicted, measured] = numbers[..] else { panic!("{line}") };
@@ -221,6 +228,9 @@ fn in_a_process_of_its_own() {
     };
     if name == "recording" {
         return record();
+    }
+    if let Some(workers) = name.strip_prefix("making_by_") {
+        return making::train(workers.parse().expect("a number"));
     }
     if let Some(soak) = SOAKS.iter().find(|soak| soak.name == name) {
         return soak.run();

@@ -38,4 +38,5 @@ pub use threads::handover::TrainingGuard;
 pub use threads::loaders::{LoaderGate, LoaderGuard, loader_streams};
 #[doc(hidden)]
 pub use threads::locks::locks_taken;
+pub use threads::making::bytes_made;
 pub use threads::streams::stream_of_worker;

@@ -19,6 +19,7 @@ use crate::record::{arrival, session};
 use crate::threads::deferred::{self, Place};
 use crate::threads::handover;
 use crate::threads::loaders::Prepared;
+use crate::threads::making::Made;
 use crate::threads::streams;
 
 /// A tensor of [`Lazy<B>`](crate::Lazy).
@@ -32,11 +33,27 @@ pub(crate) struct Node<B: Backend, K: Kind<B>> {
     id: AtomicU64,
     value: OnceLock<K::Primitive>,
     promise: Option<Promise<B>>,
-    /// If a loader thread has computed the value.
-    prepared: Option<Prepared>,
+    /// If the value belongs to a batch that is being made.
+    of_batch: Option<OfBatch>,
     /// The last session that met this tensor, and the tensor's number there. Packed into one word,
     /// because two recording threads may meet the same tensor at the same time.
     place: AtomicU64,
+}
+
+/// What counts a tensor of a batch.
+enum OfBatch {
+    /// A loader thread has computed it.
+    Prepared(Prepared),
+    /// The thread that trains has.
+    Made { _counts: Made },
+}
+
+impl OfBatch {
+    #[inline]
+    fn here(bytes: impl Fn() -> Bytes) -> Option<Self> {
+        let made = || Made::here(&bytes).map(|made| Self::Made { _counts: made });
+        Prepared::here(&bytes).map(Self::Prepared).or_else(made)
+    }
 }
 
 /// How many bits of [`Node::place`] number the tensor. The other bits number the session.
@@ -108,8 +125,8 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
     fn new(value: OnceLock<K::Primitive>, promise: Option<Promise<B>>, place: u64) -> Self {
         let (id, place) = (AtomicU64::new(0), AtomicU64::new(place));
         let bytes = |value: &K::Primitive| Bytes::of_elements(&value.shape(), value.dtype());
-        let prepared = value.get().and_then(|value| Prepared::here(|| bytes(value)));
-        Self { id, value, promise, prepared, place }
+        let of_batch = value.get().and_then(|value| OfBatch::here(|| bytes(value)));
+        Self { id, value, promise, of_batch, place }
     }
 
     /// A number unique among all nodes, past and present.
@@ -151,6 +168,15 @@ impl<B: Backend, K: Kind<B>> Node<B, K> {
     pub(crate) fn deferred(&self) -> Option<&Place<B>> {
         let promise = self.promise.as_ref().filter(|_| self.value.get().is_none())?;
         promise.deferred.as_ref()
+    }
+
+    /// The bytes of its elements.
+    pub(crate) fn bytes(&self) -> Bytes {
+        match (self.value.get(), &self.promise) {
+            (Some(value), _) => Bytes::of_elements(&value.shape(), value.dtype()),
+            (None, Some(promise)) => Bytes::of_elements(&promise.shape, promise.dtype),
+            (None, None) => Bytes::ZERO,
+        }
     }
 
     /// Where the values are, if not on the device.
@@ -216,6 +242,8 @@ pub(crate) trait Settle<B: Backend>: Send + Sync {
     fn settle(&self, value: Value<B>);
     /// Tells the node where its values are.
     fn park(&self, parked: Arc<dyn Parked>);
+    /// The bytes of its elements.
+    fn bytes(&self) -> Bytes;
 }
 
 /// A tensor of a session that waits for its value while somebody holds it.
@@ -231,6 +259,10 @@ impl<B: Backend, K: Kind<B>> Settle<B> for Node<B, K> {
         if let Some(promise) = &self.promise {
             let _ = promise.parked.set(parked);
         }
+    }
+
+    fn bytes(&self) -> Bytes {
+        Node::bytes(self)
     }
 }
 
@@ -249,13 +281,14 @@ impl<B: Backend, K: Kind<B>> LazyTensor<B, K> {
     /// compute from it.
     pub fn is_prepared(&self) -> bool {
         let is_deferred = |promise: &Promise<B>| promise.deferred.is_some();
-        self.node.prepared.is_some() || self.node.promise.as_ref().is_some_and(is_deferred)
+        matches!(self.node.of_batch, Some(OfBatch::Prepared(_)))
+            || self.node.promise.as_ref().is_some_and(is_deferred)
     }
 
     /// Notes that this thread needs a tensor that a loader thread has computed.
     #[inline]
     fn note_need(&self) {
-        if let Some(prepared) = &self.node.prepared {
+        if let Some(OfBatch::Prepared(prepared)) = &self.node.of_batch {
             prepared.note_need();
         }
     }

@@ -7,6 +7,7 @@ pub(crate) mod gate;
 pub(crate) mod handover;
 pub(crate) mod loaders;
 pub(crate) mod locks;
+pub(crate) mod making;
 pub(crate) mod proc;
 pub(crate) mod progress;
 pub(crate) mod streams;

@@ -14,7 +14,7 @@ use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor, TensorData};
-use firebox_lazy::{Lazy, LazyBackend, LoaderGate, LoaderGuard, StepRecorder};
+use firebox_lazy::{Lazy, LazyBackend, LoaderGate, LoaderGuard, StepRecorder, bytes_made};
 use firebox_trace::Bytes;
 
 type B = Lazy<Flex>;
@@ -367,6 +367,34 @@ fn a_batch_that_is_computed_counts_what_making_it_takes() {
     let largest = guard.largest_batch();
     assert!(largest >= item * 2 * items as u64, "items and their stack: {largest}");
     assert!(largest <= guard.peak_of_worker(), "{largest}");
+}
+
+#[test]
+fn what_making_a_batch_takes_is_known_before_the_step() {
+    let _alone = alone();
+    let (item, items) = (Bytes::kib(64), 8);
+    let loader = |workers| {
+        DataLoaderBuilder::<B, f32, Tensor<B, 2>>::new(Stacked)
+            .batch_size(items)
+            .num_workers(workers)
+            .build(InMemDataset::new(vec![1.0; items]))
+    };
+    let guard = LoaderGate::enter();
+    for workers in [0, 1] {
+        let loader = loader(workers);
+        let mut stacks = loader.iter();
+        let stack = guard.waiting(|| stacks.next()).expect("one batch");
+        let glance = StepRecorder::new().glance();
+        let cut = glance.record::<Flex, _>(|| stack.clone().narrow(0, 0, 1));
+        let to_make = cut.expect("nothing else records").bytes_to_make();
+        let both = [bytes_made(), to_make];
+        // Items and their stack. An item and the view of it that is stacked are counted together.
+        let (exact, made) = (item * 2 * items as u64, both[0].max(both[1]));
+        assert!(made >= exact && made <= exact + item, "{workers} workers: {both:?}");
+        assert_eq!(both[workers.min(1) ^ 1], Bytes::ZERO, "{workers} workers");
+        assert_eq!(stack.sum().into_scalar(), (items << 14) as f32);
+    }
+    assert!(guard.waiting(|| Some(bytes_made())) == Some(Bytes::ZERO), "a batch of its own");
 }
 
 /// Stacks an item of 64 KiB for each number.

@@ -105,6 +105,8 @@ struct Plans {
     form: Option<StructuralHash>,
     /// The bytes of the current batch, where they are needed.
     batch: Bytes,
+    /// The most bytes that are alive at once while it is made.
+    making: Bytes,
     /// The bytes of batches that outgrew their plan, by their number of items.
     outgrown: HashMap<(Phase, usize), BTreeSet<Bytes>>,
 }
@@ -151,6 +153,8 @@ pub(crate) struct Planned {
     /// What is alive next to a micro-step, and the bytes of the batch it was planned on.
     held: Bytes,
     batch: Bytes,
+    /// The most that is alive while the batch is made that it was planned on.
+    pub(crate) making: Bytes,
     /// What updates have left by the time that its batches are trained, and what one of its
     /// micro-steps leaves.
     state: Bytes,
@@ -219,6 +223,7 @@ impl Planner {
             looks_at_shapes: true,
             form: None,
             batch: Bytes::ZERO,
+            making: Bytes::ZERO,
             outgrown: HashMap::new(),
         };
         Self {

@@ -53,6 +53,11 @@ pub struct PlanReport {
     pub may_add: Option<Bytes>,
     /// The part of the peak not caused by the step itself.
     pub overhead: OverheadBytes,
+    /// The most that is alive while a batch is made, before its step: the tensors of the batch that
+    /// is being made, each at the size of its elements, and what is there between steps. May exceed
+    /// the predicted peak, which is that of the step. What an operation takes while it runs is not
+    /// included.
+    pub making: Bytes,
     /// The pages at the peak, where the device's allocator reserves whole pages.
     pub paging: Option<Paging>,
     /// Operations that the memory model has no rule for.
@@ -92,6 +97,7 @@ impl PlanReport {
             estimate: rehearsed.footprint.estimate,
             may_add: None,
             overhead: rehearsed.overhead,
+            making: planned.making,
             paging: rehearsed.footprint.paging.clone(),
             unaccounted: rehearsed.footprint.unaccounted.clone(),
             running_state: rehearsed.of_step.running_state.clone(),
@@ -247,6 +253,10 @@ impl fmt::Display for PlanReport {
         }
         for (name, bytes) in self.overhead.iter().filter(|(_, bytes)| *bytes > Bytes::ZERO) {
             table.add_row(vec![format!("  of it {name}"), bytes.to_string()]);
+        }
+        if self.making > self.predicted() {
+            let making = format!("{}, before the step", self.making);
+            table.add_row(vec!["to make a batch".to_owned(), making]);
         }
         for held in self.modules.iter().filter(|held| held.module.is_some()).take(MODULES) {
             let module = held.module.as_deref().unwrap_or_default();

@@ -216,6 +216,14 @@ impl Settings {
         {
             self.warn(&warning);
         }
+        let exceeds = |report: &PlanReport| report.making > report.budget;
+        if exceeds(&report) && !earlier.iter().any(exceeds) {
+            let (items, making) = (report.plan.batch(), report.making);
+            self.warn(&format!(
+                "making a {phase} batch of {items} may take {making} with what is alive between steps, and the budget is \
+                 {budget}: a split changes nothing about it, but smaller batches do, and batchers that join data of the host"
+            ));
+        }
         if let Some(counts) =
             planned.rehearsed.of_step.counts.as_ref().filter(|_| earlier.is_empty())
         {

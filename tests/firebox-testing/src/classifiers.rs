@@ -56,9 +56,9 @@ impl Kind {
 #[derive(Clone, Debug, MicroBatch)]
 pub struct Items<B: Backend> {
     /// `[items, rows, features]`
-    inputs: Tensor<B, 3>,
+    pub inputs: Tensor<B, 3>,
     /// `[items]`
-    targets: Tensor<B, 1, Int>,
+    pub targets: Tensor<B, 1, Int>,
 }
 
 /// Makes batches from the numbers of their items alone.

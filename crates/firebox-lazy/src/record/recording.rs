@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use burn_backend::{Backend, TensorData};
 use burn_std::{DType, Shape};
-use firebox_trace::{Category, Label, Mark, Origin, Step, TensorIndex, Trace};
+use firebox_trace::{Bytes, Category, Label, Mark, Origin, Step, TensorIndex, Trace};
 
 use crate::kind::Kind;
 use crate::record::inputs::{Input, rows_of, values_of};
@@ -19,6 +19,7 @@ use crate::record::rehearsing::rehearsing_as_before;
 use crate::record::session::{self, Session};
 use crate::record::values::push;
 use crate::tensor::{LazyTensor, Stage};
+use crate::threads::deferred::bytes_to_make;
 use crate::threads::progress;
 
 impl StepRecorder {
@@ -164,6 +165,15 @@ impl<B: Backend, T> Recording<B, T> {
     /// The tensors that existed before the recording and are used in it.
     pub fn inputs(&self) -> Vec<Input> {
         self.parts.as_ref().map(|(_, session)| session.inputs()).unwrap_or_default()
+    }
+
+    /// The most bytes of tensors that are alive at once while the calls of loader threads are made
+    /// that lead to its inputs, if the recording only [looks](StepRecorder::glance) at them. The
+    /// inputs themselves are included. A call's inputs count until its results are there, a view
+    /// like any other tensor. What an operation takes while it runs does not count.
+    pub fn bytes_to_make(&self) -> Bytes {
+        let wanted = self.parts.as_ref().map(|(_, session)| &session.loading.wanted);
+        wanted.map_or(Bytes::ZERO, |wanted| bytes_to_make(wanted))
     }
 
     /// The tensors made by the recording that somebody holds now, such as those of its result.

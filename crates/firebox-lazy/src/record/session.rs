@@ -28,7 +28,7 @@ use crate::record::recorder::{RecordError, StepRecorder};
 use crate::record::rewriting::Rewriting;
 use crate::record::values::{Frame, Given, Instruction, Values, push};
 use crate::tensor::{LazyTensor, Promised, Settle, Stage, Ticket};
-use crate::threads::deferred::{Awaited, Deferred};
+use crate::threads::deferred::{Awaited, Deferred, Place};
 use crate::threads::progress;
 
 thread_local! {
@@ -180,10 +180,13 @@ pub(crate) struct Limits {
 
 /// If a session holds one deferred call of a loader thread: the call, the tensors it takes, and the
 /// bytes of its host data.
+#[derive(Default)]
 pub(crate) struct Loading<B: Backend> {
     pub(crate) deferred: Option<Arc<Deferred<B>>>,
     pub(crate) awaited: Vec<(TensorIndex, Arc<dyn Awaited<B>>)>,
     pub(crate) uploaded: Bytes,
+    /// The deferred calls that a session has found which only looks.
+    pub(crate) wanted: Vec<Place<B>>,
 }
 
 impl<B: Backend> Session<B> {
@@ -209,7 +212,7 @@ impl<B: Backend> Session<B> {
             met: FxHashMap::default(),
             born: Vec::new(),
             limits: Limits::default(),
-            loading: Loading { deferred: None, awaited: Vec::new(), uploaded: Bytes::ZERO },
+            loading: Loading::default(),
         }
     }
 
@@ -255,6 +258,7 @@ impl<B: Backend> Session<B> {
         self.limits.existing += info.bytes();
         let looks = (self.options.salvage || self.options.looks) && tensor.is_promise();
         let has_none = self.loading.deferred.is_some() || looks;
+        self.loading.wanted.extend(tensor.node.deferred().filter(|_| looks).cloned());
         if !has_none {
             let value = K::erase(tensor.value());
             let rows = self.options.rows.as_ref().and_then(|rows| rows.get(&tensor.node.id()));

@@ -79,6 +79,8 @@ impl<B: Backend> Clone for Place<B> {
 pub(crate) trait Awaited<B: Backend>: Send + Sync {
     /// The deferred call that will compute the tensor. `None` if it has a value.
     fn waits_for(&self) -> Option<&Place<B>>;
+    /// The bytes of its elements.
+    fn bytes(&self) -> Bytes;
     /// The tensor's value. Not shared if nobody else holds the tensor.
     fn take(self: Arc<Self>) -> Value<B>;
     /// The inputs of the call that computes the tensor, if nobody else holds tensor and call.
@@ -89,6 +91,10 @@ pub(crate) trait Awaited<B: Backend>: Send + Sync {
 impl<B: Backend, K: Kind<B>> Awaited<B> for Node<B, K> {
     fn waits_for(&self) -> Option<&Place<B>> {
         self.deferred()
+    }
+
+    fn bytes(&self) -> Bytes {
+        Node::bytes(self)
     }
 
     fn take(self: Arc<Self>) -> Value<B> {
@@ -142,6 +148,36 @@ impl<B: Backend> Place<B> {
     fn key(&self) -> Key {
         self.call.key(self.index)
     }
+}
+
+/// The most bytes of tensors that are alive at once while the calls which lead to `wanted` are made,
+/// the results included. A call's inputs count until its results are there, a view like any other
+/// tensor. What an operation takes while it runs does not count.
+pub(crate) fn bytes_to_make<B: Backend>(wanted: &[Place<B>]) -> Bytes {
+    let (mut made, mut uses) = (FxHashSet::default(), FxHashMap::default());
+    let (mut live, mut most) = (Bytes::ZERO, Bytes::ZERO);
+    for place in wanted {
+        let mut order = Order::new(place.call.clone());
+        while let Some(call) = order.next(|place| made.contains(&Arc::as_ptr(&place.call))) {
+            if !made.insert(Arc::as_ptr(&call)) {
+                continue;
+            }
+            let State::Waiting(pending) = &*call.state.lock() else { continue };
+            let outputs = pending.outputs.iter().filter_map(|(_, output)| output.upgrade());
+            live += outputs.map(|output| output.bytes()).sum::<Bytes>();
+            most = most.max(live);
+            for (_, input) in &pending.inputs {
+                let Some(place) = input.waits_for() else { continue };
+                let used: &mut usize = uses.entry(place.key()).or_default();
+                *used += 1;
+                // Nobody else holds it.
+                if *used == Arc::strong_count(input) {
+                    live -= input.bytes();
+                }
+            }
+        }
+    }
+    most
 }
 
 type Key = (usize, TensorIndex);

@@ -51,15 +51,48 @@ pub(crate) struct Guarded {
 /// The host data that a worker has made.
 #[derive(Debug, Default)]
 pub(crate) struct Worker {
-    live: Count,
-    /// If workers compute: what this one has dropped since it last made something. A call takes its
-    /// result and what it is made of at the same time.
-    dropped: Count,
-    peak: Count,
+    tally: Tally,
     /// Whether it has made any since the guard was taken.
     seen: AtomicBool,
     /// Whether it has ever computed something in order to read it.
     pub(crate) reads: AtomicBool,
+}
+
+/// What a thread has made and is still there.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    live: Count,
+    /// If the thread computes: what it has dropped since it last made something. A call takes its
+    /// result and what it is made of at the same time.
+    dropped: Count,
+    peak: Count,
+}
+
+impl Tally {
+    pub(crate) fn peak(&self) -> Bytes {
+        self.peak.get()
+    }
+
+    /// Counts what the thread has made.
+    pub(crate) fn add(&self, bytes: Bytes) {
+        let live = self.live.add(bytes);
+        self.peak.raise(live + self.dropped.take());
+    }
+
+    /// Counts no longer what was added. `made_of_it`: the thread itself has dropped it, for
+    /// something that it computes of it.
+    pub(crate) fn remove(&self, bytes: Bytes, made_of_it: bool) {
+        self.live.remove(bytes);
+        if made_of_it {
+            self.dropped.add(bytes);
+        }
+    }
+
+    /// Starts to count from what is there.
+    fn start(&self) {
+        self.peak.set(self.live.get());
+        self.dropped.take();
+    }
 }
 
 /// Bytes that threads count together.
@@ -107,33 +140,26 @@ impl Count {
 
 impl Worker {
     pub(crate) fn live(&self) -> Bytes {
-        self.live.get()
+        self.tally.live.get()
     }
 
     pub(crate) fn was_seen(&self) -> bool {
         self.seen.load(Ordering::Relaxed)
     }
 
-    /// Counts what the worker has made.
+    /// See [`Tally::add`].
     pub(crate) fn add(&self, bytes: Bytes) {
         self.seen.store(true, Ordering::Relaxed);
-        let live = self.live.add(bytes);
-        self.peak.raise(live + self.dropped.take());
+        self.tally.add(bytes);
     }
 
-    /// Counts no longer what was added. `made_of_it`: the worker itself has dropped it, for
-    /// something that it computes of it.
+    /// See [`Tally::remove`].
     pub(crate) fn remove(&self, bytes: Bytes, made_of_it: bool) {
-        self.live.remove(bytes);
-        if made_of_it {
-            self.dropped.add(bytes);
-        }
+        self.tally.remove(bytes, made_of_it);
     }
 
-    /// Starts to count from what is there.
     fn start(&self) {
-        self.peak.set(self.live());
-        self.dropped.take();
+        self.tally.start();
         self.seen.store(false, Ordering::Relaxed);
     }
 }
@@ -220,7 +246,7 @@ impl State {
 
     /// The most that one worker has made and nobody has needed.
     pub(crate) fn peak(&self) -> Bytes {
-        self.workers.values().map(|worker| worker.peak.get()).max().unwrap_or_default()
+        self.workers.values().map(|worker| worker.tally.peak()).max().unwrap_or_default()
     }
 
     pub(crate) fn verdict(&self, worker: &Worker, now: Instant) -> Verdict {

@@ -21,6 +21,7 @@ use crate::tensor::LazyTensor;
 use crate::threads::deferred;
 use crate::threads::gate::{Count, Guarded, State, Verdict, Worker};
 use crate::threads::locks;
+use crate::threads::making;
 use crate::threads::proc;
 use crate::threads::progress;
 use crate::threads::streams::{current_worker, meet, on_stream, stream_of_worker};
@@ -163,7 +164,7 @@ impl LoaderGuard {
     /// If `next` panics.
     pub fn waiting<R>(&self, next: impl FnOnce() -> R) -> R {
         change(|state| state.end_batch(TAKEN.get()));
-        let batch = self.waiting_for(PATIENCE, next);
+        let batch = making::counting(|| self.waiting_for(PATIENCE, next));
         state().begin_batch(TAKEN.get());
         batch
     }

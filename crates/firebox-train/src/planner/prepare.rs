@@ -81,6 +81,11 @@ impl Planner {
             }
         }
         let admission = self.begin(phase, shape);
+        let making = self.plans.made[&(phase, shape)].rehearsed.idle + self.plans.making;
+        self.room.predict(making);
+        if let Some(made) = &mut made {
+            made.making = making;
+        }
         let planned = &self.plans.made[&(phase, shape)];
         let (plan, held, joining) = (planned.plan.clone(), self.held(planned), planned.joining);
         let pages = self.pool_pages(planned);

@@ -13,8 +13,8 @@ use firebox_trace::{
 
 use crate::planner::ledger::{Ledger, Left};
 use crate::planner::overhead::{
-    Overhead, OverheadBytes, add_outputs_of_before, first_batch_bytes, guesses_outputs, idle_state,
-    outputs_held,
+    Overhead, OverheadBytes, add_outputs_of_before, arrivals, first_batch_bytes, guesses_outputs,
+    idle_state, outputs_held,
 };
 use crate::planner::parked::park_state;
 use crate::planner::recompute::{Attempt, Least, Passes, Recomputed};
@@ -60,6 +60,8 @@ pub(crate) struct Rehearsed {
     pub(crate) loader_limit: Bytes,
     /// The most that is alive before a micro-step.
     pub(crate) held: Bytes,
+    /// The most that is alive before a batch is made.
+    pub(crate) idle: Bytes,
     pub(crate) state: State,
     pub(crate) of_step: OfStep,
     /// What threads keep permanently after it: its own part and what others have left.
@@ -143,6 +145,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
     }
     overhead.small_page = small_page;
     let held = held_by(&trace, &footprint) + loop_bytes(memory) + left;
+    let idle = before_batches(&trace, &footprint) + loop_bytes(memory) + left;
     let planning = match memory.is_on_host() {
         true => footprint.baseline + first_batch_bytes(&trace) + host_bytes_of_rehearsal(&trace),
         false => Bytes::ZERO,
@@ -158,6 +161,7 @@ pub(crate) fn assess(rehearsal: Rehearsal, conditions: &Conditions) -> Rehearsed
         recomputed,
         least,
         held,
+        idle,
         modules,
         kept: footprint.stays + left,
         planning,
@@ -262,12 +266,23 @@ fn within_budget(
     }
 }
 
-/// The most that is alive before a micro-step.
-fn held_by(trace: &Trace, footprint: &Footprint) -> Bytes {
-    let before = |step: usize| match step {
+/// What is alive before a step.
+fn before(footprint: &Footprint, step: usize) -> Bytes {
+    match step {
         0 => footprint.baseline,
         step => footprint.timeline[step - 1].live,
-    };
+    }
+}
+
+/// The most that is alive before a batch arrives.
+fn before_batches(trace: &Trace, footprint: &Footprint) -> Bytes {
+    let arrivals = arrivals(trace).map(|at| before(footprint, at));
+    arrivals.max().unwrap_or(footprint.baseline)
+}
+
+/// The most that is alive before a micro-step.
+fn held_by(trace: &Trace, footprint: &Footprint) -> Bytes {
+    let before = |step: usize| before(footprint, step);
     let steps = trace.steps.iter().enumerate();
     let micro_steps = steps.filter(|(_, step)| step.is_mark(&Mark::MicroStep));
     micro_steps.map(|(at, _)| before(at)).max().unwrap_or(footprint.baseline)

@@ -191,6 +191,7 @@ impl Planner {
             again: None,
             kept: self.kept(),
             batch: self.plans.batch,
+            making: Bytes::ZERO,
             state,
             leaves: Bytes::ZERO,
             standalone: Bytes::ZERO,

@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use firebox_lazy::{LazyBackend, StepRecorder};
+use firebox_lazy::{LazyBackend, StepRecorder, bytes_made};
 use firebox_trace::{Bytes, Step, StructuralHash};
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +44,7 @@ impl Shape {
         S: Splitter<I>,
     {
         let mut shape = Self::of_items(items);
+        planner.plans.making = bytes_made();
         planner.plans.batch = Bytes::ZERO;
         planner.plans.form = None;
         if !planner.plans.looks_at_shapes {
@@ -59,6 +60,7 @@ impl Shape {
             })
         }));
         if let Ok(Ok(recording)) = &cut {
+            planner.plans.making = planner.plans.making.max(recording.bytes_to_make());
             let trace = recording.trace();
             let tells = |step: &Step| matches!(step, Step::Call(_) | Step::Upload { .. });
             planner.plans.form = trace.steps.iter().any(tells).then(|| trace.structural_hash());
