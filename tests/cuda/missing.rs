@@ -6,7 +6,7 @@ use std::process::Command;
 use firebox_blank::{Fault, Settings};
 use libtest_mimic::{Failed, Trial};
 
-use crate::child::{Job, Pools};
+use crate::child::{BESIDE, Job, Pools};
 use crate::trial::{CARD, LIMIT, ensure, only, run_with, test};
 
 /// Trains on a machine that lacks something, and expects an error that contains `words`.
@@ -37,6 +37,19 @@ fn without_exact_pages() -> Result<(), Failed> {
     ensure(left.peak().get() == 0, || left.complaint("something was allocated"))
 }
 
+/// Trains where burn's own backend has just begun on the same device: both create what runs on the
+/// thread of burn's fusion.
+fn beside_burns_backend() -> Result<(), Failed> {
+    let kernels = tempfile::tempdir()?;
+    let job = Job::new("mlp", 64, kernels.path().to_owned());
+    let job = Job { pools: Pools::Ours, ..job };
+    let begins = |command: &mut Command, _: &Path| drop(command.env(BESIDE, "1"));
+    for _ in 0..3 {
+        run_with(&only(CARD), &job, LIMIT, begins)?.fitted()?;
+    }
+    Ok(())
+}
+
 fn nothing(_: &mut Command, _: &Path) {}
 
 /// Removes a library from the folder that the child searches.
@@ -53,6 +66,7 @@ pub fn tests() -> Vec<Trial> {
     let machine = || only(CARD);
     vec![
         test("without_exact_pages_our_pool_is_an_error", without_exact_pages),
+        test("beside_burns_backend_nothing_hangs", beside_burns_backend),
         test("without_a_driver_there_is_an_error", move || {
             let gone = |_: &mut Command, folder: &Path| {
                 without(&["libcuda.so", "libcuda.so.1"])(folder);

@@ -6,6 +6,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 
+use burn_cubecl::CubeRuntime;
+use burn_cubecl::fusion::FusionCubeRuntime;
+use burn_fusion::client::GlobalFusionClient;
 use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_common::stream_id::StreamId;
@@ -43,6 +46,15 @@ impl<R: Runtime> fmt::Debug for Inner<R> {
     }
 }
 
+/// Runs what burn's own backend has queued on the device.
+///
+/// CubeCL holds one lock for all devices while it creates a server, and waits for the server's
+/// thread. The pool's server is on the thread of burn's fusion. What waits there may wait for the
+/// same lock: the first operation of burn's own backend creates clients.
+fn run_queued<R: CubeRuntime>(device: &R::Device) {
+    GlobalFusionClient::<FusionCubeRuntime<R>>::load(device).sync(|| ());
+}
+
 type Known = HashMap<(TypeId, DeviceId), Box<dyn Any + Send + Sync>>;
 
 /// The wrapped servers created so far. CubeCL creates a server from a device number alone, and no
@@ -51,12 +63,16 @@ static KNOWN: LazyLock<RwLock<Known>> = LazyLock::new(RwLock::default);
 
 impl<R: Runtime> Inner<R> {
     /// Creates the wrapped server on `device`, unless it exists.
-    pub(crate) fn make_known(device: &R::Device) {
+    pub(crate) fn make_known(device: &R::Device)
+    where
+        R: CubeRuntime,
+    {
         let key = (TypeId::of::<R>(), device.to_id());
         if KNOWN.read().contains_key(&key) {
             return;
         }
         let client = R::client(device);
+        run_queued::<R>(device);
         let server = DeviceHandle::<R::Server>::new(device.to_id());
         let utilities = server.utilities().downcast();
         let utilities = utilities.expect("a server's utilities are of its own type");

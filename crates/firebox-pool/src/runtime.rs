@@ -5,6 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use burn_cubecl::CubeRuntime;
 use cubecl::ir::{DeviceProperties, TargetProperties};
 use cubecl::zspace::{Shape, Strides};
 use cubecl_common::device::{Device, DeviceId};
@@ -36,7 +37,7 @@ impl<R: Runtime> fmt::Debug for Pooled<R> {
     }
 }
 
-impl<R: Runtime> Runtime for Pooled<R> {
+impl<R: CubeRuntime> Runtime for Pooled<R> {
     type Compiler = R::Compiler;
     type Server = PoolServer<R>;
     type Device = R::Device;
@@ -94,7 +95,7 @@ impl<R: Runtime> fmt::Debug for Control<R> {
     }
 }
 
-impl<R: Runtime> Control<R> {
+impl<R: CubeRuntime> Control<R> {
     /// The pool of `device`.
     pub fn of(device: &R::Device) -> Self {
         drop(Pooled::<R>::client(device));
