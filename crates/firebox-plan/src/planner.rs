@@ -109,9 +109,10 @@ pub fn plan<E>(
 ///
 /// With more than one split per call, the search first guesses two neighbouring rungs from what the
 /// whole batch [holds](Need::holding). While neither fits, it guesses again, at most twice, from
-/// how the misfits differ, and asks for the rung halfway to that guess as well. It then divides the remaining rungs into as many parts as it may ask
-/// for, instead of halves. This asks for more splits overall, in fewer calls. [`Probing::FromOne`]
-/// always asks for one split per call.
+/// how the misfits differ, and asks for the rung halfway between the first open one and that guess
+/// as well. It then divides the remaining rungs into as many parts as it may ask for, instead of
+/// halves. This asks for more splits overall, in fewer calls. [`Probing::FromOne`] always asks for
+/// one split per call.
 ///
 /// # Errors
 /// The same as [`plan`].
@@ -311,7 +312,7 @@ where
             let guess = if is_open { self.guess(ladder, start..end) } else { None };
             guesses += 1;
             let rungs = match guess {
-                // The first guess knows one misfit, and is rather too large.
+                // The first guess knows one misfit, and its micro-batch is mostly too large.
                 Some(guess) if guesses == 1 || guess == start => (guess..end).take(2).collect(),
                 Some(guess) => vec![start + (guess - start) / 2, guess],
                 None => parts(start..end, self.at_once),

@@ -4,6 +4,7 @@ use std::any::{Any, TypeId};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
 
 use burn_cubecl::CubeRuntime;
@@ -50,9 +51,11 @@ impl<R: Runtime> fmt::Debug for Inner<R> {
 ///
 /// CubeCL holds one lock for all devices while it creates a server, and waits for the server's
 /// thread. The pool's server is on the thread of burn's fusion. What waits there may wait for the
-/// same lock: the first operation of burn's own backend creates clients.
+/// same lock: the first operation of burn's own backend creates clients. Whether what is queued
+/// fails is not asked here.
 fn run_queued<R: CubeRuntime>(device: &R::Device) {
-    GlobalFusionClient::<FusionCubeRuntime<R>>::load(device).sync(|| ());
+    let client = || GlobalFusionClient::<FusionCubeRuntime<R>>::load(device).sync(|| ());
+    let _ = catch_unwind(AssertUnwindSafe(client));
 }
 
 type Known = HashMap<(TypeId, DeviceId), Box<dyn Any + Send + Sync>>;

@@ -56,7 +56,9 @@ pub struct PlanReport {
     /// The most that is alive while a batch is made, before its step: the tensors of the batch that
     /// is being made, each at the size of its elements, and what is there between steps. May exceed
     /// the predicted peak, which is that of the step. What an operation takes while it runs is not
-    /// included.
+    /// included. Zero for a plan without a run. A batch that was not read through the Learner or
+    /// [`StepPlanner::batches`](crate::StepPlanner::batches) counts only with what loader threads
+    /// have asked for.
     pub making: Bytes,
     /// The pages at the peak, where the device's allocator reserves whole pages.
     pub paging: Option<Paging>,

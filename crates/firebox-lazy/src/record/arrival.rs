@@ -62,17 +62,18 @@ impl Arrival {
     ///
     /// Outside a recording they are the tensors of the batch itself.
     pub fn cut<R>(&self, cut: impl FnOnce() -> R) -> R {
-        struct Before(bool, Option<Rc<Tensors>>);
-
-        impl Drop for Before {
-            fn drop(&mut self) {
-                CUTS.set(self.0);
-                CURRENT.set(self.1.take());
-            }
-        }
-
         let _before = Before(CUTS.replace(true), CURRENT.replace(Some(self.tensors.clone())));
         cut()
+    }
+}
+
+/// What this thread did before it cut a batch.
+struct Before(bool, Option<Rc<Tensors>>);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        CUTS.set(self.0);
+        CURRENT.set(self.1.take());
     }
 }
 
@@ -90,9 +91,18 @@ pub(crate) fn copy_of<B: Backend, K: Kind<B>>(
     if CUTS.get() { arrived(tensor) } else { None }
 }
 
+/// Runs a program that only looks. What it clones is noted, as what it uses is.
+pub(crate) fn looking<R>(program: impl FnOnce() -> R) -> R {
+    let _before = Before(CUTS.replace(true), CURRENT.replace(None));
+    program()
+}
+
 #[cold]
 fn arrived<B: Backend, K: Kind<B>>(tensor: &LazyTensor<B, K>) -> Option<LazyTensor<B, K>> {
-    let tensors = CURRENT.with_borrow(Clone::clone)?;
+    let Some(tensors) = CURRENT.with_borrow(Clone::clone) else {
+        session::with::<B, _>(|session| session.want(tensor));
+        return None;
+    };
     let id = tensor.node.id();
     let known = |known: &Box<dyn Any>| known.downcast_ref().map(LazyTensor::share);
     if let Some(copy) = tensors.borrow().get(&id).and_then(known) {

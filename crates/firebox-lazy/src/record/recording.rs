@@ -12,6 +12,7 @@ use burn_std::{DType, Shape};
 use firebox_trace::{Bytes, Category, Label, Mark, Origin, Step, TensorIndex, Trace};
 
 use crate::kind::Kind;
+use crate::record::arrival::looking;
 use crate::record::inputs::{Input, rows_of, values_of};
 use crate::record::limits::Refused;
 use crate::record::recorder::{AtMarks, RecordError, StepRecorder};
@@ -45,7 +46,11 @@ impl StepRecorder {
             return Err(RecordError::Nested);
         }
         session::install(Box::new(Session::<B>::new(self)));
-        let program = || progress::recording(program);
+        let looks = self.looks;
+        let program = || match looks {
+            true => looking(|| progress::recording(program)),
+            false => progress::recording(program),
+        };
         let result = rehearsing_as_before(|| catch_unwind(AssertUnwindSafe(program)));
         let session = *session::take::<B>();
         // After a refused read the program computes with zeros. What it does then, even a panic,
@@ -168,9 +173,10 @@ impl<B: Backend, T> Recording<B, T> {
     }
 
     /// The most bytes of tensors that are alive at once while the calls of loader threads are made
-    /// that lead to its inputs, if the recording only [looks](StepRecorder::glance) at them. The
-    /// inputs themselves are included. A call's inputs count until its results are there, a view
-    /// like any other tensor. What an operation takes while it runs does not count.
+    /// that lead to tensors which the program has used or cloned, if the recording only
+    /// [looks](StepRecorder::glance) at them. These tensors are included. A call's inputs count
+    /// until its results are there, a view like any other tensor. What an operation takes while it
+    /// runs does not count.
     pub fn bytes_to_make(&self) -> Bytes {
         let wanted = self.parts.as_ref().map(|(_, session)| &session.loading.wanted);
         wanted.map_or(Bytes::ZERO, |wanted| bytes_to_make(wanted))

@@ -258,7 +258,7 @@ impl<B: Backend> Session<B> {
         self.limits.existing += info.bytes();
         let looks = (self.options.salvage || self.options.looks) && tensor.is_promise();
         let has_none = self.loading.deferred.is_some() || looks;
-        self.loading.wanted.extend(tensor.node.deferred().filter(|_| looks).cloned());
+        self.want(tensor);
         if !has_none {
             let value = K::erase(tensor.value());
             let rows = self.options.rows.as_ref().and_then(|rows| rows.get(&tensor.node.id()));
@@ -273,6 +273,12 @@ impl<B: Backend> Session<B> {
         self.met.insert(tensor.node.id(), index);
         tensor.node.enter(self.id, index);
         index
+    }
+
+    /// Notes the call of a loader thread that makes a tensor, if the session only looks.
+    pub(crate) fn want<K: Kind<B>>(&mut self, tensor: &LazyTensor<B, K>) {
+        let place = tensor.node.deferred().filter(|_| self.options.looks);
+        self.loading.wanted.extend(place.cloned());
     }
 
     /// Takes a tensor as an argument of a call.

@@ -150,9 +150,9 @@ impl<B: Backend> Place<B> {
     }
 }
 
-/// The most bytes of tensors that are alive at once while the calls which lead to `wanted` are made,
-/// the results included. A call's inputs count until its results are there, a view like any other
-/// tensor. What an operation takes while it runs does not count.
+/// The most bytes of tensors that are alive at once while the calls which lead to `wanted` are
+/// made, the results included. A call's inputs count until its results are there, a view like any
+/// other tensor. What an operation takes while it runs does not count.
 pub(crate) fn bytes_to_make<B: Backend>(wanted: &[Place<B>]) -> Bytes {
     let (mut made, mut uses) = (FxHashSet::default(), FxHashMap::default());
     let (mut live, mut most) = (Bytes::ZERO, Bytes::ZERO);
@@ -167,7 +167,9 @@ pub(crate) fn bytes_to_make<B: Backend>(wanted: &[Place<B>]) -> Bytes {
             live += outputs.map(|output| output.bytes()).sum::<Bytes>();
             most = most.max(live);
             for (_, input) in &pending.inputs {
-                let Some(place) = input.waits_for() else { continue };
+                let place = input.waits_for();
+                let place = place.filter(|place| made.contains(&Arc::as_ptr(&place.call)));
+                let Some(place) = place else { continue };
                 let used: &mut usize = uses.entry(place.key()).or_default();
                 *used += 1;
                 // Nobody else holds it.

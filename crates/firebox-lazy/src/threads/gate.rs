@@ -1,8 +1,8 @@
 //! The state of the loader threads' gate: what each worker has prepared, who waits, and whether a
 //! worker may go on.
 //!
-//! Pure: `loaders.rs` keeps one state per process behind a lock and passes the time in. What workers
-//! make is counted without the lock.
+//! Pure: `loaders.rs` keeps one state per process behind a lock and passes the time in. What
+//! workers make is counted without the lock.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -109,16 +109,12 @@ impl Count {
     }
 
     pub(crate) fn set(&self, bytes: Bytes) {
-        self.take_for(bytes);
+        self.0.store(bytes.get(), Ordering::SeqCst);
     }
 
     /// Empties the count and returns what it was.
     pub(crate) fn take(&self) -> Bytes {
-        self.take_for(Bytes::ZERO)
-    }
-
-    fn take_for(&self, bytes: Bytes) -> Bytes {
-        Bytes::new(self.0.swap(bytes.get(), Ordering::SeqCst))
+        Bytes::new(self.0.swap(0, Ordering::SeqCst))
     }
 
     /// Adds to the count and returns what it is then.

@@ -215,18 +215,16 @@ fn first_batch(trace: &Trace) -> impl Iterator<Item = &TensorInfo> {
     uploads.filter(|tensor| is_of_a_batch(tensor))
 }
 
-/// The steps at which the first tensor of a batch arrives in a rehearsal.
+/// The steps at which the first tensor of an iteration's first batch arrives in a rehearsal.
 pub(crate) fn arrivals(trace: &Trace) -> impl Iterator<Item = usize> {
     let is_of_batch = |at: usize| match &trace.steps[at] {
         Step::Upload { output, .. } => is_of_a_batch(trace.tensor(*output)),
         _ => false,
     };
-    // The rest of the batch arrives when the same micro-batch is cut.
     let mut has_begun = false;
     (0..trace.steps.len()).filter(move |at| {
         let is_first = is_of_batch(*at) && !has_begun;
-        let is_mark = matches!(trace.steps[*at], Step::Mark(Mark::MicroStep));
-        has_begun = (has_begun || is_first) && !is_mark;
+        has_begun = (has_begun || is_first) && !trace.steps[*at].is_mark(&Mark::IterationEnd);
         is_first
     })
 }

@@ -274,7 +274,7 @@ fn before(footprint: &Footprint, step: usize) -> Bytes {
     }
 }
 
-/// The most that is alive before a batch arrives.
+/// The most that is alive before the first batch of an iteration arrives.
 fn before_batches(trace: &Trace, footprint: &Footprint) -> Bytes {
     let arrivals = arrivals(trace).map(|at| before(footprint, at));
     arrivals.max().unwrap_or(footprint.baseline)

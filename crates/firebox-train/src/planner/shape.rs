@@ -3,6 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use burn::tensor::backend::Backend;
 use firebox_lazy::{LazyBackend, StepRecorder, bytes_made};
 use firebox_trace::{Bytes, Step, StructuralHash};
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,14 @@ use serde::{Deserialize, Serialize};
 use crate::error::Phase;
 use crate::planner::Planner;
 use crate::splitter::Splitter;
+
+/// The most bytes of a batch that are alive while it is made of what loader threads have asked for.
+/// `all` clones it.
+fn bytes_to_make<B: Backend, I>(all: impl FnOnce() -> I) -> Bytes {
+    let glance = StepRecorder::new().glance();
+    let cloned = catch_unwind(AssertUnwindSafe(|| glance.record::<B, _>(all)));
+    cloned.ok().and_then(Result::ok).map_or(Bytes::ZERO, |cloned| cloned.bytes_to_make())
+}
 
 /// The shape of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -30,8 +39,8 @@ impl Shape {
         Self { items, cut: None, from: Bytes::ZERO }
     }
 
-    /// The shape of a batch of at least one item. The batch is cut in a recording that is thrown
-    /// away. Where only bytes count, the planner is told the batch's bytes.
+    /// The shape of a batch of at least one item. The planner is told what making the batch takes,
+    /// and where only bytes count, the batch's bytes.
     pub(crate) fn of<B, I, S>(
         phase: Phase,
         batch: &I,
@@ -43,8 +52,28 @@ impl Shape {
         B: LazyBackend,
         S: Splitter<I>,
     {
+        let shape = Self::by_cutting::<B, _, _>(phase, batch, items, splitter, planner);
+        let to_make = match planner.planned(phase, shape) {
+            None => bytes_to_make::<B::Base, _>(|| splitter.range(batch, 0..items)),
+            Some(_) => Bytes::ZERO,
+        };
+        planner.plans.making = bytes_made().max(to_make);
+        shape
+    }
+
+    /// Cuts the batch in a recording that is thrown away.
+    fn by_cutting<B, I, S>(
+        phase: Phase,
+        batch: &I,
+        items: usize,
+        splitter: &S,
+        planner: &mut Planner,
+    ) -> Self
+    where
+        B: LazyBackend,
+        S: Splitter<I>,
+    {
         let mut shape = Self::of_items(items);
-        planner.plans.making = bytes_made();
         planner.plans.batch = Bytes::ZERO;
         planner.plans.form = None;
         if !planner.plans.looks_at_shapes {
@@ -60,7 +89,6 @@ impl Shape {
             })
         }));
         if let Ok(Ok(recording)) = &cut {
-            planner.plans.making = planner.plans.making.max(recording.bytes_to_make());
             let trace = recording.trace();
             let tells = |step: &Step| matches!(step, Step::Call(_) | Step::Upload { .. });
             planner.plans.form = trace.steps.iter().any(tells).then(|| trace.structural_hash());
