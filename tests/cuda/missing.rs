@@ -43,7 +43,9 @@ fn beside_burns_backend() -> Result<(), Failed> {
     let kernels = tempfile::tempdir()?;
     let job = Job::new("mlp", 64, kernels.path().to_owned());
     let job = Job { pools: Pools::Ours, ..job };
-    let begins = |command: &mut Command, _: &Path| drop(command.env(BESIDE, "1"));
+    let begins = |command: &mut Command, _: &Path| {
+        command.env(BESIDE, "1");
+    };
     for _ in 0..3 {
         run_with(&only(CARD), &job, LIMIT, begins)?.fitted()?;
     }
