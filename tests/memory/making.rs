@@ -16,7 +16,7 @@ use crate::{B, HEAP, check_ratio, run};
 const KIND: Kind = Kind::Lstm;
 const ITEMS: usize = 24;
 
-/// Stacks an image of 1 MiB for each item. The model gets a corner of their mean.
+/// Stacks an image of 1 MiB for each item. The model gets their shade.
 #[derive(Clone, Debug)]
 struct Stacking;
 

@@ -124,9 +124,11 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 impl<B: Backend, K: Kind<B>> Node<B, K> {
     fn new(value: OnceLock<K::Primitive>, promise: Option<Promise<B>>, place: u64) -> Self {
         let (id, place) = (AtomicU64::new(0), AtomicU64::new(place));
-        let bytes = |value: &K::Primitive| Bytes::of_elements(&value.shape(), value.dtype());
-        let of_batch = value.get().and_then(|value| OfBatch::here(|| bytes(value)));
-        Self { id, value, promise, of_batch, place }
+        let mut node = Self { id, value, promise, of_batch: None, place };
+        if node.value.get().is_some() {
+            node.of_batch = OfBatch::here(|| node.bytes());
+        }
+        node
     }
 
     /// A number unique among all nodes, past and present.

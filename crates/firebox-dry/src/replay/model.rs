@@ -36,8 +36,9 @@ use crate::twin::DryTwin;
 ///
 /// burn's fusion learns from what it has run, so a trace is replayed more than once. On firebox's
 /// pool, until fusion learns nothing more or two replays in a row need the same, at most
-/// [`MOST_REPLAYS`] times: the answer is exact. On burn's own pools twice in a row: where a buffer
-/// lies there depends on how threads interleave, so the answer is a heuristic.
+/// [`MOST_REPLAYS`] times: the answer is exact. On burn's own pools twice in a row, or once if the
+/// last iteration opens no page: where a buffer lies there depends on how threads interleave, so
+/// the answer is a heuristic.
 ///
 /// In [`Footprint::timeline`], `peak` is the bytes of all pages, and `live` is the bytes of the
 /// buffers as of the latest mark. burn runs operations later than the program requests them, so a

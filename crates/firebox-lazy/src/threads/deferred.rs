@@ -162,6 +162,7 @@ pub(crate) fn bytes_to_make<B: Backend>(wanted: &[Place<B>]) -> Bytes {
             if !made.insert(Arc::as_ptr(&call)) {
                 continue;
             }
+            locks::taken();
             let State::Waiting(pending) = &*call.state.lock() else { continue };
             let outputs = pending.outputs.iter().filter_map(|(_, output)| output.upgrade());
             live += outputs.map(|output| output.bytes()).sum::<Bytes>();

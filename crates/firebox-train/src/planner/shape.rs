@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::backend::Backend;
-use firebox_lazy::{LazyBackend, StepRecorder, bytes_made};
+use firebox_lazy::{LazyBackend, Recording, StepRecorder, bytes_made};
 use firebox_trace::{Bytes, Step, StructuralHash};
 use serde::{Deserialize, Serialize};
 
@@ -12,12 +12,12 @@ use crate::error::Phase;
 use crate::planner::Planner;
 use crate::splitter::Splitter;
 
-/// The most bytes of a batch that are alive while it is made of what loader threads have asked for.
-/// `all` clones it.
-fn bytes_to_make<B: Backend, I>(all: impl FnOnce() -> I) -> Bytes {
-    let glance = StepRecorder::new().glance();
-    let cloned = catch_unwind(AssertUnwindSafe(|| glance.record::<B, _>(all)));
-    cloned.ok().and_then(Result::ok).map_or(Bytes::ZERO, |cloned| cloned.bytes_to_make())
+/// Cuts a batch in a recording that is thrown away, or says why that is not possible. Errors and
+/// panics of a splitter are reported when the batch is cut to be run.
+fn glance<B: Backend, I>(cut: impl FnOnce() -> I) -> Result<Recording<B, I>, String> {
+    let recorder = StepRecorder::new().glance();
+    let cut = catch_unwind(AssertUnwindSafe(|| recorder.record(cut)));
+    cut.map_err(|_| "one cannot be cut off".to_owned())?.map_err(|error| error.to_string())
 }
 
 /// The shape of a batch.
@@ -52,64 +52,40 @@ impl Shape {
         B: LazyBackend,
         S: Splitter<I>,
     {
-        let shape = Self::by_cutting::<B, _, _>(phase, batch, items, splitter, planner);
-        let to_make = match planner.planned(phase, shape) {
-            None => bytes_to_make::<B::Base, _>(|| splitter.range(batch, 0..items)),
-            Some(_) => Bytes::ZERO,
-        };
-        planner.plans.making = bytes_made().max(to_make);
-        shape
-    }
-
-    /// Cuts the batch in a recording that is thrown away.
-    fn by_cutting<B, I, S>(
-        phase: Phase,
-        batch: &I,
-        items: usize,
-        splitter: &S,
-        planner: &mut Planner,
-    ) -> Self
-    where
-        B: LazyBackend,
-        S: Splitter<I>,
-    {
         let mut shape = Self::of_items(items);
         planner.plans.batch = Bytes::ZERO;
         planner.plans.form = None;
-        if !planner.plans.looks_at_shapes {
-            return shape;
-        }
         let on_host = planner.memory.is_on_host();
-        let recorder = StepRecorder::new().glance();
-        // Errors and panics of a splitter are reported when the batch is cut to be run.
-        let cut = catch_unwind(AssertUnwindSafe(|| {
-            recorder.record::<B::Base, _>(|| {
-                // A range of all items would not cut anything.
-                splitter.range(batch, if on_host { 0..items.max(2) - 1 } else { 0..1 })
-            })
-        }));
-        if let Ok(Ok(recording)) = &cut {
+        // A range of all items would not cut anything.
+        let some = if on_host { 0..items.max(2) - 1 } else { 0..1 };
+        let cut = planner.plans.looks_at_shapes;
+        let cut = cut.then(|| glance::<B::Base, _>(|| splitter.range(batch, some)));
+        if let Some(Ok(recording)) = &cut {
             let trace = recording.trace();
             let tells = |step: &Step| matches!(step, Step::Call(_) | Step::Upload { .. });
             planner.plans.form = trace.steps.iter().any(tells).then(|| trace.structural_hash());
         }
         match cut {
-            Ok(Ok(recording)) if on_host => {
+            Some(Ok(recording)) if on_host => {
                 let inputs = recording.inputs().into_iter();
                 planner.plans.batch =
                     inputs.map(|input| Bytes::of_elements(&input.shape, input.dtype)).sum();
                 shape.from = planner.outgrown(phase, items);
             }
-            Ok(Ok(_)) => shape.cut = planner.plans.form,
-            Ok(Err(error)) => {
-                log::debug!("batches are told apart by their items alone: {error}");
+            Some(Ok(_)) => shape.cut = planner.plans.form,
+            Some(Err(why)) => {
+                log::debug!("batches are told apart by their items alone: {why}");
                 planner.plans.looks_at_shapes = false;
             }
-            Err(_) => {
-                log::debug!("batches are told apart by their items alone: one cannot be cut off");
-                planner.plans.looks_at_shapes = false;
-            }
+            None => {}
         }
+        // Once for each plan.
+        let to_make = match planner.planned(phase, shape) {
+            None => glance::<B::Base, _>(|| splitter.range(batch, 0..items)).ok(),
+            Some(_) => None,
+        };
+        let to_make = to_make.map(|cloned| cloned.bytes_to_make());
+        planner.plans.making = bytes_made().max(to_make.unwrap_or_default());
         shape
     }
 }
