@@ -165,8 +165,8 @@ struct Records {
 impl<ST, SV> LearnerBuilder<ST, SV> {
     /// Builds a [`StepPlanner`] for a training loop of your own, on the device of `model`.
     ///
-    /// Uses the options for memory, splits, hidden state, output and the log of steps. Those for
-    /// burn's loop, such as [`progress`](Self::progress), [`seed`](Self::seed) and
+    /// Uses the options for memory, splits, hidden state, loader threads, output and the log of
+    /// steps. Those for burn's loop, such as [`progress`](Self::progress), [`seed`](Self::seed) and
     /// [`save_trace`](Self::save_trace), have no effect.
     ///
     /// # Errors
@@ -203,6 +203,7 @@ where
             pool.limit(planner.budget());
             planner.use_pool(pool);
         }
+        let loading = Loading::begin(planner.memory().is_on_host() && settings.loaders_compute);
         let records = Records {
             plans: Vec::new(),
             memory: MemoryUse::default(),
@@ -213,7 +214,7 @@ where
             splitter,
             planner,
             on,
-            loading: Loading::begin(),
+            loading,
             position: Position { ended: 0, latest: None, has_stepped: false },
             proofs: Proofs::default(),
             of_outputs: OfOutputs::default(),

@@ -21,8 +21,12 @@ pub(crate) struct Loading {
 }
 
 impl Loading {
-    pub(crate) fn begin() -> Self {
+    /// Watches loader threads. `compute` lets them compute what they ask for.
+    pub(crate) fn begin(compute: bool) -> Self {
         let gate = Arc::new(LoaderGate::enter());
+        if compute {
+            gate.compute();
+        }
         Self { gate, limit: Bytes::ZERO, items: AtomicUsize::new(0) }
     }
 

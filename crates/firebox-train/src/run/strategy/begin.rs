@@ -107,11 +107,8 @@ impl<LC: LazyComponents, ST, SV> AutoBatch<LC, ST, SV> {
         {
             team.exchange = exchanged_bytes::<LC::Backend, _>(&model);
         }
-        let loading = Loading::begin();
+        let loading = Loading::begin(is_on_host && self.settings.loaders_compute);
         loading.hold_back();
-        if is_on_host && self.settings.loaders_compute {
-            loading.gate.compute();
-        }
         let asked = Asked {
             interrupter,
             signals: self.settings.telling.stops_on_ctrl_c.then(Signals::catch),
