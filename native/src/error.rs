@@ -87,6 +87,13 @@ pub enum TrainError {
         /// What it weighs.
         weight: f64,
     },
+    /// What weighs nothing has a gradient, which would be lost.
+    #[error(
+        "a part of a batch weighs nothing, but has a gradient: what its loss is divided by is not what it weighs, as in \
+         `loss.sum() / max(1, objects)`. Divide by the same number in all parts of a batch and train on the sum \
+         (`.reduction(LossReduction::Sum)`), or raise the budget so that a batch fits"
+    )]
+    WeighsNothing,
     /// The parts of a batch do not weigh what the batch weighs.
     #[error(
         "the micro-batches weigh {parts}, and the batch weighs {whole}: check its weight function"

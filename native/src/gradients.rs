@@ -118,6 +118,22 @@ impl WeightedGradients {
         Self { sum, ..*self }
     }
 
+    /// What all summands weigh.
+    pub(crate) fn total(&self) -> f64 {
+        self.total
+    }
+
+    /// Whether something would be lost with a gradient that weighs nothing. The mean over nothing
+    /// is not a number, and nothing is lost with it.
+    pub(crate) fn is_left_out<M: Module>(&self, model: &M, grads: &GradientsParams) -> bool {
+        let mut sizes = Sizes { grads, sizes: Vec::new() };
+        if self.reduction == LossReduction::Mean {
+            model.visit(&mut sizes);
+        }
+        let size: f32 = sizes.sizes.into_iter().map(Tensor::into_scalar::<f32>).sum();
+        size.is_finite() && size > 0.0
+    }
+
     /// The sum so far.
     pub(crate) fn so_far(&self) -> Option<&GradientsParams> {
         self.sum.as_ref()
@@ -207,6 +223,20 @@ impl ModuleVisitor for Shared<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id) {
             self.shared.register::<D>(param.id, grad);
+        }
+    }
+}
+
+/// The sums of the sizes of the numbers in each gradient.
+struct Sizes<'a> {
+    grads: &'a GradientsParams,
+    sizes: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for Sizes<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.get::<D>(param.id) {
+            self.sizes.push(in_type(grad, DType::F32).abs().sum());
         }
     }
 }

@@ -63,8 +63,8 @@ impl LearnerBuilder {
         self
     }
 
-    /// Splits batches even if that changes their gradient. Default: such a batch is
-    /// [`TrainError::Coupled`] before it is split.
+    /// Splits batches even if that changes their gradient. Default: [`TrainError::Coupled`], where a
+    /// comparison of gradients shows it.
     pub fn split_although_coupled(mut self) -> Self {
         self.accepts_coupling = true;
         self
@@ -77,9 +77,9 @@ impl LearnerBuilder {
         self
     }
 
-    /// Seeds the device at the beginning of each epoch and after planning, which draws random
-    /// numbers, too: a run whose batches are whole then draws the same ones whatever was rehearsed.
-    /// Default: the device is not seeded.
+    /// Seeds the device at the beginning of each epoch and before each training batch, because
+    /// planning draws random numbers, too: a run whose batches are whole then draws the same ones
+    /// whatever was rehearsed, also if it is resumed. Default: the device is not seeded.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self

@@ -23,6 +23,12 @@ pub(crate) fn joined<T: 'static>(mut parts: Vec<(T, f64)>, reduction: LossReduct
     macro_rules! of_burn {
         ($output:ident, $parts:expr) => {
             of_type::<T, $output>($parts, |parts| {
+                let outputs = parts.iter().map(|(part, _)| part.output.dims());
+                if !are_alike(outputs)
+                    || !are_alike(parts.iter().map(|(part, _)| part.targets.dims()))
+                {
+                    return Err(parts);
+                }
                 let (mut losses, mut outputs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
                 for (part, weight) in parts {
                     losses.push((part.loss, weight));
@@ -30,7 +36,7 @@ pub(crate) fn joined<T: 'static>(mut parts: Vec<(T, f64)>, reduction: LossReduct
                     targets.push(part.targets);
                 }
                 let (output, targets) = (Tensor::cat(outputs, 0), Tensor::cat(targets, 0));
-                $output { loss: loss_of(losses, reduction), output, targets }
+                Ok($output { loss: loss_of(losses, reduction), output, targets })
             })
         };
     }
@@ -44,8 +50,24 @@ pub(crate) fn joined<T: 'static>(mut parts: Vec<(T, f64)>, reduction: LossReduct
     }
 }
 
-/// Joins the outputs for sequences, which all have one length.
-fn sequences(parts: Vec<(SequenceOutput, f64)>, reduction: LossReduction) -> SequenceOutput {
+/// Whether tensors of these dimensions can be put together by their items.
+fn are_alike<const D: usize>(mut dims: impl Iterator<Item = [usize; D]>) -> bool {
+    let first = dims.next();
+    first.is_none_or(|first| dims.all(|dims| dims[1..] == first[1..]))
+}
+
+/// Joins the outputs for sequences, if all have one length.
+fn sequences(
+    parts: Vec<(SequenceOutput, f64)>,
+    reduction: LossReduction,
+) -> Result<SequenceOutput, Vec<(SequenceOutput, f64)>> {
+    let predicted = parts.iter().filter_map(|(part, _)| part.predictions.as_ref());
+    if !are_alike(parts.iter().map(|(part, _)| part.logits.dims()))
+        || !are_alike(parts.iter().map(|(part, _)| part.targets.dims()))
+        || !are_alike(predicted.map(|predicted| predicted.dims()))
+    {
+        return Err(parts);
+    }
     let (mut losses, mut logits, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     let mut predictions = Some(Vec::new());
     for (part, weight) in parts {
@@ -57,24 +79,30 @@ fn sequences(parts: Vec<(SequenceOutput, f64)>, reduction: LossReduction) -> Seq
             _ => predictions = None,
         }
     }
-    SequenceOutput {
+    Ok(SequenceOutput {
         loss: loss_of(losses, reduction),
         logits: Tensor::cat(logits, 0),
         predictions: predictions.map(|all| Tensor::cat(all, 0)),
         targets: Tensor::cat(targets, 0),
-    }
+    })
 }
 
-/// Joins outputs if they are of type `O`.
+/// Joins outputs if they are of type `O`, and go together.
 fn of_type<T: 'static, O: 'static>(
     parts: Vec<(T, f64)>,
-    join: impl FnOnce(Vec<(O, f64)>) -> O,
+    join: impl FnOnce(Vec<(O, f64)>) -> Result<O, Vec<(O, f64)>>,
 ) -> Result<T, Vec<(T, f64)>> {
     let mut parts = Some(parts);
     let Some(own) = (&mut parts as &mut dyn Any).downcast_mut::<Option<Vec<(O, f64)>>>() else {
         return Err(parts.expect("nobody has taken them"));
     };
-    let mut joined = Some(join(own.take().expect("nobody has taken them")));
+    let mut joined = match join(own.take().expect("nobody has taken them")) {
+        Ok(joined) => Some(joined),
+        Err(apart) => {
+            *own = Some(apart);
+            return Err(parts.expect("they were put back"));
+        }
+    };
     let joined = (&mut joined as &mut dyn Any).downcast_mut::<Option<T>>();
     Ok(joined.and_then(Option::take).expect("both types are one"))
 }
@@ -143,6 +171,18 @@ mod tests {
             let predictions = whole.predictions.as_ref().map(Tensor::dims);
             assert_eq!(predictions, predicts.then_some([3, 5]));
         }
+    }
+
+    #[test]
+    fn outputs_of_different_lengths_stay_apart() {
+        let part = |length: usize| SequenceOutput {
+            loss: Tensor::from_floats([1.0], &Device::flex()),
+            logits: Tensor::ones([2, length, 3], &Device::flex()),
+            predictions: None,
+            targets: Tensor::zeros([2, length], &Device::flex()),
+        };
+        let parts = joined(vec![(part(5), 2.0), (part(4), 2.0)], LossReduction::Mean);
+        assert_eq!([parts[0].logits.dims(), parts[1].logits.dims()], [[2, 5, 3], [2, 4, 3]]);
     }
 
     #[test]

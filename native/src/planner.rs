@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use firebox_trace::{Bytes, Items};
 
 #[cfg(feature = "cubecl")]
 use crate::dry;
-use crate::error::{Checkpointing, DoesNotFit, TrainError};
+use crate::error::{Checkpointing, DoesNotFit, TrainError, panicked};
 use crate::gauge::Gauge;
 use crate::learner::LearnerBuilder;
 use crate::progress::Planning;
@@ -42,6 +43,11 @@ pub struct PlanReport {
     pub rehearsed: Vec<usize>,
     /// How long planning took.
     pub time: Duration,
+    /// The most that was held while steps were measured, on the CPU.
+    pub planning: Bytes,
+    /// Why nothing is predicted: the message of a step that panics on parts of its batch. Such
+    /// batches run whole.
+    pub unpredicted: Option<String>,
 }
 
 /// The micro-steps of a split that are recorded: up to three of each size. Of each, how many more
@@ -70,18 +76,28 @@ impl PlanReport {
 
     /// The plan on one line.
     pub fn line(&self) -> String {
-        let Self { plan, budget, rehearsed, time, .. } = self;
+        let Self { plan, budget, rehearsed, time, unpredicted, .. } = self;
+        if let Some(panic) = unpredicted {
+            return format!(
+                "{plan}, not predicted: the step panics on parts of the batch ({panic})"
+            );
+        }
         let peak = plan.peak();
-        format!(
-            "{plan}: {peak} of {budget} predicted, by steps on {rehearsed:?} items in {time:.1?}"
-        )
+        let by = match rehearsed.is_empty() {
+            true => "by earlier steps".to_owned(),
+            false => format!("by steps on {rehearsed:?} items in {time:.1?}"),
+        };
+        format!("{plan}: {peak} of {budget} predicted, {by}")
     }
 }
 
 /// A table.
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, plan, budget, held, rehearsed, time } = self;
+        let Self { device, plan, budget, held, rehearsed, time, .. } = self;
+        if self.unpredicted.is_some() {
+            return f.write_str(&self.line());
+        }
         let steps = if plan.is_whole() { "whole" } else { "micro-batches" };
         let sizes: Vec<String> = rehearsed.iter().map(usize::to_string).collect();
         let mut table = Table::new();
@@ -163,6 +179,8 @@ pub(crate) struct Planner {
     /// The most that was predicted, and that a step was measured to take.
     predicted: Bytes,
     peak: Bytes,
+    /// The most that was held while the latest plan was made, on the host.
+    planning: Bytes,
 }
 
 impl Planner {
@@ -182,6 +200,7 @@ impl Planner {
             most: usize::MAX,
             predicted: Bytes::ZERO,
             peak: Bytes::ZERO,
+            planning: Bytes::ZERO,
         }
     }
 
@@ -204,12 +223,42 @@ impl Planner {
     }
 
     /// The items of a micro-batch for batches that are not trained on: as their like in training,
-    /// or as the smallest there.
+    /// or otherwise as many as training has room for. Of longer items fewer, as they grow.
     pub(crate) fn size_of(&self, shapes: &Shapes, items: usize) -> usize {
-        let plans = self.known.values().flat_map(|known| known.plans.values());
-        let smallest = plans.map(|plan| plan.largest().get()).min();
         let planned = self.planned(shapes, items).map(|plan| plan.largest().get());
-        planned.or(smallest).unwrap_or(items).clamp(1, items.max(1))
+        let elements = |shapes: &Shapes| {
+            shapes.iter().map(|sides| sides.iter().product::<usize>()).sum::<usize>().max(1)
+        };
+        let of_others = self.known.iter().flat_map(|(others, known)| {
+            let shorter = (elements(others) as f64 / elements(shapes) as f64).min(1.0);
+            known.plans.values().map(move |plan| (plan.largest().get() as f64 * shorter) as usize)
+        });
+        let size = planned.or(of_others.max()).unwrap_or(items).min(self.most);
+        size.clamp(1, items.max(1))
+    }
+
+    /// Compares what a batch took that was not trained on with the budget.
+    ///
+    /// # Errors
+    ///
+    /// If it is more, and that is an error.
+    pub(crate) fn compare_another(
+        &mut self,
+        peak: Bytes,
+        settings: &LearnerBuilder,
+    ) -> Result<(), TrainError> {
+        let (measured, budget) = (self.taken(peak), self.options.budget);
+        let is_new = measured > self.peak;
+        self.peak = self.peak.max(measured);
+        if measured <= budget || !is_new {
+            return Ok(());
+        }
+        let error = TrainError::OverBudget { measured, predicted: self.predicted, budget };
+        if settings.is_strict {
+            return Err(error);
+        }
+        settings.say(log::Level::Warn, &format!("validation: {error}"));
+        Ok(())
     }
 
     /// Notes that something else than training has run.
@@ -249,9 +298,32 @@ impl Planner {
     ) -> Result<PlanReport, TrainError> {
         // It goes back where it came from, whatever comes of it.
         let mut known = self.known.remove(&shapes).unwrap_or_default();
-        let planned = self.plan_anew(rehearsal, items, &mut known);
+        self.planning = Bytes::ZERO;
+        let planned = match self.plan_anew(rehearsal, items, &mut known) {
+            Err(TrainError::StepPanicked { message }) => {
+                self.unpredicted(message, items, &mut known)
+            }
+            planned => planned,
+        };
         self.known.insert(shapes, known);
         planned
+    }
+
+    /// The plan for a batch whose step panics on parts of it.
+    fn unpredicted(
+        &mut self,
+        message: String,
+        items: usize,
+        known: &mut Known,
+    ) -> Result<PlanReport, TrainError> {
+        let budget = self.options.budget;
+        let plan = Plan::of_split(budget, Split::whole(items), Need::heuristic(budget));
+        let Some(plan) = plan else { return Err(TrainError::StepPanicked { message }) };
+        known.plans.insert(items, plan.clone());
+        let held = self.taken(self.held);
+        let (device, unpredicted) = (self.gauge.name(), Some(message));
+        let (rehearsed, time, planning) = (Vec::new(), Duration::ZERO, self.planning);
+        Ok(PlanReport { device, plan, budget, held, rehearsed, time, planning, unpredicted })
     }
 
     /// The plan for batches of items of these shapes: their own, or that of a batch that is longer,
@@ -285,6 +357,15 @@ impl Planner {
         let mut size = SMALLEST.min(items);
         self.gauge.give_back();
         self.held = self.gauge.live();
+        // Fewer items than were measured need no steps of their own, which would take the state of
+        // another optimizer beside that of training.
+        if self.gauge.is_of_host() && self.has_stepped {
+            let held = self.taken(self.held);
+            let found = self.search(known, items, held).ok();
+            if let Some(plan) = found.filter(|plan| known.reaches(plan.largest().get())) {
+                return Ok(self.report(known, plan, (held, rehearsed, begin.elapsed())));
+            }
+        }
         // On the host, the state stays for all that is measured now.
         if self.state.is_none() || self.gauge.is_of_host() {
             self.state = Some(self.first(rehearsal, &two(size))?);
@@ -331,11 +412,21 @@ impl Planner {
                 }
             }
         };
+        Ok(self.report(known, plan, (held, rehearsed, begin.elapsed())))
+    }
+
+    /// Takes over a plan.
+    fn report(
+        &mut self,
+        known: &mut Known,
+        plan: Plan,
+        (held, rehearsed, time): (Bytes, Vec<usize>, Duration),
+    ) -> PlanReport {
         self.predicted = self.predicted.max(plan.peak());
-        known.plans.insert(items, plan.clone());
-        let (budget, time) = (self.options.budget, begin.elapsed());
-        let device = self.gauge.name();
-        Ok(PlanReport { device, plan, budget, held, rehearsed, time })
+        known.plans.insert(plan.batch().get(), plan.clone());
+        let (device, budget, planning) = (self.gauge.name(), self.options.budget, self.planning);
+        let unpredicted = None;
+        PlanReport { device, plan, budget, held, rehearsed, time, planning, unpredicted }
     }
 
     /// How a batch that does not fit would be planned with burn's gradient checkpointing, which
@@ -409,7 +500,9 @@ impl Planner {
             self.runs = dry::how(rehearsal, parts, device)?;
             return Ok(Bytes::ZERO);
         }
-        state(rehearsal, parts, &self.gauge)
+        let (state, peak) = self.gauge.peak_of(|| caught(|| state(rehearsal, parts, &self.gauge)));
+        self.planning = self.planning.max(self.taken(peak));
+        state
     }
 
     /// What an iteration on these parts takes. An error inside if the device makes no buffers
@@ -437,7 +530,9 @@ impl Planner {
             self.held = found.held;
             return Ok(Ok(found.iteration));
         }
-        let found = measured(rehearsal, parts, &self.gauge)?;
+        let before = self.gauge.live();
+        let found = caught(|| measured(rehearsal, parts, &self.gauge))?;
+        self.planning = self.planning.max(self.taken(before + found.added));
         self.held = self.gauge.live() - self.state.unwrap_or_default();
         Ok(Ok(found))
     }
@@ -569,6 +664,11 @@ impl Known {
         self.measured.contains_key(&size) || size == items && self.whole.contains_key(&size)
     }
 
+    /// Whether as many items or more are measured.
+    fn reaches(&self, items: usize) -> bool {
+        self.measured.keys().chain(self.whole.keys()).any(|size| *size >= items)
+    }
+
     fn forget_steps(&mut self) {
         self.measured.clear();
         self.whole.clear();
@@ -603,6 +703,11 @@ impl Known {
         };
         Bytes::new(bytes as u64)
     }
+}
+
+/// Turns a panic of the user's step into an error.
+fn caught<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panicked(&*panic)).flatten()
 }
 
 /// How much longer a batch may be whose plan another one takes over.

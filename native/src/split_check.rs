@@ -1,9 +1,12 @@
-//! Compares, before a batch is split for the first time, the gradient of a few items with that of
-//! two parts of them.
+//! Compares gradients before a batch is split: of a few items with two parts of them, and of the
+//! batch as it is to be cut with the batch cut elsewhere.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{ExecutionError, Tensor};
 use burn::train::{Learner, LearnerModel, TrainStep};
 use firebox_batch::MicroBatch;
 
@@ -20,6 +23,16 @@ const ROUNDING: f64 = 1e-5;
 /// The difference, relative to the largest gradient of a parameter, that is rounding.
 const TOLERANCE: f64 = 1e-3;
 
+/// In how many places of a batch a few items are looked for whose gradient tells something.
+const PLACES: usize = 4;
+
+/// The difference between two ways of cutting a batch that is rounding, relative to the largest
+/// gradients of the parts: an item at a kink of the loss may fall to either side.
+const TOLERANCE_OF_CUTS: f64 = 1e-2;
+
+/// How many numbers of a parameter are compared then, at the most. Their memory is not planned.
+const NUMBERS: usize = 4096;
+
 /// Whether the gradient of a split batch is known to be that of the whole batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -27,7 +40,8 @@ pub enum SplitCheck {
     /// No batch was split.
     #[default]
     NotNeeded,
-    /// The gradient of a few items was that of their parts.
+    /// The gradients of a few items were those of their parts, and those of batches did not depend
+    /// on where they were cut.
     Agreed,
     /// It was not, and the user accepts that.
     Accepted,
@@ -37,55 +51,233 @@ pub enum SplitCheck {
     BatchNorm,
 }
 
-/// Checks on the first items of a batch, at most `most` of them, which fit.
+/// What a comparison shows, unless the device did not compute it.
+type Compared<T> = Result<T, ExecutionError>;
+
+/// Checks a batch that is to be cut like this, by steps on as many items.
 ///
 /// # Errors
 ///
-/// [`TrainError::Coupled`] if the gradient is not that of the parts.
+/// Inside, [`TrainError::Coupled`] if the gradient is not that of the parts.
 pub(crate) fn check<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
-    most: usize,
+    cut: Vec<Range<usize>>,
     reduction: LossReduction,
-) -> Result<SplitCheck, TrainError>
+) -> Compared<Result<SplitCheck, TrainError>>
 where
     M: LearnerModel,
     <M as TrainStep>::Input: MicroBatch,
 {
     let model = learner.model();
     if has_batch_norm(&model) {
-        return Ok(SplitCheck::BatchNorm);
+        return Ok(Ok(SplitCheck::BatchNorm));
     }
-    let all = ITEMS.0.min(most);
-    let first = ITEMS.1.min(all / 2);
-    let few = batch.range(0..all);
-    // Nothing is told by items that weigh nothing.
-    if reduction == LossReduction::Mean && few.weight() == 0.0 {
-        return Ok(SplitCheck::NotNeeded);
-    }
-    let of_all = || read(&model, learner.train_step(few.range(0..all)).grads);
+    let items = cut.last().map_or(0, |last| last.end);
+    let largest = cut.iter().map(Range::len).max().unwrap_or(1);
     unchanged(&model, || {
-        let whole = of_all();
-        let is_same = |(one, other): (&Of, &Of)| {
-            one.1.iter().zip(&other.1).all(|(one, other)| one.to_bits() == other.to_bits())
-        };
-        if !of_all().iter().zip(&whole).all(is_same) {
-            return Ok(SplitCheck::Random);
+        if draws(learner, batch, few(0, items, largest))? {
+            return Ok(Ok(SplitCheck::Random));
         }
-        let mut gradients = WeightedGradients::new(reduction, few.weight());
-        for part in [0..first, first..all] {
-            let part = few.range(part);
-            let weight = part.weight();
-            gradients.add(&model, learner.train_step(part).grads, weight);
-        }
-        let parts = read(&model, gradients.finish(&model));
-        match difference(&whole, &parts) {
-            Some((parameter, by)) if by > TOLERANCE => {
-                Err(TrainError::Coupled { parameter, percent: 100.0 * by })
+        let coupled = |(parameter, by)| TrainError::Coupled { parameter, percent: 100.0 * by };
+        for place in 0..PLACES {
+            let few = few(items * place / PLACES, items, largest);
+            let first = few.start + ITEMS.1.min(few.len() / 2);
+            let Some(whole) = gradient(learner, batch, &[few.clone()], reduction)? else {
+                continue;
+            };
+            let parts = gradient(learner, batch, &[few.start..first, first..few.end], reduction)?;
+            match parts.and_then(|parts| difference(&whole, &parts)) {
+                Some(differs) if differs.1 > TOLERANCE => return Ok(Err(coupled(differs))),
+                Some(_) => break,
+                // They say nothing.
+                None => {}
             }
-            _ => Ok(SplitCheck::Agreed),
+        }
+        let differs = between(learner, batch, [&cut, &elsewhere(items, largest)], reduction)?;
+        Ok(differs.map_or(Ok(SplitCheck::Agreed), |differs| Err(coupled(differs))))
+    })
+}
+
+/// The parameter whose gradient differs between a batch of `items` items and its two halves, and by
+/// how much.
+pub(crate) fn check_whole<M>(
+    learner: &Learner<M>,
+    batch: &<M as TrainStep>::Input,
+    items: usize,
+    reduction: LossReduction,
+) -> Compared<Option<(String, f64)>>
+where
+    M: LearnerModel,
+    <M as TrainStep>::Input: MicroBatch,
+{
+    let model = learner.model();
+    if has_batch_norm(&model) {
+        return Ok(None);
+    }
+    unchanged(&model, || match draws(learner, batch, few(0, items, items))? {
+        true => Ok(None),
+        false => {
+            let cuts = [&[0..items][..], &[0..items / 2, items / 2..items]];
+            between(learner, batch, cuts, reduction)
         }
     })
+}
+
+/// A few items from `begin` on, no more than `most`, which fit. Two at least: one has no parts.
+fn few(begin: usize, items: usize, most: usize) -> Range<usize> {
+    let count = ITEMS.0.min(most.max(2)).min(items);
+    let begin = begin.min(items - count);
+    begin..begin + count
+}
+
+/// Whether these items have two different gradients, because the step draws numbers.
+fn draws<M>(
+    learner: &Learner<M>,
+    batch: &<M as TrainStep>::Input,
+    few: Range<usize>,
+) -> Compared<bool>
+where
+    M: LearnerModel,
+    <M as TrainStep>::Input: MicroBatch,
+{
+    let of_all = || {
+        let grads = learner.train_step(batch.range(few.clone())).grads;
+        read(&learner.model(), grads, usize::MAX)
+    };
+    let is_same = |(one, other): (&Of, &Of)| {
+        one.1.iter().zip(&other.1).all(|(one, other)| one.to_bits() == other.to_bits())
+    };
+    Ok(!of_all()?.iter().zip(&of_all()?).all(is_same))
+}
+
+/// Another way to cut a batch, into parts that are no larger.
+fn elsewhere(items: usize, largest: usize) -> Vec<Range<usize>> {
+    let half = largest.div_ceil(2).min(items);
+    let rest = (half..items).step_by(largest).map(|begin| begin..items.min(begin + largest));
+    std::iter::once(0..half).chain(rest).collect()
+}
+
+fn weight_of(batch: &impl MicroBatch, cut: &[Range<usize>]) -> f64 {
+    cut.iter().map(|part| batch.range(part.clone()).weight()).sum()
+}
+
+/// The sum of the gradients of parts. `None` if it is nothing: all of them weigh nothing, or all
+/// gradients are zero.
+fn gradient<M>(
+    learner: &Learner<M>,
+    batch: &<M as TrainStep>::Input,
+    cut: &[Range<usize>],
+    reduction: LossReduction,
+) -> Compared<Option<Read>>
+where
+    M: LearnerModel,
+    <M as TrainStep>::Input: MicroBatch,
+{
+    let model = learner.model();
+    let total = weight_of(batch, cut);
+    if total == 0.0 && reduction == LossReduction::Mean {
+        return Ok(None);
+    }
+    let mut gradients = WeightedGradients::new(reduction, total);
+    for part in cut {
+        let part = batch.range(part.clone());
+        let weight = part.weight();
+        gradients.add(&model, learner.train_step(part).grads, weight);
+    }
+    let read = read(&model, gradients.finish(&model), usize::MAX)?;
+    let is_something = read.iter().any(|(_, numbers)| numbers.iter().any(|number| *number != 0.0));
+    Ok(is_something.then_some(read))
+}
+
+/// The parameter whose gradient differs most between two ways of cutting a batch, and by how much
+/// of what the parts have, if that is more than rounding.
+fn between<M>(
+    learner: &Learner<M>,
+    batch: &<M as TrainStep>::Input,
+    cuts: [&[Range<usize>]; 2],
+    reduction: LossReduction,
+) -> Compared<Option<(String, f64)>>
+where
+    M: LearnerModel,
+    <M as TrainStep>::Input: MicroBatch,
+{
+    let model = learner.model();
+    let weights = cuts.iter().map(|cut| weight_of(batch, cut));
+    if reduction == LossReduction::Mean && weights.into_iter().any(|weight| weight == 0.0) {
+        return Ok(None);
+    }
+    let mut sizes = BTreeMap::new();
+    let mut of = |cut: &[Range<usize>]| {
+        let total = weight_of(batch, cut);
+        let mut gradients = WeightedGradients::new(reduction, total);
+        for part in cut {
+            let part = batch.range(part.clone());
+            let weight = part.weight();
+            let grads = learner.train_step(part).grads;
+            let share = if reduction == LossReduction::Mean { weight / total } else { 1.0 };
+            if share > 0.0 {
+                for (path, size) in largest_of(&model, &grads)? {
+                    *sizes.entry(path).or_insert(0.0) += share * size / 2.0;
+                }
+            }
+            gradients.add(&model, grads, weight);
+        }
+        read(&model, gradients.finish(&model), NUMBERS)
+    };
+    let (one, other) = (of(cuts[0])?, of(cuts[1])?);
+    let largest = sizes.values().copied().fold(0.0, f64::max);
+    let of = |(one, other): (&Of, &Of)| {
+        // Numbers that are none in both say nothing of the cuts.
+        let apart = one.1.iter().zip(&other.1).map(|(one, other)| {
+            match (one.is_finite(), other.is_finite()) {
+                (true, true) => f64::from((one - other).abs()),
+                (false, false) => 0.0,
+                _ => f64::INFINITY,
+            }
+        });
+        let apart = apart.fold(0.0, f64::max);
+        // Zero but for rounding.
+        let size = sizes.get(&one.0).copied().unwrap_or_default().max(largest * ROUNDING);
+        (one.0.clone(), apart / size)
+    };
+    let differing = one.iter().zip(&other).map(of).filter(|(_, by)| *by > TOLERANCE_OF_CUTS);
+    Ok(differing.max_by(|one, other| one.1.total_cmp(&other.1)))
+}
+
+/// The largest number in the gradient of each parameter, by its path.
+fn largest_of<M: Module>(model: &M, grads: &GradientsParams) -> Compared<Vec<(String, f64)>> {
+    struct Largest<'a> {
+        path: Vec<String>,
+        grads: &'a GradientsParams,
+        found: Compared<Vec<(String, f64)>>,
+    }
+
+    impl ModuleVisitor for Largest<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let Some(grad) = self.grads.get::<D>(param.id) else { return };
+            let Ok(found) = &mut self.found else { return };
+            match grad.abs().max().try_into_data() {
+                Ok(data) => {
+                    let largest = data.iter::<f64>().next().unwrap_or_default();
+                    found.push((self.path.join("."), largest));
+                }
+                Err(error) => self.found = Err(error),
+            }
+        }
+
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.path.push(name.to_owned());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.path.pop();
+        }
+    }
+
+    let mut largest = Largest { path: Vec::new(), grads, found: Ok(Vec::new()) };
+    model.visit(&mut largest);
+    largest.found
 }
 
 /// The gradient of a parameter, with its path.
@@ -115,18 +307,26 @@ fn difference(one: &Read, other: &Read) -> Option<(String, f64)> {
     one.iter().zip(other).map(of).max_by(|one, other| one.1.total_cmp(&other.1))
 }
 
-fn read<M: Module>(model: &M, grads: GradientsParams) -> Read {
+/// Reads at most so many numbers of each parameter, evenly spread.
+fn read<M: Module>(model: &M, grads: GradientsParams, most: usize) -> Compared<Read> {
     struct Reading {
         path: Vec<String>,
         grads: GradientsParams,
-        read: Read,
+        most: usize,
+        read: Compared<Read>,
     }
 
     impl ModuleVisitor for Reading {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(grad) = self.grads.remove::<D>(param.id) {
-                let numbers = grad.into_data().iter::<f32>().collect();
-                self.read.push((self.path.join("."), numbers));
+            let Some(grad) = self.grads.remove::<D>(param.id) else { return };
+            let Ok(read) = &mut self.read else { return };
+            let apart = grad.shape().num_elements().div_ceil(self.most).max(1);
+            match grad.try_into_data() {
+                Ok(data) => {
+                    let numbers = data.iter::<f32>().step_by(apart).collect();
+                    read.push((self.path.join("."), numbers));
+                }
+                Err(error) => self.read = Err(error),
             }
         }
 
@@ -139,7 +339,7 @@ fn read<M: Module>(model: &M, grads: GradientsParams) -> Read {
         }
     }
 
-    let mut reading = Reading { path: Vec::new(), grads, read: Vec::new() };
+    let mut reading = Reading { path: Vec::new(), grads, most, read: Ok(Vec::new()) };
     model.visit(&mut reading);
     reading.read
 }

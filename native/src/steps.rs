@@ -66,7 +66,7 @@ pub struct StepPlanner<M> {
 impl LearnerBuilder {
     /// Builds a [`StepPlanner`] for a training loop of your own, on the device of `model`.
     ///
-    /// Uses all options but `seed`, which has no effect.
+    /// Uses all options but `seed` and `split_although_coupled`, which have no effect.
     ///
     /// # Errors
     ///

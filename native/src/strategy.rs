@@ -21,7 +21,7 @@ use crate::learner::{LearnerBuilder, Outcome, parameter_bytes};
 use crate::outputs::joined;
 use crate::planner::{Planner, Shapes};
 use crate::rehearsal::{OfLearner, Statistics, with_checkpointing};
-use crate::split_check::{SplitCheck, check};
+use crate::split_check::{SplitCheck, check, check_whole};
 
 /// In how many batches of a loader one like another is looked for.
 const TRIED: usize = 64;
@@ -74,6 +74,9 @@ where
             interrupter,
             accumulation,
             split_check: SplitCheck::NotNeeded,
+            cut: 0,
+            grouped: 0,
+            has_warned_of_groups: false,
             log,
             epoch: starting_epoch,
         };
@@ -126,6 +129,10 @@ struct Run<'a, M: LearnerModel> {
     /// How many loader batches one optimizer step takes.
     accumulation: usize,
     split_check: SplitCheck,
+    /// How many batches were to be split, and how many went into a group as a whole.
+    cut: usize,
+    grouped: usize,
+    has_warned_of_groups: bool,
     log: StepLog,
     epoch: usize,
 }
@@ -295,15 +302,16 @@ where
         gradients: &mut WeightedGradients,
         iteration: usize,
     ) -> Result<(Plan, Outputs<M>), TrainError> {
+        let is_alone = self.accumulation == 1;
         if self.planner.gauge().is_of_host() {
-            let outputs = run_batch(&self.learner, batch, &plan, gradients);
+            let outputs = run_batch(&self.learner, batch, &plan, (gradients, is_alone))?;
             return Ok((plan, outputs));
         }
         // A batch of its own begins with no gradient, and others are kept for it.
         let before = gradients.shared(&self.learner.model());
         loop {
             let statistics = Statistics::of(&self.learner.model());
-            let outputs = run_batch(&self.learner, batch, &plan, gradients);
+            let outputs = run_batch(&self.learner, batch, &plan, (gradients, is_alone))?;
             let computed = match gradients.so_far() {
                 Some(grads) => are_computed(&self.learner.model(), grads),
                 None => Ok(()),
@@ -338,6 +346,7 @@ where
         let shape = (item_shapes(batch), items);
         if let Some(plan) = self.planner.known(&shape) {
             self.ask_to_split(batch, items, &plan)?;
+            self.seed(iteration);
             return Ok(plan);
         }
         let settings = &self.strategy.settings;
@@ -349,7 +358,13 @@ where
             settings.write_report(&self.planner, &mut rehearsal, &report)?;
         }
         let plan = report.plan.clone();
-        settings.say(log::Level::Info, &report.text(is_first));
+        let level = report.unpredicted.as_ref().map_or(log::Level::Info, |_| log::Level::Warn);
+        settings.say(level, &report.text(is_first));
+        let (planning, budget) = (report.planning, report.budget);
+        if planning > budget {
+            let text = format!("planning took {planning}, more than the budget of {budget}");
+            settings.say(log::Level::Warn, &text);
+        }
         self.strategy.outcome().plans.push(report);
         self.ask_to_split(batch, items, &plan)?;
         // Planning has drawn numbers. What training draws does not depend on the plan.
@@ -404,7 +419,9 @@ where
         self.planner.checkpointed(&mut rehearsal, (shapes, items)).map(Some)
     }
 
-    /// Compares gradients before the first batch is split.
+    /// Compares gradients before the first batch is split, and then with more and more batches in
+    /// between: what a loss is divided by may be alike in some batches. Where several batches have
+    /// one optimizer step, also those of whole ones.
     fn ask_to_split(
         &mut self,
         batch: &<M as TrainStep>::Input,
@@ -412,9 +429,20 @@ where
         plan: &Plan,
     ) -> Result<(), TrainError> {
         let settings = &self.strategy.settings;
-        if !plan.is_whole() && self.split_check == SplitCheck::NotNeeded {
-            let most = plan.largest().get().max(2).min(items);
-            let found = check(&self.learner, batch, most, settings.reduction);
+        if plan.is_whole() {
+            return self.ask_to_group(batch, items);
+        }
+        self.cut += 1;
+        let is_open = matches!(self.split_check, SplitCheck::NotNeeded | SplitCheck::Agreed);
+        if is_open && is_power_of_four(self.cut) {
+            let found = check(&self.learner, batch, plan.ranges().collect(), settings.reduction);
+            let Ok(found) = found else {
+                // The next batch that is split is compared instead.
+                self.cut -= 1;
+                self.planner.gauge().give_back();
+                settings.say(log::Level::Warn, "the device did not compute a check of the split");
+                return Ok(());
+            };
             self.split_check = match found {
                 Err(TrainError::Coupled { parameter, percent }) if settings.accepts_coupling => {
                     let text = format!("the gradient of `{parameter}` changes by {percent:.2} %");
@@ -428,7 +456,8 @@ where
                     "the step draws random numbers: whether batches may be split was not checked"
                 }
                 SplitCheck::BatchNorm => {
-                    "batch normalization in a split batch normalizes by the micro-batch"
+                    "batch normalization in a split batch normalizes by the micro-batch, and whether the rest of the \
+                     loss may be split was not checked"
                 }
                 _ => "",
             };
@@ -439,7 +468,39 @@ where
         Ok(())
     }
 
-    /// Validates in micro-batches as training runs such batches, or no larger than any of its own.
+    /// Warns if parts of a batch do not add up to it by what they weigh: neither do the batches of
+    /// a group, then.
+    fn ask_to_group(
+        &mut self,
+        batch: &<M as TrainStep>::Input,
+        items: usize,
+    ) -> Result<(), TrainError> {
+        if self.accumulation == 1 || items < 2 || self.has_warned_of_groups {
+            return Ok(());
+        }
+        self.grouped += 1;
+        let settings = &self.strategy.settings;
+        if is_power_of_four(self.grouped) {
+            // A step may need its whole batch, and panics.
+            let found = catch_unwind(AssertUnwindSafe(|| {
+                check_whole(&self.learner, batch, items, settings.reduction)
+            }));
+            if let Ok(Ok(Some((parameter, by)))) = found {
+                self.has_warned_of_groups = true;
+                let text = format!(
+                    "batches are put together by what they weigh, but the gradient of `{parameter}` differs by {:.2} % \
+                     from that of parts of a batch: state what items weigh (`#[micro_batch(weight = ..)]`), if the loss \
+                     is a mean over something else",
+                    100.0 * by
+                );
+                settings.say(log::Level::Warn, &text);
+            }
+        }
+        Ok(())
+    }
+
+    /// Validates in micro-batches as training runs such batches, or of as many items as it has room
+    /// for.
     fn validate(&mut self, loader: &ValidLoader<M>) -> Result<(), TrainError> {
         let reduction = self.strategy.settings.reduction;
         let model = self.learner.model().valid();
@@ -457,13 +518,18 @@ where
             let progress: Progress = iterator.progress();
             let items = batch.items()?;
             let size = self.planner.size_of(&item_shapes(&batch), items);
-            let mut outputs = Vec::new();
-            for begin in (0..items).step_by(size) {
-                let part = batch.range(begin..items.min(begin + size));
-                let weight = part.weight();
-                outputs.push((InferenceStep::step(&model, part), weight));
-            }
-            for output in joined(outputs, reduction) {
+            let gauge = self.planner.gauge().clone();
+            let (outputs, peak) = gauge.peak_of(|| {
+                let mut outputs = Vec::new();
+                for begin in (0..items).step_by(size) {
+                    let part = batch.range(begin..items.min(begin + size));
+                    let weight = part.weight();
+                    outputs.push((InferenceStep::step(&model, part), weight));
+                }
+                joined(outputs, reduction)
+            });
+            self.planner.compare_another(peak, &self.strategy.settings)?;
+            for output in outputs {
                 let item = TrainingItem::new(output, progress.clone(), Some(iteration), None);
                 let sent = self.processor.process_valid(LearnerEvent::ProcessedItem(item));
                 self.interrupter.fail_on_error(sent);
@@ -475,6 +541,10 @@ where
         self.planner.has_run_another();
         Ok(())
     }
+}
+
+fn is_power_of_four(count: usize) -> bool {
+    count.is_power_of_two() && count.trailing_zeros().is_multiple_of(2)
 }
 
 /// Steps the optimizer with what was accumulated. Returns whether there was anything: a mean over
@@ -494,13 +564,18 @@ fn step<M: LearnerModel>(learner: &mut Learner<M>, gradients: &mut WeightedGradi
 /// The outputs of micro-batches, with their weights.
 type Outputs<M> = Vec<(<M as TrainStep>::Output, f64)>;
 
-/// Runs a batch in its micro-batches and adds their gradients.
+/// Runs a batch in its micro-batches and adds their gradients. `is_alone`: whether it has an
+/// optimizer step of its own.
+///
+/// # Errors
+///
+/// If a part weighs nothing and has a gradient.
 fn run_batch<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
     plan: &Plan,
-    gradients: &mut WeightedGradients,
-) -> Outputs<M>
+    (gradients, is_alone): (&mut WeightedGradients, bool),
+) -> Result<Outputs<M>, TrainError>
 where
     M: LearnerModel,
     <M as TrainStep>::Input: MicroBatch,
@@ -511,8 +586,14 @@ where
         let part = batch.range(range);
         let weight = part.weight();
         let output = learner.train_step(part);
-        gradients.add(&model, output.grads, weight);
+        let counted = match weight == 0.0 && gradients.is_left_out(&model, &output.grads) {
+            false => weight,
+            // A whole batch is trained on as burn does.
+            true if plan.is_whole() && is_alone => gradients.total(),
+            true => return Err(TrainError::WeighsNothing),
+        };
+        gradients.add(&model, output.grads, counted);
         outputs.push((output.item, weight));
     }
-    outputs
+    Ok(outputs)
 }
