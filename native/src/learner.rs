@@ -63,8 +63,8 @@ impl LearnerBuilder {
         self
     }
 
-    /// Splits batches even if that changes their gradient. Default: [`TrainError::Coupled`], where a
-    /// comparison of gradients shows it.
+    /// Splits batches even if that changes their gradient. Default: [`TrainError::Coupled`], where
+    /// a comparison of gradients shows it.
     pub fn split_although_coupled(mut self) -> Self {
         self.accepts_coupling = true;
         self
