@@ -20,7 +20,8 @@ const ITEMS: (usize, usize) = (8, 3);
 /// Where a gradient is zero but for rounding, this share of the largest one is.
 const ROUNDING: f64 = 1e-5;
 
-/// The difference, relative to the largest gradient of a parameter, that is rounding.
+/// The difference between a few items and their parts, relative to the largest gradients of a
+/// parameter, that is rounding.
 const TOLERANCE: f64 = 1e-3;
 
 /// In how many places of a batch a few items are looked for whose gradient tells something.
@@ -83,18 +84,16 @@ where
         for place in 0..PLACES {
             let few = few(items * place / PLACES, items, largest);
             let first = few.start + ITEMS.1.min(few.len() / 2);
-            let Some(whole) = gradient(learner, batch, &[few.clone()], reduction)? else {
-                continue;
-            };
-            let parts = gradient(learner, batch, &[few.start..first, first..few.end], reduction)?;
-            match parts.and_then(|parts| difference(&whole, &parts)) {
+            let cuts = [&[few.clone()][..], &[few.start..first, first..few.end]];
+            match between(learner, batch, cuts, reduction, (usize::MAX, TOLERANCE))? {
                 Some(differs) if differs.1 > TOLERANCE => return Ok(Err(coupled(differs))),
                 Some(_) => break,
-                // They say nothing.
                 None => {}
             }
         }
-        let differs = between(learner, batch, [&cut, &elsewhere(items, largest)], reduction)?;
+        let cuts = [&cut[..], &elsewhere(items, largest)];
+        let differs = between(learner, batch, cuts, reduction, (NUMBERS, TOLERANCE_OF_CUTS))?;
+        let differs = differs.filter(|(_, by)| *by > TOLERANCE_OF_CUTS);
         Ok(differs.map_or(Ok(SplitCheck::Agreed), |differs| Err(coupled(differs))))
     })
 }
@@ -119,7 +118,9 @@ where
         true => Ok(None),
         false => {
             let cuts = [&[0..items][..], &[0..items / 2, items / 2..items]];
-            between(learner, batch, cuts, reduction)
+            let by = (NUMBERS, TOLERANCE_OF_CUTS);
+            let differs = between(learner, batch, cuts, reduction, by)?;
+            Ok(differs.filter(|(_, by)| *by > TOLERANCE_OF_CUTS))
         }
     })
 }
@@ -162,41 +163,16 @@ fn weight_of(batch: &impl MicroBatch, cut: &[Range<usize>]) -> f64 {
     cut.iter().map(|part| batch.range(part.clone()).weight()).sum()
 }
 
-/// The sum of the gradients of parts. `None` if it is nothing: all of them weigh nothing, or all
-/// gradients are zero.
-fn gradient<M>(
-    learner: &Learner<M>,
-    batch: &<M as TrainStep>::Input,
-    cut: &[Range<usize>],
-    reduction: LossReduction,
-) -> Compared<Option<Read>>
-where
-    M: LearnerModel,
-    <M as TrainStep>::Input: MicroBatch,
-{
-    let model = learner.model();
-    let total = weight_of(batch, cut);
-    if total == 0.0 && reduction == LossReduction::Mean {
-        return Ok(None);
-    }
-    let mut gradients = WeightedGradients::new(reduction, total);
-    for part in cut {
-        let part = batch.range(part.clone());
-        let weight = part.weight();
-        gradients.add(&model, learner.train_step(part).grads, weight);
-    }
-    let read = read(&model, gradients.finish(&model), usize::MAX)?;
-    let is_something = read.iter().any(|(_, numbers)| numbers.iter().any(|number| *number != 0.0));
-    Ok(is_something.then_some(read))
-}
-
-/// The parameter whose gradient differs most between two ways of cutting a batch, and by how much
-/// of what the parts have, if that is more than rounding.
+/// The parameter whose gradient differs most between two ways of cutting items, and by how much of
+/// what the parts have. `None` if that tells nothing: all weigh nothing, or no gradient is more than
+/// zero. At most so many numbers of each parameter are compared. A gradient that is zero but for
+/// rounding, such as that of an attention's key bias, is within the tolerance.
 fn between<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
     cuts: [&[Range<usize>]; 2],
     reduction: LossReduction,
+    (numbers, tolerance): (usize, f64),
 ) -> Compared<Option<(String, f64)>>
 where
     M: LearnerModel,
@@ -223,10 +199,13 @@ where
             }
             gradients.add(&model, grads, weight);
         }
-        read(&model, gradients.finish(&model), NUMBERS)
+        read(&model, gradients.finish(&model), numbers)
     };
     let (one, other) = (of(cuts[0])?, of(cuts[1])?);
     let largest = sizes.values().copied().fold(0.0, f64::max);
+    if largest == 0.0 {
+        return Ok(None);
+    }
     let of = |(one, other): (&Of, &Of)| {
         // Numbers that are none in both say nothing of the cuts.
         let apart = one.1.iter().zip(&other.1).map(|(one, other)| {
@@ -237,12 +216,11 @@ where
             }
         });
         let apart = apart.fold(0.0, f64::max);
-        // Zero but for rounding.
-        let size = sizes.get(&one.0).copied().unwrap_or_default().max(largest * ROUNDING);
+        let least = largest * ROUNDING / tolerance;
+        let size = sizes.get(&one.0).copied().unwrap_or_default().max(least);
         (one.0.clone(), apart / size)
     };
-    let differing = one.iter().zip(&other).map(of).filter(|(_, by)| *by > TOLERANCE_OF_CUTS);
-    Ok(differing.max_by(|one, other| one.1.total_cmp(&other.1)))
+    Ok(one.iter().zip(&other).map(of).max_by(|one, other| one.1.total_cmp(&other.1)))
 }
 
 /// The largest number in the gradient of each parameter, by its path.
@@ -285,27 +263,6 @@ type Of = (String, Vec<f32>);
 
 /// A gradient, in the order of the model.
 type Read = Vec<Of>;
-
-/// The parameter whose gradients differ most, and by how much of its largest gradient. A gradient
-/// that is zero but for rounding, such as that of an attention's key bias, has no size of its own.
-fn difference(one: &Read, other: &Read) -> Option<(String, f64)> {
-    let largest = |numbers: &[f32]| {
-        numbers.iter().fold(0.0_f64, |most, value| most.max(f64::from(value.abs())))
-    };
-    let least = one.iter().map(|(_, numbers)| largest(numbers)).fold(0.0, f64::max);
-    let least = least * ROUNDING / TOLERANCE;
-    let of = |(one, other): (&Of, &Of)| {
-        let ((path, one), (_, other)) = (one, other);
-        let apart: Vec<f32> = one.iter().zip(other).map(|(one, other)| one - other).collect();
-        let is_number = apart.iter().all(|value| value.is_finite());
-        let apart = if is_number { largest(&apart) } else { f64::NAN };
-        let largest = largest(one).max(least);
-        // What is not finite differs.
-        let by = if apart == 0.0 { 0.0 } else { apart / largest };
-        (path.clone(), if by.is_nan() { f64::INFINITY } else { by })
-    };
-    one.iter().zip(other).map(of).max_by(|one, other| one.1.total_cmp(&other.1))
-}
 
 /// Reads at most so many numbers of each parameter, evenly spread.
 fn read<M: Module>(model: &M, grads: GradientsParams, most: usize) -> Compared<Read> {
