@@ -387,6 +387,10 @@ impl Planner {
             }
             let held = self.taken(self.held);
             match self.search(known, items, held) {
+                // A whole batch has no sum of gradients, which every split has.
+                Err(_) if !rehearsed.contains(&items) && self.may_fit_whole(known, items, held) => {
+                    size = items;
+                }
                 // One item may fit where two do not.
                 Err(_) if !known.has(1, items) && !rehearsed.contains(&1) => size = 1,
                 Err(cause) => {
@@ -427,6 +431,13 @@ impl Planner {
         let (device, budget, planning) = (self.gauge.name(), self.options.budget, self.planning);
         let unpredicted = None;
         PlanReport { device, plan, budget, held, rehearsed, time, planning, unpredicted }
+    }
+
+    /// Whether a whole batch, which is not measured, may fit where no split of it does.
+    fn may_fit_whole(&self, known: &Known, items: usize, held: Bytes) -> bool {
+        let is_open = !self.options.accumulates && !known.has(items, items);
+        let added = self.added(known, items, Split::whole(items)) - self.options.parameters;
+        is_open && items <= self.most && held + added <= self.options.budget
     }
 
     /// How a batch that does not fit would be planned with burn's gradient checkpointing, which

@@ -165,8 +165,8 @@ fn weight_of(batch: &impl MicroBatch, cut: &[Range<usize>]) -> f64 {
 
 /// The parameter whose gradient differs most between two ways of cutting items, and by how much of
 /// what the parts have. `None` if that tells nothing: all weigh nothing, or all gradients are zero.
-/// At most so many numbers of each parameter are compared. A gradient that is zero but for rounding,
-/// such as that of an attention's key bias, is within the tolerance.
+/// At most so many numbers of each parameter are compared. A gradient that is zero but for
+/// rounding, such as that of an attention's key bias, is within the tolerance.
 fn between<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,

@@ -320,6 +320,21 @@ fn planning_takes_no_more_than_training() {
     }
 }
 
+/// Every split has the sum of gradients beside those of a part, and a whole batch has not.
+#[test]
+fn what_fits_whole_alone_is_not_refused() {
+    let _alone = alone();
+    let train = |memory: Bytes| {
+        let layers = (0..8).map(|_| LinearConfig::new(512, 512).init(&device())).collect();
+        let loaders = (loader(wide, 0..64, 64), loader(wide, 0..33, 33));
+        fit(Heavy { layers }, auto(memory), (AdamConfig::new().init(), 1e-3), loaders)
+    };
+    let fitted = train(Bytes::mib(40)).expect("it fits whole");
+    let plan = &fitted.plans[0].plan;
+    assert!(plan.is_whole() && fitted.measured <= plan.budget(), "{plan}, {}", fitted.measured);
+    assert!(matches!(train(Bytes::mib(24)).err(), Some(TrainError::DoesNotFit(_))));
+}
+
 #[derive(Clone, Debug, MicroBatch)]
 struct Signals {
     inputs: Tensor<2>,
