@@ -91,7 +91,8 @@ pub enum TrainError {
     #[error(
         "a part of a batch weighs nothing, but has a gradient: what its loss is divided by is not what it weighs, as in \
          `loss.sum() / max(1, objects)`. Divide by the same number in all parts of a batch and train on the sum \
-         (`.reduction(LossReduction::Sum)`), or raise the budget so that a batch fits"
+         (`.reduction(LossReduction::Sum)`), or accept that it is left out (`.split_although_coupled()`), as for a penalty on \
+         the parameters beside a mean"
     )]
     WeighsNothing,
     /// The parts of a batch do not weigh what the batch weighs.

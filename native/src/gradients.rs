@@ -125,13 +125,24 @@ impl WeightedGradients {
 
     /// Whether something would be lost with a gradient that weighs nothing. The mean over nothing
     /// is not a number, and nothing is lost with it.
-    pub(crate) fn is_left_out<M: Module>(&self, model: &M, grads: &GradientsParams) -> bool {
+    ///
+    /// # Errors
+    ///
+    /// If the gradient was not computed.
+    pub(crate) fn is_left_out<M: Module>(
+        &self,
+        model: &M,
+        grads: &GradientsParams,
+    ) -> Result<bool, ExecutionError> {
         let mut sizes = Sizes { grads, sizes: Vec::new() };
         if self.reduction == LossReduction::Mean {
             model.visit(&mut sizes);
         }
-        let size: f32 = sizes.sizes.into_iter().map(Tensor::into_scalar::<f32>).sum();
-        size.is_finite() && size > 0.0
+        let mut sum = 0.0;
+        for size in sizes.sizes {
+            sum += size.try_into_data()?.iter::<f32>().sum::<f32>();
+        }
+        Ok(sum.is_finite() && sum > 0.0)
     }
 
     /// The sum so far.

@@ -162,6 +162,17 @@ impl LearnerBuilder {
         }
     }
 
+    /// Shows a plan, and warns if it has no prediction or making it took more than the budget.
+    pub(crate) fn say_plan(&self, report: &PlanReport, is_first: bool) {
+        let level = report.unpredicted.as_ref().map_or(log::Level::Info, |_| log::Level::Warn);
+        self.say(level, &report.text(is_first));
+        let (planning, budget) = (report.planning, report.budget);
+        if planning > budget {
+            let text = format!("planning took {planning}, more than the budget of {budget}");
+            self.say(log::Level::Warn, &text);
+        }
+    }
+
     /// Writes the report on a plan, if the user wants one.
     pub(crate) fn write_report(
         &self,

@@ -176,6 +176,8 @@ pub(crate) struct Planner {
     caution: f64,
     /// The most items of a micro-batch, after larger ones have failed.
     most: usize,
+    /// The items of a micro-batch of the latest plan.
+    size: usize,
     /// The most that was predicted, and that a step was measured to take.
     predicted: Bytes,
     peak: Bytes,
@@ -198,6 +200,7 @@ impl Planner {
             state: None,
             caution: 1.0,
             most: usize::MAX,
+            size: usize::MAX,
             predicted: Bytes::ZERO,
             peak: Bytes::ZERO,
             planning: Bytes::ZERO,
@@ -233,11 +236,11 @@ impl Planner {
             let shorter = (elements(others) as f64 / elements(shapes) as f64).min(1.0);
             known.plans.values().map(move |plan| (plan.largest().get() as f64 * shorter) as usize)
         });
-        let size = planned.or(of_others.max()).unwrap_or(items).min(self.most);
+        let size = planned.or(of_others.max()).unwrap_or(self.size).min(self.most);
         size.clamp(1, items.max(1))
     }
 
-    /// Compares what a batch took that was not trained on with the budget.
+    /// Compares what a batch took for which nothing was predicted with the budget.
     ///
     /// # Errors
     ///
@@ -257,7 +260,7 @@ impl Planner {
         if settings.is_strict {
             return Err(error);
         }
-        settings.say(log::Level::Warn, &format!("validation: {error}"));
+        settings.say(log::Level::Warn, &error.to_string());
         Ok(())
     }
 
@@ -300,7 +303,7 @@ impl Planner {
         let mut known = self.known.remove(&shapes).unwrap_or_default();
         self.planning = Bytes::ZERO;
         let planned = match self.plan_anew(rehearsal, items, &mut known) {
-            Err(TrainError::StepPanicked { message }) => {
+            Err(TrainError::StepPanicked { message }) if !known.is_measured() => {
                 self.unpredicted(message, items, &mut known)
             }
             planned => planned,
@@ -309,7 +312,7 @@ impl Planner {
         planned
     }
 
-    /// The plan for a batch whose step panics on parts of it.
+    /// The plan for a batch whose step panics on parts of it. Its peak is the budget.
     fn unpredicted(
         &mut self,
         message: String,
@@ -427,6 +430,7 @@ impl Planner {
         (held, rehearsed, time): (Bytes, Vec<usize>, Duration),
     ) -> PlanReport {
         self.predicted = self.predicted.max(plan.peak());
+        self.size = plan.largest().get();
         known.plans.insert(plan.batch().get(), plan.clone());
         let (device, budget, planning) = (self.gauge.name(), self.options.budget, self.planning);
         let unpredicted = None;
@@ -435,9 +439,14 @@ impl Planner {
 
     /// Whether a whole batch, which is not measured, may fit where no split of it does.
     fn may_fit_whole(&self, known: &Known, items: usize, held: Bytes) -> bool {
-        let is_open = !self.options.accumulates && !known.has(items, items);
+        // Two sizes tell how a step grows with its items.
+        let is_open = !self.options.accumulates
+            && !known.has(items, items)
+            && known.measured.len() > 1
+            && items <= self.most;
+        let own = self.state.filter(|_| self.has_stepped).unwrap_or_default();
         let added = self.added(known, items, Split::whole(items)) - self.options.parameters;
-        is_open && items <= self.most && held + added <= self.options.budget
+        is_open && held + added + own <= self.options.budget
     }
 
     /// How a batch that does not fit would be planned with burn's gradient checkpointing, which
@@ -640,6 +649,9 @@ impl Planner {
         settings: &LearnerBuilder,
     ) -> Result<(), TrainError> {
         let (predicted, budget) = (plan.peak(), self.options.budget);
+        if predicted == budget {
+            return self.compare_another(peak, settings);
+        }
         let Some(measured) = self.note(plan, peak) else { return Ok(()) };
         if measured > budget {
             let error = TrainError::OverBudget { measured, predicted, budget };
@@ -673,6 +685,10 @@ impl Known {
     /// Whether parts of a size are measured, for a batch of so many items.
     fn has(&self, size: usize, items: usize) -> bool {
         self.measured.contains_key(&size) || size == items && self.whole.contains_key(&size)
+    }
+
+    fn is_measured(&self) -> bool {
+        !(self.measured.is_empty() && self.whole.is_empty())
     }
 
     /// Whether as many items or more are measured.

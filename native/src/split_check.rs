@@ -31,8 +31,10 @@ const PLACES: usize = 4;
 /// gradients of the parts: an item at a kink of the loss may fall to either side.
 const TOLERANCE_OF_CUTS: f64 = 1e-2;
 
-/// How many numbers of a parameter are compared then, at the most. Their memory is not planned.
+/// How many numbers of a parameter are compared then, at the most, and of a few items. Their memory
+/// is not planned.
 const NUMBERS: usize = 4096;
+const FEW_NUMBERS: usize = 1 << 16;
 
 /// Whether the gradient of a split batch is known to be that of the whole batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,24 +79,27 @@ where
     let items = cut.last().map_or(0, |last| last.end);
     let largest = cut.iter().map(Range::len).max().unwrap_or(1);
     unchanged(&model, || {
-        if draws(learner, batch, few(0, items, largest))? {
-            return Ok(Ok(SplitCheck::Random));
-        }
-        let coupled = |(parameter, by)| TrainError::Coupled { parameter, percent: 100.0 * by };
+        let mut verdict = Verdict::Nothing;
         for place in 0..PLACES {
             let few = few(items * place / PLACES, items, largest);
             let first = few.start + ITEMS.1.min(few.len() / 2);
             let cuts = [&[few.clone()][..], &[few.start..first, first..few.end]];
-            match between(learner, batch, cuts, reduction, (usize::MAX, TOLERANCE))? {
-                Some(differs) if differs.1 > TOLERANCE => return Ok(Err(coupled(differs))),
-                Some(_) => break,
-                None => {}
+            verdict = judged(learner, batch, cuts, reduction, (FEW_NUMBERS, TOLERANCE))?;
+            if !matches!(verdict, Verdict::Nothing) {
+                break;
             }
         }
-        let cuts = [&cut[..], &elsewhere(items, largest)];
-        let differs = between(learner, batch, cuts, reduction, (NUMBERS, TOLERANCE_OF_CUTS))?;
-        let differs = differs.filter(|(_, by)| *by > TOLERANCE_OF_CUTS);
-        Ok(differs.map_or(Ok(SplitCheck::Agreed), |differs| Err(coupled(differs))))
+        if matches!(verdict, Verdict::Nothing | Verdict::Agreed) {
+            let cuts = [&cut[..], &elsewhere(items, largest)];
+            verdict = judged(learner, batch, cuts, reduction, (NUMBERS, TOLERANCE_OF_CUTS))?;
+        }
+        Ok(match verdict {
+            Verdict::Differs(parameter, by) => {
+                Err(TrainError::Coupled { parameter, percent: 100.0 * by })
+            }
+            Verdict::Random => Ok(SplitCheck::Random),
+            Verdict::Agreed | Verdict::Nothing => Ok(SplitCheck::Agreed),
+        })
     })
 }
 
@@ -114,14 +119,12 @@ where
     if has_batch_norm(&model) {
         return Ok(None);
     }
-    unchanged(&model, || match draws(learner, batch, few(0, items, items))? {
-        true => Ok(None),
-        false => {
-            let cuts = [&[0..items][..], &[0..items / 2, items / 2..items]];
-            let by = (NUMBERS, TOLERANCE_OF_CUTS);
-            let differs = between(learner, batch, cuts, reduction, by)?;
-            Ok(differs.filter(|(_, by)| *by > TOLERANCE_OF_CUTS))
-        }
+    let cuts = [&[0..items][..], &[0..items / 2, items / 2..items]];
+    let by = (NUMBERS, TOLERANCE_OF_CUTS);
+    let verdict = unchanged(&model, || judged(learner, batch, cuts, reduction, by))?;
+    Ok(match verdict {
+        Verdict::Differs(parameter, by) => Some((parameter, by)),
+        Verdict::Nothing | Verdict::Agreed | Verdict::Random => None,
     })
 }
 
@@ -132,27 +135,44 @@ fn few(begin: usize, items: usize, most: usize) -> Range<usize> {
     begin..begin + count
 }
 
-/// Whether these items have two different gradients, because the step draws numbers.
-fn draws<M>(
+/// What two ways of cutting items show.
+enum Verdict {
+    /// All weigh nothing, or no gradient is more than zero.
+    Nothing,
+    Agreed,
+    /// A parameter, and by how much its gradients differ.
+    Differs(String, f64),
+    /// One way has two different gradients.
+    Random,
+}
+
+/// Compares two ways of cutting items, and one of them with itself if they differ.
+fn judged<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
-    few: Range<usize>,
-) -> Compared<bool>
+    cuts: [&[Range<usize>]; 2],
+    reduction: LossReduction,
+    by: (usize, f64),
+) -> Compared<Verdict>
 where
     M: LearnerModel,
     <M as TrainStep>::Input: MicroBatch,
 {
-    let of_all = || {
-        let grads = learner.train_step(batch.range(few.clone())).grads;
-        read(&learner.model(), grads, usize::MAX)
+    let (_, tolerance) = by;
+    let Some((parameter, apart)) = between(learner, batch, cuts, reduction, by)? else {
+        return Ok(Verdict::Nothing);
     };
-    let is_same = |(one, other): (&Of, &Of)| {
-        one.1.iter().zip(&other.1).all(|(one, other)| one.to_bits() == other.to_bits())
-    };
-    Ok(!of_all()?.iter().zip(&of_all()?).all(is_same))
+    if apart <= tolerance {
+        return Ok(Verdict::Agreed);
+    }
+    let again = between(learner, batch, [cuts[0]; 2], reduction, by)?;
+    Ok(match again {
+        Some((_, apart)) if apart > tolerance => Verdict::Random,
+        _ => Verdict::Differs(parameter, apart),
+    })
 }
 
-/// Another way to cut a batch, into parts that are no larger.
+/// Another way to cut a batch, into parts that are no larger. The same way if they have one item.
 fn elsewhere(items: usize, largest: usize) -> Vec<Range<usize>> {
     let half = largest.div_ceil(2).min(items);
     let rest = (half..items).step_by(largest).map(|begin| begin..items.min(begin + largest));
@@ -220,7 +240,8 @@ where
         let size = sizes.get(&one.0).copied().unwrap_or_default().max(least);
         (one.0.clone(), apart / size)
     };
-    Ok(one.iter().zip(&other).map(of).max_by(|one, other| one.1.total_cmp(&other.1)))
+    let apart = one.iter().zip(&other).map(of).filter(|(_, by)| !by.is_nan());
+    Ok(apart.max_by(|one, other| one.1.total_cmp(&other.1)))
 }
 
 /// The largest number in the gradient of each parameter, by its path.

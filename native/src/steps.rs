@@ -130,7 +130,7 @@ impl<M: Module> StepPlanner<M> {
                     self.settings.write_report(&self.planner, &mut rehearsal, &report)?;
                 }
                 drop(rehearsal);
-                self.settings.say(log::Level::Info, &report.text(is_first));
+                self.settings.say_plan(&report, is_first);
                 self.planner.gauge().give_back();
                 let plan = report.plan.clone();
                 self.plans.push(report);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::data::dataloader::Progress;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::{Device, GradientCheckpointingStrategy};
+use burn::tensor::{Device, ExecutionError, GradientCheckpointingStrategy};
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
@@ -302,16 +302,16 @@ where
         gradients: &mut WeightedGradients,
         iteration: usize,
     ) -> Result<(Plan, Outputs<M>), TrainError> {
-        let is_alone = self.accumulation == 1;
+        let weightless = (self.accumulation == 1, self.strategy.settings.accepts_coupling);
         if self.planner.gauge().is_of_host() {
-            let outputs = run_batch(&self.learner, batch, &plan, (gradients, is_alone))?;
+            let outputs = run_batch(&self.learner, batch, &plan, (gradients, weightless))?;
             return Ok((plan, outputs));
         }
         // A batch of its own begins with no gradient, and others are kept for it.
         let before = gradients.shared(&self.learner.model());
         loop {
             let statistics = Statistics::of(&self.learner.model());
-            let outputs = run_batch(&self.learner, batch, &plan, (gradients, is_alone))?;
+            let outputs = run_batch(&self.learner, batch, &plan, (gradients, weightless))?;
             let computed = match gradients.so_far() {
                 Some(grads) => are_computed(&self.learner.model(), grads),
                 None => Ok(()),
@@ -358,13 +358,7 @@ where
             settings.write_report(&self.planner, &mut rehearsal, &report)?;
         }
         let plan = report.plan.clone();
-        let level = report.unpredicted.as_ref().map_or(log::Level::Info, |_| log::Level::Warn);
-        settings.say(level, &report.text(is_first));
-        let (planning, budget) = (report.planning, report.budget);
-        if planning > budget {
-            let text = format!("planning took {planning}, more than the budget of {budget}");
-            settings.say(log::Level::Warn, &text);
-        }
+        settings.say_plan(&report, is_first);
         self.strategy.outcome().plans.push(report);
         self.ask_to_split(batch, items, &plan)?;
         // Planning has drawn numbers. What training draws does not depend on the plan.
@@ -435,11 +429,13 @@ where
         self.cut += 1;
         let is_open = matches!(self.split_check, SplitCheck::NotNeeded | SplitCheck::Agreed);
         if is_open && is_power_of_four(self.cut) {
-            let found = check(&self.learner, batch, plan.ranges().collect(), settings.reduction);
-            let Ok(found) = found else {
+            let found = catch_unwind(AssertUnwindSafe(|| {
+                check(&self.learner, batch, plan.ranges().collect(), settings.reduction)
+            }));
+            self.planner.gauge().give_back();
+            let Ok(found) = found.map_err(|panic| panicked(&*panic))? else {
                 // The next batch that is split is compared instead.
                 self.cut -= 1;
-                self.planner.gauge().give_back();
                 settings.say(log::Level::Warn, "the device did not compute a check of the split");
                 return Ok(());
             };
@@ -485,6 +481,7 @@ where
             let found = catch_unwind(AssertUnwindSafe(|| {
                 check_whole(&self.learner, batch, items, settings.reduction)
             }));
+            self.planner.gauge().give_back();
             if let Ok(Ok(Some((parameter, by)))) = found {
                 self.has_warned_of_groups = true;
                 let text = format!(
@@ -504,6 +501,8 @@ where
     fn validate(&mut self, loader: &ValidLoader<M>) -> Result<(), TrainError> {
         let reduction = self.strategy.settings.reduction;
         let model = self.learner.model().valid();
+        // Pages of training are none of its own.
+        self.planner.gauge().give_back();
         let mut iterator = loader.iter();
         let mut iteration = 0;
         while let Some(batch) = iterator.next() {
@@ -565,7 +564,7 @@ fn step<M: LearnerModel>(learner: &mut Learner<M>, gradients: &mut WeightedGradi
 type Outputs<M> = Vec<(<M as TrainStep>::Output, f64)>;
 
 /// Runs a batch in its micro-batches and adds their gradients. `is_alone`: whether it has an
-/// optimizer step of its own.
+/// optimizer step of its own. `may_leave_out`: whether the user accepts other gradients.
 ///
 /// # Errors
 ///
@@ -574,7 +573,7 @@ fn run_batch<M>(
     learner: &Learner<M>,
     batch: &<M as TrainStep>::Input,
     plan: &Plan,
-    (gradients, is_alone): (&mut WeightedGradients, bool),
+    (gradients, (is_alone, may_leave_out)): (&mut WeightedGradients, (bool, bool)),
 ) -> Result<Outputs<M>, TrainError>
 where
     M: LearnerModel,
@@ -586,11 +585,17 @@ where
         let part = batch.range(range);
         let weight = part.weight();
         let output = learner.train_step(part);
-        let counted = match weight == 0.0 && gradients.is_left_out(&model, &output.grads) {
-            false => weight,
+        let is_left_out = match weight == 0.0 {
+            true => gradients.is_left_out(&model, &output.grads),
+            false => Ok(false),
+        };
+        let failed =
+            |error: ExecutionError| TrainError::DeviceFailed { message: error.reason().to_owned() };
+        let counted = match is_left_out.map_err(failed)? {
             // A whole batch is trained on as burn does.
             true if plan.is_whole() && is_alone => gradients.total(),
-            true => return Err(TrainError::WeighsNothing),
+            true if !may_leave_out => return Err(TrainError::WeighsNothing),
+            _ => weight,
         };
         gradients.add(&model, output.grads, counted);
         outputs.push((output.item, weight));
