@@ -119,7 +119,8 @@ where
     if has_batch_norm(&model) {
         return Ok(None);
     }
-    let cuts = [&[0..items][..], &[0..items / 2, items / 2..items]];
+    let (whole, halves) = (0..items, [0..items / 2, items / 2..items]);
+    let cuts = [std::slice::from_ref(&whole), &halves];
     let by = (NUMBERS, TOLERANCE_OF_CUTS);
     let verdict = unchanged(&model, || judged(learner, batch, cuts, reduction, by))?;
     Ok(match verdict {
