@@ -134,14 +134,10 @@ impl WeightedGradients {
         model: &M,
         grads: &GradientsParams,
     ) -> Result<bool, ExecutionError> {
-        let mut sizes = Sizes { grads, sizes: Vec::new() };
-        if self.reduction == LossReduction::Mean {
-            model.visit(&mut sizes);
+        if self.reduction != LossReduction::Mean {
+            return Ok(false);
         }
-        let mut sum = 0.0;
-        for size in sizes.sizes {
-            sum += size.try_into_data()?.iter::<f32>().sum::<f32>();
-        }
+        let sum: f64 = largest_of(model, grads)?.into_iter().map(|(_, largest)| largest).sum();
         Ok(sum.is_finite() && sum > 0.0)
     }
 
@@ -238,18 +234,65 @@ impl ModuleVisitor for Shared<'_> {
     }
 }
 
-/// The sums of the sizes of the numbers in each gradient.
-struct Sizes<'a> {
-    grads: &'a GradientsParams,
-    sizes: Vec<Tensor<1>>,
-}
+/// What `of` makes of the numbers of each gradient, by the path of its parameter, in the order of
+/// the model.
+///
+/// # Errors
+///
+/// The first of `of`.
+pub(crate) fn each_of<M: Module, T>(
+    model: &M,
+    grads: &GradientsParams,
+    of: impl FnMut(Tensor<1>) -> Result<T, ExecutionError>,
+) -> Result<Vec<(String, T)>, ExecutionError> {
+    struct Each<'a, T, F> {
+        path: Vec<String>,
+        grads: &'a GradientsParams,
+        of: F,
+        found: Result<Vec<(String, T)>, ExecutionError>,
+    }
 
-impl ModuleVisitor for Sizes<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.get::<D>(param.id) {
-            self.sizes.push(in_type(grad, DType::F32).abs().sum());
+    impl<T, F> ModuleVisitor for Each<'_, T, F>
+    where
+        F: FnMut(Tensor<1>) -> Result<T, ExecutionError>,
+    {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let Some(grad) = self.grads.get::<D>(param.id) else { return };
+            let Ok(found) = &mut self.found else { return };
+            let count = grad.shape().num_elements();
+            match (self.of)(grad.reshape([count])) {
+                Ok(made) => found.push((self.path.join("."), made)),
+                Err(error) => self.found = Err(error),
+            }
+        }
+
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.path.push(name.to_owned());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.path.pop();
         }
     }
+
+    let mut each = Each { path: Vec::new(), grads, of, found: Ok(Vec::new()) };
+    model.visit(&mut each);
+    each.found
+}
+
+/// The largest number in each gradient, by the path of its parameter.
+///
+/// # Errors
+///
+/// If a gradient was not computed.
+pub(crate) fn largest_of<M: Module>(
+    model: &M,
+    grads: &GradientsParams,
+) -> Result<Vec<(String, f64)>, ExecutionError> {
+    each_of(model, grads, |grad| {
+        let largest = grad.abs().max().try_into_data()?;
+        Ok(largest.iter::<f64>().next().unwrap_or_default())
+    })
 }
 
 /// Waits for gradients and for tensors that are not trained, by reading a number of each.

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor};
 use burn::optim::GradientsParams;
-use burn::tensor::{ExecutionError, Tensor};
+use burn::tensor::ExecutionError;
 use burn::train::{Learner, LearnerModel, TrainStep};
 use firebox_batch::MicroBatch;
 
 use crate::error::TrainError;
-use crate::gradients::{LossReduction, WeightedGradients};
+use crate::gradients::{LossReduction, WeightedGradients, each_of, largest_of};
 use crate::rehearsal::unchanged;
 
 /// How many items are compared at the most, and how many of them are the first part.
@@ -220,7 +220,7 @@ where
             }
             gradients.add(&model, grads, weight);
         }
-        read(&model, gradients.finish(&model), numbers)
+        read(&model, &gradients.finish(&model), numbers)
     };
     let (one, other) = (of(cuts[0])?, of(cuts[1])?);
     let largest = sizes.values().copied().fold(0.0, f64::max);
@@ -245,41 +245,6 @@ where
     Ok(apart.max_by(|one, other| one.1.total_cmp(&other.1)))
 }
 
-/// The largest number in the gradient of each parameter, by its path.
-fn largest_of<M: Module>(model: &M, grads: &GradientsParams) -> Compared<Vec<(String, f64)>> {
-    struct Largest<'a> {
-        path: Vec<String>,
-        grads: &'a GradientsParams,
-        found: Compared<Vec<(String, f64)>>,
-    }
-
-    impl ModuleVisitor for Largest<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let Some(grad) = self.grads.get::<D>(param.id) else { return };
-            let Ok(found) = &mut self.found else { return };
-            match grad.abs().max().try_into_data() {
-                Ok(data) => {
-                    let largest = data.iter::<f64>().next().unwrap_or_default();
-                    found.push((self.path.join("."), largest));
-                }
-                Err(error) => self.found = Err(error),
-            }
-        }
-
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.to_owned());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
-    }
-
-    let mut largest = Largest { path: Vec::new(), grads, found: Ok(Vec::new()) };
-    model.visit(&mut largest);
-    largest.found
-}
-
 /// The gradient of a parameter, with its path.
 type Of = (String, Vec<f32>);
 
@@ -287,40 +252,11 @@ type Of = (String, Vec<f32>);
 type Read = Vec<Of>;
 
 /// Reads at most so many numbers of each parameter, evenly spread.
-fn read<M: Module>(model: &M, grads: GradientsParams, most: usize) -> Compared<Read> {
-    struct Reading {
-        path: Vec<String>,
-        grads: GradientsParams,
-        most: usize,
-        read: Compared<Read>,
-    }
-
-    impl ModuleVisitor for Reading {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let Some(grad) = self.grads.remove::<D>(param.id) else { return };
-            let Ok(read) = &mut self.read else { return };
-            let apart = grad.shape().num_elements().div_ceil(self.most).max(1);
-            match grad.try_into_data() {
-                Ok(data) => {
-                    let numbers = data.iter::<f32>().step_by(apart).collect();
-                    read.push((self.path.join("."), numbers));
-                }
-                Err(error) => self.read = Err(error),
-            }
-        }
-
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.to_owned());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
-    }
-
-    let mut reading = Reading { path: Vec::new(), grads, most, read: Ok(Vec::new()) };
-    model.visit(&mut reading);
-    reading.read
+fn read<M: Module>(model: &M, grads: &GradientsParams, most: usize) -> Compared<Read> {
+    each_of(model, grads, |grad| {
+        let apart = grad.shape().num_elements().div_ceil(most).max(1);
+        Ok(grad.try_into_data()?.iter::<f32>().step_by(apart).collect())
+    })
 }
 
 fn has_batch_norm<M: Module>(model: &M) -> bool {

@@ -424,7 +424,8 @@ where
     ) -> Result<(), TrainError> {
         let settings = &self.strategy.settings;
         if plan.is_whole() {
-            return self.ask_to_group(batch, items);
+            self.ask_to_group(batch, items);
+            return Ok(());
         }
         self.cut += 1;
         let is_open = matches!(self.split_check, SplitCheck::NotNeeded | SplitCheck::Agreed);
@@ -466,34 +467,36 @@ where
 
     /// Warns if parts of a batch do not add up to it by what they weigh: neither do the batches of
     /// a group, then.
-    fn ask_to_group(
-        &mut self,
-        batch: &<M as TrainStep>::Input,
-        items: usize,
-    ) -> Result<(), TrainError> {
+    fn ask_to_group(&mut self, batch: &<M as TrainStep>::Input, items: usize) {
         if self.accumulation == 1 || items < 2 || self.has_warned_of_groups {
-            return Ok(());
+            return;
         }
         self.grouped += 1;
-        let settings = &self.strategy.settings;
-        if is_power_of_four(self.grouped) {
-            // A step may need its whole batch, and panics.
-            let found = catch_unwind(AssertUnwindSafe(|| {
-                check_whole(&self.learner, batch, items, settings.reduction)
-            }));
-            self.planner.gauge().give_back();
-            if let Ok(Ok(Some((parameter, by)))) = found {
-                self.has_warned_of_groups = true;
-                let text = format!(
-                    "batches are put together by what they weigh, but the gradient of `{parameter}` differs by {:.2} % \
-                     from that of parts of a batch: state what items weigh (`#[micro_batch(weight = ..)]`), if the loss \
-                     is a mean over something else",
-                    100.0 * by
-                );
-                settings.say(log::Level::Warn, &text);
-            }
+        if !is_power_of_four(self.grouped) {
+            return;
         }
-        Ok(())
+        let settings = &self.strategy.settings;
+        // A step may need its whole batch, and panics.
+        let found = catch_unwind(AssertUnwindSafe(|| {
+            check_whole(&self.learner, batch, items, settings.reduction)
+        }));
+        self.planner.gauge().give_back();
+        let text = match found {
+            Ok(Ok(None)) => return,
+            Ok(Ok(Some((parameter, by)))) => format!(
+                "batches are put together by what they weigh, but the gradient of `{parameter}` differs by {:.2} % from \
+                 that of parts of a batch: state what items weigh (`#[micro_batch(weight = ..)]`), if the loss is a mean \
+                 over something else",
+                100.0 * by
+            ),
+            Ok(Err(_)) | Err(_) => {
+                "whether batches may be put together by what they weigh was not \
+                                    checked: the step does not run on halves of a batch"
+                    .to_owned()
+            }
+        };
+        self.has_warned_of_groups = true;
+        settings.say(log::Level::Warn, &text);
     }
 
     /// Validates in micro-batches as training runs such batches, or of as many items as it has room
