@@ -298,11 +298,13 @@ fn each_length_is_planned_before_it_runs() {
         .num_epochs(2);
     let device = Device::flex().autodiff();
     let model = Deep { layers: (0..8).map(|_| LinearConfig::new(32, 32).init(&device)).collect() };
-    let budget = Bytes::mib(24);
+    let budget = Bytes::mib(20);
     let builder = Learner::builder().auto_batch().memory(budget).strict().quiet();
     let learner = builder.build(model, AdamConfig::new().init(), 1e-3);
     let fitted = learner.fit(training).map_err(|error| error.cause).expect("each fits");
     assert!(fitted.measured <= fitted.predicted, "{} measured", fitted.measured);
+    let lines: Vec<String> = fitted.plans.iter().map(|report| report.line()).collect();
+    println!("{lines:#?}, {} measured", fitted.measured);
     let steps: Vec<usize> = fitted.plans.iter().map(|report| report.plan.len()).collect();
     assert!(
         matches!(steps[..], [1, long, _] if long > 1),
