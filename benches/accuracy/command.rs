@@ -87,8 +87,6 @@ struct Options {
 const FEW_PROCESSES: u64 = 1;
 /// Default cards on the blank driver: one of each generation.
 const CARDS: [&str; 4] = ["T4", "RTX 3070", "RTX 4090", "H100 80GB"];
-/// Cards of a test: the oldest and the newest generation.
-const FEW_CARDS: [&str; 2] = [CARDS[0], CARDS[3]];
 /// Time limit of one process.
 const PATIENCE: Duration = Duration::from_secs(900);
 
@@ -148,7 +146,7 @@ impl Target {
 /// Settings of a comparison.
 struct Runs<'a> {
     target: &'a Target,
-    cases: &'a [Case],
+    pairs: &'a [(&'a Machine, Case)],
     /// Arguments of the setup.
     setup: Vec<String>,
     processes: u64,
@@ -200,7 +198,9 @@ pub fn run() -> anyhow::Result<()> {
     let is_over = || limit.is_some_and(|limit| started.elapsed() >= limit);
     let setup = options.setup.arguments();
     let (processes, jobs, tune) = (options.processes, options.jobs, options.tune);
-    let runs = Runs { target: &target, cases: &cases, setup, processes, jobs, tune };
+    let on = |machine| cases.iter().map(move |case| (machine, *case));
+    let pairs: Vec<_> = target.machines.iter().flat_map(on).collect();
+    let runs = Runs { target: &target, pairs: &pairs, setup, processes, jobs, tune };
     let comparison = runs.compare(is_over)?;
     println!("{}", comparison.table());
     if let Some(file) = &options.json {
@@ -211,7 +211,7 @@ pub fn run() -> anyhow::Result<()> {
     let measured = comparison.cases.iter().map(|case| case.found.len());
     let (processes, compared) = (measured.clone().sum::<usize>(), measured.len());
     println!("bytes in use after a step are as predicted in {in_use} of {compared} cases");
-    let asked = (cases.len() * target.machines.len()) as u64 * options.processes;
+    let asked = pairs.len() as u64 * options.processes;
     println!("{processes} processes, {asked} were asked for");
     println!("{comparison}");
     Ok(())
@@ -225,18 +225,21 @@ fn test() -> anyhow::Result<()> {
         println!("not run: {BENCH} (other tests were asked for)");
         return Ok(());
     }
-    let Some(mut target) = Target::find(&[], None)? else {
+    let Some(target) = Target::find(&[], None)? else {
         anyhow::bail!("there is no device for {BENCH}");
     };
-    let is_wanted = |card: &str| FEW_CARDS.contains(&card);
-    target.machines.retain(|machine| machine.card().is_none_or(is_wanted));
     let is_blank = target.machines.iter().any(|machine| machine.card().is_some());
     if is_blank {
         println!("there is no NVIDIA device: run on the blank driver, which computes nothing");
     }
-    let cases: Vec<Case> = FEW.iter().map(|name| name.parse()).collect::<anyhow::Result<_>>()?;
-    let (target, cases, setup) = (&target, &cases, Vec::new());
-    let runs = Runs { target, cases, setup, processes: FEW_PROCESSES, jobs: 2, tune: false };
+    let mut pairs = Vec::new();
+    for (case, card) in FEW {
+        let is_its = |machine: &&Machine| machine.card().is_none_or(|name| name == *card);
+        let machine = target.machines.iter().find(is_its).context("no machine has this card")?;
+        pairs.push((machine, case.parse()?));
+    }
+    let (target, pairs, setup) = (&target, &pairs, Vec::new());
+    let runs = Runs { target, pairs, setup, processes: FEW_PROCESSES, jobs: 2, tune: false };
     let comparison = runs.compare(|| false)?;
     println!("{}\n{comparison}", comparison.table());
     for compared in &comparison.cases {
@@ -258,17 +261,15 @@ struct Job<'a> {
 }
 
 impl Runs<'_> {
-    /// Runs every case on every machine in `processes` child processes, `jobs` of them at a time.
+    /// Runs every case on its machine in `processes` child processes, `jobs` of them at a time.
     /// Starts the first process of each case, then the second of each, until `is_over`.
     fn compare(&self, is_over: impl Fn() -> bool + Sync) -> anyhow::Result<Comparison> {
-        let Self { target, cases, processes, jobs, .. } = self;
-        let machines = &target.machines;
-        let count = (cases.len() * machines.len()) as u64 * processes;
+        let Self { target, pairs, processes, jobs, .. } = self;
+        let count = pairs.len() as u64 * processes;
         let style = "{wide_bar} {pos}/{len} {msg} ({eta} left)";
         let bar = ProgressBar::new(count).with_style(ProgressStyle::with_template(style)?);
         let all = (0..*processes).flat_map(|round| {
-            let cases = move |machine| cases.iter().map(move |case| Job { round, machine, case });
-            machines.iter().flat_map(cases)
+            pairs.iter().map(move |(machine, case)| Job { round, machine, case })
         });
         let next = Mutex::new(all.take_while(|_| !is_over()).fuse());
         let next = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -292,14 +293,11 @@ impl Runs<'_> {
         });
         bar.finish_and_clear();
         let all = parts?.concat();
-        let compared = machines.iter().flat_map(|machine| {
-            let all = &all;
-            cases.iter().map(move |case| {
-                let card = machine.card().map(str::to_owned);
-                let found = all.iter().filter(|(on, of, _)| of == case && *on == card);
-                let found = found.map(|(_, _, found)| *found).collect();
-                Compared { case: *case, card, found }
-            })
+        let compared = pairs.iter().map(|(machine, case)| {
+            let card = machine.card().map(str::to_owned);
+            let found = all.iter().filter(|(on, of, _)| of == case && *on == card);
+            let found = found.map(|(_, _, found)| *found).collect();
+            Compared { case: *case, card, found }
         });
         let cases: Vec<Compared> = compared.filter(|case| !case.found.is_empty()).collect();
         ensure!(!cases.is_empty(), "the time was over before a process began");

@@ -93,7 +93,10 @@ fn predictions_are_what_fresh_processes_reserve() {
     let dry = Dry::<Vulkan>::new(properties).with_traces_of_ints(DType::I64);
     for (model, items) in CASES {
         let footprint: Footprint = dry.replay(&recorded(model, items)).expect("the trace runs");
-        let runs: Vec<Measured> = (0..PROCESSES).map(|_| measure(model, items)).collect();
+        let runs: Vec<Measured> = std::thread::scope(|scope| {
+            let runs = [(); PROCESSES].map(|()| scope.spawn(|| measure(model, items)));
+            runs.into_iter().map(|run| run.join().expect("it measured")).collect()
+        });
         let last = footprint.timeline.last().expect("the trace has steps").live;
         for run in &runs {
             assert_eq!(run.in_use, last, "what {model} with {items} items keeps");
