@@ -144,7 +144,7 @@ pub const CASES: &[Case] = &[
     case("reader", 5000).validated(),
 ];
 
-/// The cases that `cargo test` runs, and the card of each where there is none: of the newest and the
-/// oldest generation.
+/// The cases that `cargo test` runs, and the card of each where there is none: of the newest and
+/// the oldest generation.
 pub const FEW: &[(&str, &str)] =
     &[("mlp-6000-by-2000", "H100 80GB"), ("siamese-1000-by-300", "T4"), ("reader-3000", "T4")];

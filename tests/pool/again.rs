@@ -101,12 +101,13 @@ where
 }
 
 macro_rules! models {
-    ($($test:ident: $model:ident;)*) => {$(
+    ($($test:ident: $model:ident $(, $slow:literal)?;)*) => {$(
         mod $test {
             use super::*;
 
             #[test]
             #[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
+            $(#[ignore = $slow])?
             fn has_the_same_bits_without_fusion() {
                 let _alone = alone();
                 let device = device();
@@ -116,6 +117,7 @@ macro_rules! models {
 
             #[test]
             #[cfg_attr(no_vulkan, ignore = "no Vulkan device")]
+            $(#[ignore = $slow])?
             fn is_close_with_fusion() {
                 let _alone = alone();
                 let device = device();
@@ -130,8 +132,8 @@ macro_rules! models {
 models! {
     cnn: Cnn;
     gpt: Gpt;
-    unet: UNet;
-    encoder: Encoder;
+    unet: UNet, "slow on a GPU in software: `-- --ignored`";
+    encoder: Encoder, "slow on a GPU in software: `-- --ignored`";
 }
 
 /// Trains on whole batches within a budget. Returns the plan and the memory.
