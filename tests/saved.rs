@@ -61,7 +61,7 @@ fn batch<B: AutodiffBackend, M: Subject<B>>(
 }
 
 /// The plan that the model itself gives.
-fn plan<B, M>(items: usize, micro_batch: usize, device: &B::Device) -> PlanReport
+fn planned<B, M>(items: usize, micro_batch: usize, device: &B::Device) -> PlanReport
 where
     B: TrainingBackend,
     M: Subject<B>,
@@ -84,7 +84,7 @@ fn planner(trace: &SavedTrace, card: &Card) -> SavedPlanner {
     SavedPlanner::new(card.name(), card.model(trace.about().int), Bytes::gib(14))
 }
 
-fn check<H: Subject<Host>, T: Subject<Twin>>(planned: &[(usize, usize)]) {
+fn check<H: Subject<Host>, T: Subject<Twin>>() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let saved = saved::<H>(RECORDED).expect("it follows rules");
     let file = saved.to_bytes();
@@ -92,10 +92,10 @@ fn check<H: Subject<Host>, T: Subject<Twin>>(planned: &[(usize, usize)]) {
     let saved = SavedTrace::from_bytes(&file).expect("it was just written");
     let card = Card::named("T4").expect("in the table");
     let lease = Lease::<Cuda>::take(&card.properties()).expect("a device is free");
-    for &(items, micro_batch) in planned {
+    for (items, micro_batch) in PLANNED {
         let planner = planner(&saved, &card).sizing(Sizing::Fixed(micro_batch.into()));
         let ours = planner.plan(&saved, items).expect("it fits");
-        let theirs = plan::<Twin, T>(items, micro_batch, lease.device());
+        let theirs = planned::<Twin, T>(items, micro_batch, lease.device());
         let of = |report: &PlanReport| {
             let PlanReport { plan, modules, paging, .. } = report.clone();
             (plan.split(), plan.peak(), modules, paging)
@@ -105,28 +105,27 @@ fn check<H: Subject<Host>, T: Subject<Twin>>(planned: &[(usize, usize)]) {
 }
 
 macro_rules! models {
-    ($($(#[$attribute:meta])? $test:ident: $model:ident, $planned:expr;)*) => {$(
+    ($($(#[$attribute:meta])? $test:ident: $model:ident;)*) => {$(
         #[test]
         $(#[$attribute])?
         fn $test() {
-            check::<zoo::$model<Host>, zoo::$model<Twin>>(&$planned);
+            check::<zoo::$model<Host>, zoo::$model<Twin>>();
         }
     )*};
 }
 
-// The others take up to half a minute each, with two sizes of micro-batches alone:
-// `cargo test -p firebox-tests --test saved -- --ignored`.
+// The others take half a minute each: `cargo test -p firebox-tests --test saved -- --ignored`.
 models! {
-    mlp: Mlp, PLANNED;
-    gpt: Gpt, PLANNED;
-    #[ignore = "slow"] reader: Reader, PLANNED[1..2];
-    #[ignore = "slow"] resnet: ResNet, PLANNED[1..2];
-    #[ignore = "slow"] cnn: Cnn, PLANNED[1..2];
-    #[ignore = "slow"] unet: UNet, PLANNED[1..2];
-    #[ignore = "slow"] encoder: Encoder, PLANNED[1..2];
-    #[ignore = "slow"] lstm: Recurrent, PLANNED[1..2];
-    #[ignore = "slow"] autoencoder: Autoencoder, PLANNED[1..2];
-    #[ignore = "slow"] siamese: Siamese, PLANNED[1..2];
+    mlp: Mlp;
+    gpt: Gpt;
+    #[ignore = "slow"] reader: Reader;
+    #[ignore = "slow"] resnet: ResNet;
+    #[ignore = "slow"] cnn: Cnn;
+    #[ignore = "slow"] unet: UNet;
+    #[ignore = "slow"] encoder: Encoder;
+    #[ignore = "slow"] lstm: Recurrent;
+    #[ignore = "slow"] autoencoder: Autoencoder;
+    #[ignore = "slow"] siamese: Siamese;
 }
 
 #[test]

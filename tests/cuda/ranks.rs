@@ -121,5 +121,9 @@ pub fn tests() -> Vec<Trial> {
         let name = format!("two_ranks_within_two_cards_{model}{}", pools.suffix());
         test(name, move || within(pools, model, items))
     };
-    vec![case(Pools::Ours, "gpt", 300), case(Pools::Burns, "mlp", 3000)]
+    vec![
+        case(Pools::Ours, "gpt", 300),
+        case(Pools::Ours, "mlp", 3000).with_ignored_flag(true),
+        case(Pools::Burns, "mlp", 3000),
+    ]
 }
